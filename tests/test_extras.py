@@ -26,7 +26,7 @@ def test_what_is_not_there_is_named_with_its_extra_and_another_way():
     assert error.called == "f"
     assert error.found.startswith("the package the-package cannot be imported: ")
     assert error.rule == 'this needs the extra "flax"'
-    assert error.remedy == "pip install 'mirrored[flax]', or do without"
+    assert error.remedy == "run pip install 'mirrored[flax]', or do without"
     assert isinstance(error.__cause__, ModuleNotFoundError)
 
 

@@ -9,7 +9,7 @@ from mirrored.errors import MissingExtraError
 
 
 def load(module: str, *, called: str, extra: str, package: str | None = None, otherwise: str = "") -> Any:
-    """Imports an optional module.
+    """Imports a module of an optional package, or raises the error that says how to install it.
 
     Args:
         module: The dotted name of the module.
@@ -29,5 +29,5 @@ def load(module: str, *, called: str, extra: str, package: str | None = None, ot
             called,
             found=f"the package {package} cannot be imported: {error}",
             rule=f'this needs the extra "{extra}"',
-            remedy=f"pip install 'mirrored[{extra}]'" + (f", or {otherwise}" if otherwise else ""),
+            remedy=f"run pip install 'mirrored[{extra}]'" + (f", or {otherwise}" if otherwise else ""),
         ) from error

@@ -166,7 +166,7 @@ def test_steps_do_not_wait_for_the_disk(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [{"max_to_keep": 0}, {"save_interval_steps": 0}])
 def test_numbers_below_one(tmp_path, v, options):
-    with pytest.raises(ArgumentError, match="both are at least 1"):
+    with pytest.raises(ArgumentError, match="both must be at least 1"):
         CheckpointManager(Checkpoint(v=v), tmp_path, **options)
 
 

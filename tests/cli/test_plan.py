@@ -74,9 +74,9 @@ def test_figures_for_programs(script):
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--replicas", "8;64", "--replicas is numbers separated by commas"),
-        ("--bandwidth", "fast", "--bandwidth is bytes per second"),
-        ("--latency", "5 parsecs", "--latency is seconds"),
+        ("--replicas", "8;64", "--replicas must be numbers separated by commas"),
+        ("--bandwidth", "fast", "--bandwidth must be a number of bytes per second"),
+        ("--latency", "5 parsecs", "--latency must be a number of seconds"),
     ],
 )
 def test_unreadable_numbers_are_refused_before_anything_runs(script, option, value, told):
@@ -90,7 +90,7 @@ def test_a_script_without_a_step_is_refused(tmp_path):
     path.write_text("print('nothing to do')\n")
     result = invoke(str(path))
     assert result.exit_code == 1
-    assert "a program that calls no compiled function" in result.output
+    assert "the program called no compiled function" in result.output
 
 
 @pytest.mark.parametrize(

@@ -50,5 +50,5 @@ def test_wrong_kinds(wrong):
 
 
 def test_negative_index():
-    with pytest.raises(ClusterError, match="the task index -1"):
+    with pytest.raises(ClusterError, match="a task has the index -1"):
         ClusterSpec({"worker": {-1: "a:1"}})

@@ -39,8 +39,8 @@ def test_process_of(cluster, job, index, expected):
 @pytest.mark.parametrize(
     ("cluster", "job", "index", "message"),
     [
-        (WORKERS, None, None, "a task of type None and index None"),
-        (WORKERS, "worker", None, "a task of type 'worker' and index None"),
+        (WORKERS, None, None, "this task has the type None and the index None"),
+        (WORKERS, "worker", None, "this task has the type 'worker' and the index None"),
         (WORKERS, "ps", 0, "the task is of type 'ps'"),
         (WORKERS, "chief", 0, "`task_type` 'chief' not found"),
         (WORKERS, "worker", 2, "No task with index 2 in job 'worker'"),
@@ -73,7 +73,7 @@ def test_tensorflows_words():
 
 
 def test_tensorflows_words_for_what_is_not_there():
-    with pytest.raises(ArgumentTypeError, match="is a dict or a `ClusterSpec`"):
+    with pytest.raises(ArgumentTypeError, match="must be a dict or a `ClusterSpec`"):
         normalize_cluster_spec(["a:1"])
     with pytest.raises(ClusterError, match="`task_type` 'chief' not found in cluster_spec"):
         is_chief(WORKERS, "chief", 0)

@@ -315,8 +315,8 @@ class TestRefusals:
         [
             (3, "cannot be iterated"),
             (iter([np.zeros(2)]), "can be read only once"),
-            (np.zeros((4, 2)), r"no batch size(.|\n)*InputOptions\(batch_size=n\)"),
-            ({"x": np.zeros(4)}, "no batch size"),
+            (np.zeros((4, 2)), r"without a batch size(.|\n)*InputOptions\(batch_size=n\)"),
+            ({"x": np.zeros(4)}, "without a batch size"),
         ],
     )
     def test_what_is_no_dataset(self, data: Any, message: str) -> None:
@@ -333,10 +333,10 @@ class TestRefusals:
         ("options", "message"),
         [
             (lambda: InputOptions(last_batch="trim"), "last_batch='trim'"),  # type: ignore[arg-type]
-            (lambda: InputOptions(prefetch=-1), "prefetch is at least 0"),
+            (lambda: InputOptions(prefetch=-1), "prefetch=-1\n.*prefetch must be at least 0"),
             (lambda: InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA), "only supported in"),
             (lambda: InputOptions(experimental_place_dataset_on_device=True), "the replication mode PER_REPLICA"),
-            (lambda: Options(), "options is a mirrored.data.InputOptions"),
+            (lambda: Options(), "options must be a mirrored.data.InputOptions"),
         ],
     )
     def test_options_that_mean_nothing(self, options: Callable[[], Any], message: str) -> None:

@@ -225,7 +225,7 @@ def test_dropped_remainders_are_those_of_an_uninterrupted_run(before: int, after
 
 def test_what_is_no_position_is_refused() -> None:
     reading = iter(strategy_of(2).experimental_distribute_dataset(Dataset.range(9).batch(2)))
-    with pytest.raises(ArgumentError, match="a position is a value that get_state"):
+    with pytest.raises(ArgumentError, match="a position must be a value that get_state"):
         reading.set_state({"next_index": 3})
 
 

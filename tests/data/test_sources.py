@@ -241,5 +241,5 @@ def test_columns_of_texts_are_bytes() -> None:
 
     rows = list(Dataset.from_tensor_slices({"name": Column(), "n": [1, 2]}))
     assert [row["name"] for row in rows] == [b"a", b"bc"]
-    with pytest.raises(StructureError, match="a leaf of type list"):
+    with pytest.raises(StructureError, match="a leaf is of type list"):
         Dataset.from_tensors((["a", None], 1))

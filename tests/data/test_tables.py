@@ -95,9 +95,9 @@ def test_lines_that_do_not_fit(
             lambda: Dataset.from_csv("t", [0], select_cols=[0], exclude_cols=[1]),
             "only one of select_cols and exclude_cols",
         ),
-        (lambda: Dataset.from_csv("t", [0, 0], select_cols=[2, 0]), "select_cols is increasing"),
-        (lambda: Dataset.from_csv("t", [[1, 2]]), "one number or string per column"),
-        (lambda: Dataset.from_csv("t", [1j]), "one number or string per column"),
+        (lambda: Dataset.from_csv("t", [0, 0], select_cols=[2, 0]), "select_cols must be increasing"),
+        (lambda: Dataset.from_csv("t", [[1, 2]]), "one number, string or dtype per column"),
+        (lambda: Dataset.from_csv("t", [1j]), "one number, string or dtype per column"),
         (lambda: list(Dataset.from_csv("none.csv", [0])), "the file none.csv cannot be opened"),
         (lambda: Dataset.csv_batches("none*.csv", 2), "no file matches none"),
     ],
@@ -167,10 +167,10 @@ def test_inference(tmp_path: Path) -> None:
     [
         ({"label_name": "q"}, r"one of the columns \['a', 'b', 'c'\]"),
         ({"select_columns": ["a", "q"]}, r"omit \['q'\]"),
-        ({"column_defaults": [0]}, "1 column_defaults for 3 columns"),
-        ({"column_names": ["a", "a", "b"]}, "column names are unique"),
+        ({"column_defaults": [0]}, "1 column_defaults were passed for 3 columns"),
+        ({"column_names": ["a", "a", "b"]}, "column names must be unique"),
         ({"header": False}, "pass column_names"),
-        ({"encoding": "latin-1"}, "files are read as UTF-8"),
+        ({"encoding": "latin-1"}, "encoding must be UTF-8"),
     ],
 )
 def test_wrong_arguments_of_batches(table: str, options: dict[str, Any], message: str) -> None:

@@ -83,7 +83,7 @@ REFUSED: Final[dict[tuple[str, str], Refusal]] = {
     ("Keras fit", "two processes"): Refusal(
         "with `deterministic=True` Keras computes each batch whole on one device, in one process; "
         "a custom loop spreads it",
-        "a model of a deterministic strategy over several workers",
+        "the model belongs to a deterministic strategy over several workers",
     )
 }
 # The number of refused cells may only fall: lower it with the table.

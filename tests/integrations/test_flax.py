@@ -355,7 +355,7 @@ def test_an_optimizer_made_outside_the_scope_joins_its_model() -> None:
 def test_a_value_of_another_kind_is_refused() -> None:
     with two().scope():
         param = nnx.Param(jnp.ones(2))
-    with pytest.raises(mr.errors.ArgumentTypeError, match="a str for a variable that is backed by"):
+    with pytest.raises(mr.errors.ArgumentTypeError, match="a str was assigned to mirrored variable"):
         param.set_value("weights")
 
 

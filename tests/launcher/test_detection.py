@@ -43,7 +43,7 @@ def test_a_pod_of_an_indexed_job():
 
 
 def test_a_pod_that_does_not_know_how_many_there_are():
-    with pytest.raises(AllocationError, match="JOB_COMPLETION_INDEX without MIRRORED_NODES"):
+    with pytest.raises(AllocationError, match="JOB_COMPLETION_INDEX is set, and MIRRORED_NODES is not"):
         detect({**PODS, "MIRRORED_NODES": ""}, "train-2")
 
 

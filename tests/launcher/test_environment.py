@@ -65,8 +65,8 @@ def test_gpus_are_found_without_starting_jax(tmp_path):
     ("options", "message"),
     [
         ({"program": "nonesuch.py"}, "there is no file 'nonesuch.py'"),
-        ({"nodes": 2, "node_rank": 2, "coordinator": "h:1"}, "--node-rank 2 of --nodes 2"),
-        ({"nodes": 2}, "--nodes 2 without --coordinator"),
+        ({"nodes": 2, "node_rank": 2, "coordinator": "h:1"}, "--node-rank 2 is not a machine of --nodes 2"),
+        ({"nodes": 2}, "--nodes 2 was given without --coordinator"),
         ({"nodes": 2, "coordinator": "host0"}, "--coordinator 'host0'"),
     ],
 )

@@ -65,5 +65,5 @@ def test_a_step_without_replicas_has_work_alone_only():
 
     found = TracedStep(detect_step(lambda: [step() for _ in range(5)], steps=1))
     assert found.work(1, 1).flops > 0
-    with pytest.raises(ArgumentError, match=r"a step without a strategy.*\n.*rule.*\n.*strategy\.run"):
+    with pytest.raises(ArgumentError, match=r"the step has no strategy.*\n.*rule.*\n.*strategy\.run"):
         found.work(2, 1)

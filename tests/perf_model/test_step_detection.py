@@ -76,8 +76,8 @@ def test_errors_of_the_program_come_through():
 
 
 @pytest.mark.parametrize(
-    ("calls", "found"), [(0, "calls no compiled function"), (2, "calls no compiled function more than 2 times")]
+    ("calls", "found"), [(0, "called no compiled function"), (2, "most-called compiled function was called 2 times")]
 )
 def test_a_program_without_a_step_is_refused(calls, found):
-    with pytest.raises(ArgumentError, match=f"{found}.*\n.*rule.*at least 3 times"):
+    with pytest.raises(ArgumentError, match=f"{found}.*\n.*rule.*at least 3 calls"):
         detect_step(program(1, calls=calls))

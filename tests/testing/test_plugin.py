@@ -70,7 +70,7 @@ def test_marker_without_a_way_says_so(project):
         """
     )
     done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*pytest.mark.ways: modes=('folded',), replicas=(1,)*"])
+    done.stdout.fnmatch_lines(["*pytest.mark.ways: modes=('folded',) and replicas=(1,)*"])
 
 
 def test_ini_option_makes_devices_before_test_modules_are_imported(project):

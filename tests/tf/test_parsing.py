@@ -139,7 +139,7 @@ def test_records_are_written_read_and_parsed(tmp_path: Path, packing: str) -> No
 
 def test_writers_refuse_what_is_no_record(tmp_path: Path) -> None:
     writer = tf.io.TFRecordWriter(tmp_path / "a", "GZIP")
-    with pytest.raises(TypeError, match="a record is a bytes object"):
+    with pytest.raises(TypeError, match="a record must be a bytes object"):
         writer.write("text")
     writer.write(b"one")
     writer.flush()
@@ -148,7 +148,7 @@ def test_writers_refuse_what_is_no_record(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the writer is closed"):
         writer.write(b"two")
     assert list(tf.data.TFRecordDataset(tmp_path / "a", "GZIP")) == [b"one"]
-    with pytest.raises(ValueError, match="compression_type is one of"):
+    with pytest.raises(ValueError, match="compression_type must be one of"):
         tf.io.TFRecordWriter(tmp_path / "a", "BZ2")
 
 

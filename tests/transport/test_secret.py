@@ -41,7 +41,7 @@ def test_what_does_not_protect_is_refused_without_showing_it(tmp_path):
     assert "short" not in str(caught.value)
     path.write_text("short")
     path.chmod(0o600)
-    with pytest.raises(ArgumentError, match="a secret of 5 bytes"):
+    with pytest.raises(ArgumentError, match="the secret has 5 bytes"):
         load_secret({"MIRRORED_SECRET_FILE": str(path)})
     with pytest.raises(ArgumentError, match="cannot be read"):
         load_secret({"MIRRORED_SECRET_FILE": str(tmp_path / "none")})

@@ -92,7 +92,7 @@ def test_an_extra_call_is_named_where_it_was_made_however_late_the_difference_sh
     assert told.startswith(
         "operation 201 of worker 0 is: step (time 201) at train.py:5 in main; that of worker 1 is: save (time 1) at "
         "train.py:7 in main. Worker 0 (host, process 1) has executed step at train.py:9 in main (once; the first is "
-        "its operation 101), and worker 1 has not. All workers make"
+        "its operation 101), and worker 1 has not. All workers must make"
     )
 
 

@@ -95,7 +95,7 @@ class Checkpoint:
     # Parts
 
     def __getattr__(self, name: str) -> Any:
-        """Returns a part by name."""
+        """Returns the object that was passed as the keyword argument `name`."""
         parts = vars(self).get("_parts", {})
         if name not in parts:
             raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
@@ -103,16 +103,16 @@ class Checkpoint:
         return parts[name] if self._restoration is None else noticing(parts[name])
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Adds or replaces a part."""
+        """Adds an object under the name, or replaces the one that had it."""
         if name.startswith("_"):
             vars(self)[name] = value
             return
         if hasattr(type(self), name):
             raise ArgumentError(
                 "Checkpoint",
-                found=f"a part named {name!r}",
-                rule="parts are attributes of the checkpoint, so a part cannot have the name of a method",
-                remedy="choose another name",
+                found=f"{name!r} is the name of a method of Checkpoint",
+                rule="the objects of a checkpoint become its attributes, so they cannot have the name of a method",
+                remedy=f"pass the object under another name than {name!r}",
             )
         value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
         self._parts[name] = _checked(name, value)
@@ -121,7 +121,7 @@ class Checkpoint:
         deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Yields the parts, for a checkpoint that has this one as a part."""
+        """Yields this checkpoint's objects, for another checkpoint that contains this one."""
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
 
@@ -208,7 +208,7 @@ class Checkpoint:
         return lock
 
     def snapshot(self, step: int | None = None) -> Manifest:
-        """Copies all state to this host, so that training can continue while the checkpoint is written.
+        """Copies all state to this host, so that training can continue while the copy is written.
 
         Context: any thread. The snapshot is consistent: a training thread waits, so that all variables have their
         values after the same step.
@@ -227,7 +227,7 @@ class Checkpoint:
         return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
 
     def _may_come(self, name: str) -> bool:
-        """Whether state of this name belongs to a part that the checkpoint has."""
+        """Returns whether state of this name can still be created in one of the checkpoint's objects."""
         return bool(self._root) or name.partition("/")[0] in self._parts
 
     def wait(self) -> None:
@@ -247,7 +247,7 @@ class Checkpoint:
     # Restoring
 
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
-        """Restores all state whose name is in the checkpoint. The returned status lists the names that did not match.
+        """Restores all state whose name the saved checkpoint has; the returned status lists the names without a match.
 
         Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
         weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
@@ -273,7 +273,7 @@ class Checkpoint:
         return self.restore_from(save_path, called="Checkpoint.read")
 
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
-        """Restores like `restore`; with `strict`, only if every name is both in the program and in the checkpoint."""
+        """Restores like `restore`; with `strict` only if the program and the saved checkpoint have the same names."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         self._writer.wait()
@@ -299,12 +299,12 @@ class Checkpoint:
         return RestoreStatus(os.fspath(save_path), look)
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of the variables that the parts hold."""
+        """Returns those of `variables` that the checkpoint's objects hold."""
         held = {leaf.owner for leaf in self._look().leaves.values()}
         return [one for one in variables if id(one) in held]
 
     def state_came(self, value: object) -> None:
-        """Restores the state in `value`: new variables, an object's new attribute, or a list's new item."""
+        """Restores state that the program creates after `restore()` was called: a variable, attribute or list item."""
         if self._restoration is None:
             return
         found = walk([Part("new", value, Root({"new": value}, "new"))])
@@ -336,8 +336,9 @@ def _checked(name: str, part: object) -> Any:
     if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
         raise ArgumentError(
             "Checkpoint",
-            found=f"{name}={part!r}"[:200],
-            rule="a part holds state: variables, arrays, numbers, or a position (get_state and set_state)",
+            found=f"{name}={part!r}"[:200] + " holds no state",
+            rule="each keyword argument must hold state: variables, arrays, numbers, or an object with get_state and "
+            "set_state",
             remedy="pass an object that holds state; for a dataset pass its iterator: dataset_iterator=iter(dataset)",
         )
     return part

@@ -1,4 +1,4 @@
-"""Deferred restoration: restores state that is created after `Checkpoint.restore` was called.
+"""Deferred restoration: restores state that the program creates after `Checkpoint.restore` was called.
 
 A new variable is restored when its value is first used, or when the restore status is inspected. Restoring it at its
 creation is not possible: no object refers to it yet, so it has no name. Objects that can report new attributes
@@ -28,24 +28,24 @@ from mirrored.variables.state_lock import lock, turn
 
 
 class NoticingList(UserList[Any]):
-    """A view of a list that reports new items."""
+    """A view of a list that reports new items to checkpoints whose restore still waits for state."""
 
     def __init__(self, given: list[Any]) -> None:
         super().__init__()
         self.data = given
 
     def append(self, item: object) -> None:
-        """Appends an item, and restores it if a restore waits for it."""
+        """Appends an item, and restores its state if a restored checkpoint contains it."""
         self.data.append(item)
         state_came(item)
 
     def insert(self, i: int, item: object) -> None:
-        """Inserts an item, and restores it if a restore waits for it."""
+        """Inserts an item, and restores its state if a restored checkpoint contains it."""
         self.data.insert(i, item)
         state_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
-        """Appends several items, and restores those that a restore waits for."""
+        """Appends several items, and restores their state if a restored checkpoint contains it."""
         for item in other:
             self.append(item)
 
@@ -59,7 +59,7 @@ class NoticingList(UserList[Any]):
 
 
 class NoticingDict(UserDict[Any, Any]):
-    """A view of a dict that reports new items."""
+    """A view of a dict that reports new items to checkpoints whose restore still waits for state."""
 
     def __init__(self, given: dict[Any, Any]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class NoticingDict(UserDict[Any, Any]):
 
 
 def noticing(value: object) -> Any:
-    """Returns a view of a list or dict; returns any other value unchanged."""
+    """Wraps a list or dict in a view that reports new items; returns any other value unchanged."""
     if type(value) is list:
         return NoticingList(value)
     return NoticingDict(value) if type(value) is dict else value
@@ -81,14 +81,14 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
 class Waiting(Protocol):
-    """A checkpoint with a restore that waits for new state."""
+    """A checkpoint that was restored before all of its state existed in the program."""
 
     def state_came(self, value: object) -> None:
-        """Restores the state in `value`: an object's new attribute, or a list of new variables."""
+        """Restores new state of the program: the value of a new attribute or item, or a list of new variables."""
         ...
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of the variables that the checkpoint's objects hold."""
+        """Returns those of `variables` that the checkpoint's objects hold."""
         ...
 
 
@@ -97,7 +97,7 @@ _waiting: dict[int, tuple[weakref.ref[Waiting], int]] = {}
 
 
 class _Fresh:
-    """The variables created since the first checkpoint started to wait, without those already found; by identity.
+    """The variables that may still be restored because they were created after a restore, by identity.
 
     Each entry holds weak references to the variable and to its initial value, and the variable's number. A variable
     that has been assigned since its creation no longer has its initial value and is not restored. A checkpoint restores
@@ -120,7 +120,7 @@ class _Fresh:
             self.variables.pop(id(variable), None)
 
     def untouched(self) -> list[tuple[Variable, int]]:
-        """Returns the variables that still have their initial value, each with its number."""
+        """Returns the variables that still have their initial value, each with its serial number."""
         entries = [(own(), first(), number) for own, first, number in list(self.variables.values())]
         return [
             (one, number)
@@ -133,7 +133,7 @@ _fresh = _Fresh()
 
 
 def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Starts to report new state to `checkpoint`.
+    """Makes `checkpoint` one of those to which new state of the program is reported.
 
     Args:
         checkpoint: The checkpoint that waits.
@@ -150,7 +150,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Stops reporting new state to `checkpoint`."""
+    """Ends the reports of new state to `checkpoint`."""
     for keeper in keepers:
         vars(keeper).get(KEPT, {}).pop(id(checkpoint), None)
     _forget(id(checkpoint))
@@ -164,7 +164,7 @@ def _forget(key: int) -> None:
 
 
 def state_came(value: object) -> None:
-    """Reports an object's new attribute to the waiting checkpoints. Objects that detect new attributes call it.
+    """Reports the value of a new attribute or item to all waiting checkpoints; called by objects that detect one.
 
     Context: any. It is cheap if no checkpoint waits.
     """
@@ -173,17 +173,17 @@ def state_came(value: object) -> None:
 
 
 def drop(variables: Iterable[Variable]) -> None:
-    """Excludes new variables from deferred restoration, so that they keep their initial values."""
+    """Makes new variables keep their initial values, although a restored checkpoint may contain them."""
     _fresh.drop(variables)
 
 
 def is_expected() -> bool:
-    """Returns whether any checkpoint waits for state."""
+    """Returns whether any restored checkpoint still waits for new state."""
     return bool(_waiting)
 
 
 def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
-    """Offers the new variables to the waiting checkpoints, each of which restores those that it finds.
+    """Restores the new variables for which restored checkpoints still wait, before a variable's value is used.
 
     Args:
         asking: The variable whose value is about to be used.

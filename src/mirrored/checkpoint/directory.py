@@ -31,7 +31,7 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 
 
 def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
-    """Returns the folders called ``name-<number>`` without a manifest, by number.
+    """Returns the folders ``name-<number>`` that lack a manifest, i.e. the damaged checkpoints, by number.
 
     Such a checkpoint was damaged later: an interrupted write does not leave one behind.
     """
@@ -62,7 +62,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | 
 
 
 def number_of(file: str, name: str) -> int | None:
-    """Returns the number in ``name-<number>``; None if `file` does not have this form."""
+    """Returns the number in ``name-<number>``; None if the name of `file` does not have this form."""
     prefix, _, number = file.rpartition("-")
     return int(number) if prefix == name and number.isdecimal() else None
 
@@ -72,7 +72,7 @@ def _is_one(path: Path) -> bool:
 
 
 def _age(path: Path) -> tuple[int, str] | None:
-    """Returns the sort key of a checkpoint; None if the job that writes checkpoints has just removed it."""
+    """Returns the key by which checkpoints are sorted; None if the checkpoint was removed after it was listed."""
     try:
         return read_manifest(actual(path)).order, path.name
     except (DamagedCheckpointError, MissingCheckpointError):

@@ -1,4 +1,4 @@
-"""Adapter for Orbax: writes and reads arrays. The only module that imports Orbax.
+"""Adapter for Orbax, which writes and reads arrays: the only module that imports it.
 
 Of Orbax's v0 interface we use only the plain `Checkpointer`, with arrays that are already on this host. We tried its
 asynchronous checkpointer and its `CheckpointManager`. The first loses a save in progress when the program ends ("cannot
@@ -30,7 +30,7 @@ _KNOWN: Final = frozenset(
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Writes arrays by name. Omits arrays without elements, which Orbax rejects; the manifest has their shapes."""
+    """Writes arrays to a folder, except those without elements, which Orbax rejects (the manifest has their shapes)."""
     tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     if not tree:
         return
@@ -50,7 +50,7 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
 
 
 def _checkpointer() -> Any:
-    """Returns an Orbax checkpointer for this process only. `mirrored.checkpoint.sharing` selects the writing worker."""
+    """Returns an Orbax checkpointer that acts for this process alone, whatever the number of workers."""
     if jax.process_count() == 1:
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     here = jax.process_index()
@@ -77,7 +77,7 @@ def _read_plainly(path: Path, names: Iterable[str], dtypes: Mapping[str, str]) -
 
 
 def read_arrays(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Reads the arrays of the given names, shapes and dtypes."""
+    """Reads the arrays of the given names, in the given shapes and dtypes."""
     empty = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items() if 0 in shape}
     names = [name for name in wanted if name not in empty]
     plain = directory / _PLAIN

@@ -10,7 +10,7 @@ from mirrored.extras import load
 
 @functools.cache
 def engine() -> Any:
-    """Imports `mirrored.checkpoint.engine`, which requires Orbax.
+    """Imports and returns `mirrored.checkpoint.engine`, which requires Orbax.
 
     Raises:
         MissingExtraError: Orbax is not installed.

@@ -1,4 +1,4 @@
-"""Walks the objects of a checkpoint and names their state. Breadth first: the shortest path to a leaf is its name."""
+"""Finds all state in the objects of a checkpoint and names it by its shortest path (breadth-first search)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOTS: Final = "slots"
 
 @dataclasses.dataclass
 class Graph:
-    """The result of `walk`.
+    """The state that `walk` has found in the objects of a checkpoint, by name.
 
     Attributes:
         leaves: The pieces of state, by name.
@@ -50,7 +50,7 @@ class Graph:
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def other_names(self) -> dict[str, list[str]]:
-        """Returns the other paths to each named object, by name."""
+        """Returns for each name the other paths to the same object."""
         found: dict[str, list[str]] = {}
         for path, name in self.aliases.items():
             found.setdefault(name, []).append(path)
@@ -59,7 +59,7 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class _Zone:
-    """Whether plain numbers count as state in a part of the graph.
+    """Whether plain numbers count as state (rather than configuration) in one region of the objects.
 
     Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of an
     object that holds no variables (`holder` is the name of this object). In a model, numbers are configuration.
@@ -70,7 +70,7 @@ class _Zone:
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
-    """Collects all state in the parts of a checkpoint and in the parts of its root object."""
+    """Finds and names all state in a checkpoint's objects and in the attributes of its root object."""
     return _Walk(parts, of_root).graph
 
 
@@ -131,7 +131,7 @@ class _Walk:
         return _Zone(numbers=holds, holder=name if holds else None)
 
     def _is_known(self, name: str, value: object) -> bool:
-        """Returns whether `value` already has a name. Records `name` as its name or as an alias."""
+        """Returns whether `value` already has a name, and records the path `name` as its name or else as an alias."""
         if not is_shareable(value) or not (is_open(value) or is_container(value) or isinstance(value, Variable)):
             return False
         known = self._names.get(id(value))
@@ -146,8 +146,8 @@ class _Walk:
         if name in self.graph.leaves:
             raise ArgumentError(
                 "Checkpoint",
-                found=f"two pieces of state with the name {name!r}",
-                rule="every piece of state has a unique name",
+                found=f"two pieces of state have the name {name!r}",
+                rule="every piece of state must have a unique name",
                 remedy="rename one of them (the keys 1 and '1' of a dict have the same name, for example)",
             )
         self.graph.leaves[name] = leaf
@@ -167,12 +167,12 @@ class _Walk:
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _name_of(self, variable: Variable) -> str:
-        """Returns a variable's name in the checkpoint, or for other variables their own name, prefixed with a colon."""
+        """Returns the variable's name in the checkpoint; if it has none, its own name after a colon."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(variable), own)
 
     def _drop_configuration(self) -> None:
-        """Removes the numbers of objects that turned out to hold variables: they are configuration."""
+        """Removes numbers in objects that hold variables: such numbers are configuration, not state."""
         stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, (VariableLeaf, KerasLeaf))]
         owners = {f"{holder}/" for holder in self._held.values()}
         models = {owner for owner in owners if any(name.startswith(owner) for name in stateful)}

@@ -1,4 +1,4 @@
-"""Leaves: the pieces of state that a checkpoint saves. Each knows how to read, check and restore its value."""
+"""Leaves: the single pieces of state (a variable, an array, a number), each with its way to be read and restored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A piece of state in its saved form.
+    """One piece of state as a checkpoint contains it.
 
     Attributes:
         kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
@@ -44,21 +44,21 @@ class Saved:
 
     @property
     def is_array(self) -> bool:
-        """Whether it is written among the arrays."""
+        """Whether the value is stored in the array files instead of the manifest."""
         return self.kind in ("array", "components", "key", "key components")
 
     @property
     def is_key(self) -> bool:
-        """Whether the value is the data of random keys."""
+        """Whether the value is the raw data of typed PRNG keys."""
         return self.kind in ("key", "key components")
 
     @property
     def is_by_component(self) -> bool:
-        """Whether the value is one for each replica."""
+        """Whether there is one value per replica."""
         return self.kind in ("components", "key components")
 
     def one(self) -> Any:
-        """The value; of several components the first."""
+        """Returns the value; if there is one per replica, that of the first."""
         return self.value[0] if self.is_by_component else self.value
 
     def __str__(self) -> str:
@@ -74,19 +74,19 @@ class Saved:
 
 
 class Leaf(abc.ABC):
-    """One piece of state in the program."""
+    """One piece of state in the running program."""
 
     @abc.abstractmethod
     def outline(self) -> Saved:
-        """Returns the saved form without its value."""
+        """Returns the kind, shape and dtype as saved, without the value."""
 
     @abc.abstractmethod
     def read(self) -> Saved:
-        """Returns the saved form, with the value copied to this host."""
+        """Returns the state as saved, with the value copied to this host."""
 
     @abc.abstractmethod
     def put(self, saved: Saved) -> Undo:
-        """Restores a saved value. Returns a function that undoes it."""
+        """Restores a saved value, and returns a function that undoes this."""
 
     @property
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class Leaf(abc.ABC):
         """The `id` of the object that the state belongs to."""
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value can be restored here."""
+        """Returns whether a saved value has the kind, shape and dtype of this piece of state."""
         here = self.outline()
         # One component of several, or one value for all of them, will do.
         alike = here.kind == saved.kind or (here.is_array and saved.is_array and here.is_key == saved.is_key)
@@ -103,7 +103,7 @@ class Leaf(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf(Leaf):
-    """A variable: one value for all replicas, or one component for each where they are not one value."""
+    """A variable as state to be saved: one value for all replicas, or one per replica if it has no aggregate."""
 
     variable: Variable
 
@@ -120,7 +120,7 @@ class VariableLeaf(Leaf):
         )
 
     def outline(self) -> Saved:
-        """Shape and dtype."""
+        """Returns the variable's shape and dtype."""
         shape, dtype = tuple(self.variable.shape), self.variable.dtype
         if is_key_dtype(dtype):
             return Saved("key components" if self._by_component else "key", shape, implementation_of(dtype))
@@ -139,7 +139,7 @@ class VariableLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(key_data(array)))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns it for all replicas: a SUM is divided among them, components go to the replicas that had them."""
+        """Assigns the saved value on all replicas; divides a SUM among them, and returns components to their own."""
         variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self._undo()
         if self._by_component and not self._is_shared_out(saved):
@@ -153,7 +153,7 @@ class VariableLeaf(Leaf):
         return undo
 
     def _is_shared_out(self, saved: Saved) -> bool:
-        """Whether the variable itself says what each component becomes: not as many replicas had one."""
+        """Whether the variable's own rule divides the saved value, as another number of replicas saved it."""
         as_many = saved.is_by_component and len(saved.value) == self.variable.num_replicas
         return self.variable.share_of is not None and not as_many
 
@@ -166,7 +166,7 @@ class VariableLeaf(Leaf):
         return lambda: variable.store(before)
 
     def _components(self, saved: Sequence[Any]) -> list[Any]:
-        """Returns one component per replica of this process: the saved one, or the current one if none was saved."""
+        """Returns the value of each replica of this process: the saved one, or the current one if none was saved."""
         variable = self.variable
         replicas = variable.device_assignment.addressable_replicas
         return [
@@ -177,7 +177,7 @@ class VariableLeaf(Leaf):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayLeaf(Leaf):
-    """A NumPy or JAX array that an object or container holds."""
+    """A NumPy or JAX array in an object or container, as state to be saved."""
 
     place: Place
 
@@ -187,18 +187,18 @@ class ArrayLeaf(Leaf):
         return id(self.place.get())
 
     def outline(self) -> Saved:
-        """Returns the shape and dtype."""
+        """Returns the array's shape and dtype."""
         array = self.place.get()
         if is_key(array):
             return Saved("key", tuple(array.shape), implementation_of(array.dtype))
         return Saved("array", tuple(array.shape), str(array.dtype))
 
     def read(self) -> Saved:
-        """A copy of it."""
+        """Returns a copy of the array."""
         return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
-        """Writes into a writeable NumPy array; replaces any other array by a new one on the same devices."""
+        """Writes into the NumPy array if it is writeable; replaces any other array by a new one on the same devices."""
         place, before = self.place, self.place.get()
         if isinstance(before, np.ndarray) and before.flags.writeable:
             old = before.copy()
@@ -209,7 +209,7 @@ class ArrayLeaf(Leaf):
 
 
 def _like(before: Array | HostArray, saved: Saved) -> Any:
-    """A restored array in place of `before`: on the same devices, and committed to them only if that was.
+    """Returns a restored array on the devices of `before`, and committed to them only if `before` was.
 
     An array that is committed to one device cannot be used together with variables that lie on several.
     """
@@ -226,24 +226,24 @@ def _like(before: Array | HostArray, saved: Saved) -> Any:
 
 
 def _keys_of(saved: Saved, data: Array | HostArray) -> Any:
-    """The random keys of which `data` is, in the outline `saved`; of anything else `data` itself."""
+    """Converts `data` to typed PRNG keys if `saved` says that it is their data; otherwise returns it unchanged."""
     return jax.random.wrap_key_data(jnp.asarray(data), impl=saved.dtype) if saved.is_key else data
 
 
 def _movable(component: Array | HostArray) -> Any:
-    """A component that may be assigned to any device: on this host, which typed keys cannot be."""
+    """Returns a component in host memory (unless it consists of typed keys), from where any device can receive it."""
     return component if is_key(component) else on_host(component)
 
 
 @dataclasses.dataclass(frozen=True)
 class NumberLeaf(Leaf):
-    """A plain number that the checkpoint, a container or an object holds."""
+    """A plain number in the checkpoint, a container or an object, as state to be saved."""
 
     place: Place
 
     @property
     def owner(self) -> int:
-        """The `id` of the object that holds the number. The `id` of a number is not unique: equal numbers share it."""
+        """The `id` of the object that holds the number; equal numbers may share an `id` of their own."""
         return id(self.place.holder())
 
     def outline(self) -> Saved:
@@ -251,7 +251,7 @@ class NumberLeaf(Leaf):
         return Saved("number")
 
     def read(self) -> Saved:
-        """Returns the number. NumPy numbers become Python numbers."""
+        """Returns the number; a NumPy number as a Python number."""
         value = self.place.get()
         return Saved("number", value=encode(value.item() if isinstance(value, np.generic) else value, "a number"))
 
@@ -264,25 +264,25 @@ class NumberLeaf(Leaf):
 
 
 class HasPosition(Protocol):
-    """An iterator whose position can be saved, for example one of `mirrored.data` or of Grain."""
+    """An iterator that can save and restore how far it has read, for example one of `mirrored.data` or of Grain."""
 
     def get_state(self) -> Any:
-        """Returns the position, as JSON-like data (or bytes)."""
+        """Returns the position in the data, as JSON-like data (or bytes)."""
         ...
 
     def set_state(self, state: Any) -> Any:
-        """Restores a position."""
+        """Continues from a position that `get_state` returned."""
         ...
 
 
 def has_position(value: object) -> TypeGuard[HasPosition]:
-    """Returns whether `value` has `get_state` and `set_state`."""
+    """Returns whether `value` has the methods `get_state` and `set_state`."""
     return defines(value, "get_state", "set_state")
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionLeaf(Leaf):
-    """The position of an iterator."""
+    """How far an iterator has read its data, as state to be saved."""
 
     iterator: HasPosition
 
@@ -296,11 +296,11 @@ class PositionLeaf(Leaf):
         return Saved("position")
 
     def read(self) -> Saved:
-        """Returns the position."""
+        """Returns the iterator's position."""
         return Saved("position", value=encode(self.iterator.get_state(), type(self.iterator).__name__))
 
     def put(self, saved: Saved) -> Undo:
-        """Restores the position."""
+        """Moves the iterator to a saved position."""
         iterator, before = self.iterator, self.iterator.get_state()
         iterator.set_state(decode(saved.value))
         return lambda: iterator.set_state(before)
@@ -308,7 +308,7 @@ class PositionLeaf(Leaf):
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorLeaf(Leaf):
-    """The state of a `numpy.random.Generator`."""
+    """The state of a `numpy.random.Generator`, as state to be saved."""
 
     generator: np.random.Generator
 
@@ -318,7 +318,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns the kind: a position in a stream of random numbers."""
+        """Returns the kind, which is that of positions: how far a stream of random numbers is used."""
         return Saved("position")
 
     def read(self) -> Saved:
@@ -334,7 +334,7 @@ class GeneratorLeaf(Leaf):
 
 
 def leaf_of(value: object, place: Place) -> Leaf | None:
-    """Returns the leaf for `value`; None if it is not a leaf or is a plain number (see `is_number`)."""
+    """Wraps a variable, array, iterator or generator as state to be saved; returns None for numbers and the rest."""
     if isinstance(value, Variable):
         return VariableLeaf(value)
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMmV"):
@@ -349,12 +349,12 @@ def leaf_of(value: object, place: Place) -> Leaf | None:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether `value` is a plain number."""
+    """Returns whether `value` is a plain number: of Python or a NumPy scalar."""
     return isinstance(value, _NUMBERS) and not (isinstance(value, np.generic) and value.dtype.kind in "OSUMm")
 
 
 def on_host(array: Array | HostArray) -> np.ndarray[Any, Any]:
-    """Copies an array to this host. Nothing else writes to the copy."""
+    """Copies an array to this host; no other code writes to the copy."""
     return np.array(array)
 
 
@@ -384,8 +384,8 @@ def encode(value: object, owner: str) -> Any:
     raise ArgumentTypeError(
         "Checkpoint.save",
         found=f"the state of {owner} contains a {type(value).__name__}",
-        rule="such a state consists of None, numbers, strings, bytes, NumPy arrays, lists, tuples and dicts with "
-        "string keys",
+        rule="the result of get_state() must consist of None, numbers, strings, bytes, NumPy arrays, lists, tuples "
+        "and dicts with string keys",
         remedy="return only these types from get_state()",
     )
 

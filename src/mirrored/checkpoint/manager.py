@@ -101,8 +101,8 @@ class CheckpointManager:
             raise ArgumentError(
                 "CheckpointManager",
                 found=f"max_to_keep={max_to_keep}, save_interval_steps={save_interval_steps}",
-                rule="both are at least 1",
-                remedy="pass max_to_keep=None to keep all checkpoints",
+                rule="both must be at least 1",
+                remedy="pass numbers of at least 1, or max_to_keep=None to keep all checkpoints",
             )
         self._checkpoint = checkpoint
         # Absolute, because the program may change its working directory between two saves.
@@ -121,12 +121,12 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint that the manager saves."""
+        """The `Checkpoint` that the manager saves and restores."""
         return self._checkpoint
 
     @property
     def directory(self) -> str:
-        """Where it saves to: an absolute path."""
+        """The absolute path of the folder that the checkpoints are saved to."""
         return self._directory
 
     @property
@@ -147,7 +147,7 @@ class CheckpointManager:
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
-        """Saves a checkpoint if `step` is due.
+        """Saves a checkpoint if it is due after `step` steps, and returns its path.
 
         `save` waits for a previous checkpoint that is still being written. It then copies the state to this host and
         returns; a background thread writes the checkpoint while training continues.
@@ -201,7 +201,7 @@ class CheckpointManager:
             self._series = claim(where.parent, where.name.rpartition("-")[0], "CheckpointManager.save")
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
-        """Restores the newest intact checkpoint, if there is one. Warns if it skips damaged checkpoints.
+        """Restores the newest undamaged checkpoint, if there is one; warns if it skips damaged ones.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -259,7 +259,7 @@ class CheckpointManager:
         return [no_manifest(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than]
 
     def _found(self, called: str) -> list[str]:
-        """Returns the checkpoints that worker 0 finds. Worker 0 writes them, so it sees all of them."""
+        """Returns the checkpoints that worker 0 finds, which writes them and therefore sees all."""
         paths: list[str] = settled(called, "wait for the newest checkpoint", lambda: self.checkpoints)
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
@@ -276,7 +276,7 @@ class CheckpointManager:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Removes checkpoints beyond `max_to_keep`, and unfinished ones that killed programs left behind."""
+        """Removes checkpoints beyond `max_to_keep`, and unfinished ones of programs that were killed."""
         if self._max_to_keep is not None:
             for path in self._managed()[: -self._max_to_keep]:
                 self._retire(Path(path))
@@ -308,18 +308,18 @@ def _warn_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None
 
 
 def _is_gone(path: str, called: str) -> bool:
-    """Returns whether a listed checkpoint no longer exists on any worker: the job that writes them removed it."""
+    """Returns whether a listed checkpoint no longer exists on any worker: the job that writes it removed it."""
     gone = not is_checkpoint(actual(Path(path)))
     return all(host_allgather(called, f"check whether {Path(path).name} is gone", gone)) if several_workers() else gone
 
 
 def _is_launched() -> bool:
-    """Returns whether `mirrored run` started this program and this is its main thread, which handles signals."""
+    """Returns whether `mirrored run` started this program and the current thread is its main thread."""
     return RESTART.is_set() and threading.current_thread() is threading.main_thread()
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint, but nothing else that the user has put into its folder, which then stays.
+    """Removes a checkpoint's own files, and its folder unless the user has put other files there.
 
     It is no checkpoint any more from the beginning on.
     """
@@ -347,7 +347,7 @@ def _step_number(step: int | np.integer[Any] | HostArray | Array | Variable) -> 
         raise ArgumentError(
             "CheckpointManager.save",
             found=f"step={step!r}",
-            rule="the step names the checkpoint: it is an integer of at least 0",
+            rule="the step names the checkpoint: it must be an integer of at least 0",
             remedy="pass the number of completed steps: manager.save(int(step))",
         )
     return number

@@ -25,7 +25,7 @@ _VERSION: Final = 1
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The contents of a checkpoint.
+    """The contents of a checkpoint: the names, shapes and dtypes of all state.
 
     Attributes:
         leaves: Every piece of state by name; numbers and positions with their values.
@@ -92,7 +92,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Checks the array files against their checksums.
+    """Checks that the array files have the checksums in the manifest.
 
     Raises:
         DamagedCheckpointError: A file is missing, or was changed or damaged after it was written.
@@ -160,7 +160,7 @@ def _missing(directory: Path) -> MissingCheckpointError:
     return MissingCheckpointError(
         "restoring a checkpoint",
         found=f"{directory} {f'has no {FILE}: it is not a checkpoint of mirrored' if there else 'does not exist'}",
-        rule="the path is that of a finished checkpoint, as save() returned it",
+        rule="the path must be that of a finished checkpoint, as save() returned it",
         remedy=_nearby(directory),
     )
 
@@ -170,7 +170,7 @@ def _nearby(directory: Path) -> str:
     for place in inside:
         found = sorted(one.name for one in place.iterdir() if is_checkpoint(one)) if place.is_dir() else []
         if found:
-            return f"{place} contains: {', '.join(found[-5:])} (latest_checkpoint(directory) returns the newest)"
+            return f"pass one of those in {place}: {', '.join(found[-5:])} (latest_checkpoint returns the newest)"
     return "use latest_checkpoint(directory), which returns the newest checkpoint in a folder, or None"
 
 
@@ -183,6 +183,6 @@ def _damaged(directory: Path, found: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(
         f"reading the checkpoint {directory}",
         found=found,
-        rule="a checkpoint is read only if all of its files are as they were written; nothing was restored",
+        rule="a checkpoint can be read only if all of its files are as they were written; nothing was restored",
         remedy="restore an older checkpoint by its path",
     )

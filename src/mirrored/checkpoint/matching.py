@@ -24,7 +24,7 @@ _SHOWN: Final = 8
 
 @dataclasses.dataclass(frozen=True)
 class Misfit:
-    """A name whose state has a different kind, shape or dtype in the checkpoint."""
+    """A name that both the program and the checkpoint have, with another kind, shape or dtype."""
 
     name: str
     source: str
@@ -34,7 +34,7 @@ class Misfit:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The result of matching a checkpoint with a program.
+    """Which names of a program and of a checkpoint correspond, and which do not.
 
     Attributes:
         pairs: ``{name in the program: (name in the checkpoint, leaf)}`` for all names that match.
@@ -54,7 +54,7 @@ class Match:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all names of both sides match."""
+        """Whether the program and the checkpoint have the same names, with the same shapes and dtypes."""
         return not (self.missing or self.unexpected or self.misfits)
 
     def report(self) -> str:
@@ -72,7 +72,7 @@ class Match:
         return f"{name}  {self.here[name]}{f'  (is it {near[0]}?)' if near else ''}"
 
     def _renamed(self) -> list[str]:
-        """Returns a line if all names of one part are in the checkpoint under the name of another part."""
+        """Returns a line if all missing names of one object are in the checkpoint under another object's name."""
         here, there = _by_part(self.missing), _by_part(self.unexpected)
         for part, names in here.items():
             for other, others in there.items():
@@ -82,7 +82,7 @@ class Match:
 
 
 def match(graph: Graph, manifest: Manifest) -> Match:
-    """Finds the saved state of every leaf in the program: by its name, or by another path to it on either side."""
+    """Finds the saved value of every piece of state in the program, by its name or another path to the same object."""
     others = graph.other_names()
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
@@ -102,7 +102,7 @@ def match(graph: Graph, manifest: Manifest) -> Match:
 
 
 def resolve(path: str, manifest: Manifest) -> str:
-    """Resolves a path to a name in the checkpoint, through the aliases of objects along the path."""
+    """Returns the name in the checkpoint that a path means, where objects along the path may have other names."""
     for _ in range(len(manifest.aliases) + 1):
         if path in manifest.leaves:
             return path
@@ -116,7 +116,7 @@ def resolve(path: str, manifest: Manifest) -> str:
 
 
 def _paths(name: str, others: dict[str, list[str]]) -> Iterable[str]:
-    """Yields all paths to a leaf of the program."""
+    """Yields all paths to one piece of state in the program."""
     yield name
     yield from others.get(name, ())
     parts = name.split("/")
@@ -176,12 +176,12 @@ class RestoreStatus:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names of the program that are not in the checkpoint. Their state kept its values."""
+        """The names in the program that the checkpoint lacks; their state keeps its values."""
         return self._look().missing
 
     @property
     def unexpected(self) -> tuple[str, ...]:
-        """The names of the checkpoint that the program does not have (yet)."""
+        """The names in the checkpoint that the program does not have (yet)."""
         return self._look().unexpected
 
     @property
@@ -196,11 +196,13 @@ class RestoreStatus:
             CheckpointMismatchError: A name is missing on one side.
         """
         return self._assert(
-            "assert_consumed", "every name is in both the program and the checkpoint", lambda found: found.is_complete
+            "assert_consumed",
+            "every name must be in both the program and the checkpoint",
+            lambda found: found.is_complete,
         )
 
     def assert_existing_objects_matched(self) -> RestoreStatus:
-        """Checks that everything in the program was restored. The checkpoint can contain more.
+        """Checks that all state in the program was restored; the checkpoint can contain more.
 
         Raises:
             CheckpointMismatchError: A name of the program was not restored.
@@ -214,7 +216,7 @@ class RestoreStatus:
         Raises:
             CheckpointMismatchError: No name was restored.
         """
-        return self._assert("assert_nontrivial_match", "at least one name matches", lambda found: bool(found.pairs))
+        return self._assert("assert_nontrivial_match", "at least one name must match", lambda found: bool(found.pairs))
 
     def expect_partial(self) -> RestoreStatus:
         """Declares that a partial restore is intended, so that no warning is logged."""
@@ -222,10 +224,10 @@ class RestoreStatus:
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
-        """Does nothing. Exists for compatibility with TensorFlow; the values are already restored."""
+        """Has no effect: the values are already restored. TensorFlow 1 programs call it."""
 
     def initialize_or_restore(self, session: object = None) -> None:
-        """Does nothing. Exists for compatibility with TensorFlow; the values are already restored."""
+        """Has no effect: the values are already restored. TensorFlow 1 programs call it."""
 
     def _assert(self, method: str, rule: str, holds: Callable[[Match], bool]) -> RestoreStatus:
         self._partial = None
@@ -237,7 +239,9 @@ class RestoreStatus:
                 if self._path is None
                 else f"{self._path} was partially restored\n{found.report()}",
                 rule=rule,
-                remedy="build all objects under the names that they had when it was saved, or use expect_partial()",
+                remedy="pass the path of a checkpoint to restore() (latest_checkpoint returns None for an empty folder)"
+                if self._path is None
+                else "build all objects under the names that they had when it was saved, or use expect_partial()",
             )
         return self
 
@@ -264,7 +268,7 @@ _unreported: weakref.WeakSet[RestoreStatus] = weakref.WeakSet()
 
 @atexit.register
 def _report_unreported() -> None:
-    """Logs partial restores at exit. Python finalizes modules before it calls the remaining `__del__` methods."""
+    """Logs partial restores at exit, because modules are finalized before the remaining `__del__` calls."""
     for status in list(_unreported):
         partial, status._partial = status._partial, None
         if partial is not None:

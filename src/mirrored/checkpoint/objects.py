@@ -1,4 +1,4 @@
-"""The parts of an object, each with its name in a checkpoint and its place.
+"""Which values inside an object a checkpoint saves, under which names, and where a restore puts them back.
 
 The parts of dicts, lists and tuples are their entries; those of other objects are their attributes, public ones first.
 Objects of the standard library, of JAX, NumPy and optax, functions, classes, strategies and datasets have no parts.
@@ -58,7 +58,7 @@ _CLOSED_HERE: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of an object: its name in the checkpoint, its value and its place."""
+    """A value inside an object that a checkpoint saves: its name, and its place, where a restore replaces it."""
 
     name: str
     value: Any
@@ -70,12 +70,12 @@ class CheckpointSlotGroup(Protocol):
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The variables."""
+        """The variables to which the slots of this group belong."""
         ...
 
     @property
     def shared(self) -> Mapping[str, Variable]:
-        """The shared state, by label."""
+        """The optimizer state that all variables of the group share, by label."""
         ...
 
 
@@ -84,7 +84,7 @@ class OptimizerState(Protocol):
 
     @property
     def scalars(self) -> Mapping[str, Variable]:
-        """The state of the optimizer itself: the step, the learning rate."""
+        """The state that belongs to no variable: the step, the learning rate."""
         ...
 
     @property
@@ -94,31 +94,31 @@ class OptimizerState(Protocol):
 
 
 class HasSlots(Protocol):
-    """An optimizer. Its slots are saved under the names of the variables that they belong to."""
+    """An optimizer; a checkpoint saves its slots (such as momenta) under the names of their variables."""
 
     def made(self) -> OptimizerState:
-        """Returns the state created so far, without creating any."""
+        """Returns the state that the optimizer has created so far, without creating any."""
         ...
 
     def slots(self, variable: Variable) -> Mapping[str, Variable]:
-        """Returns the slots of one variable, by label."""
+        """Returns the slots (such as momenta) of one variable, by label."""
         ...
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Creates the slots of variables."""
+        """Creates the slots of the given variables."""
         ...
 
 
 class HasParts(Protocol):
-    """An object that defines its own parts."""
+    """An object that names the pieces of its state that a checkpoint saves."""
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Yields the parts of this object, which is at `place`."""
+        """Yields the values inside this object that a checkpoint saves; `place` is where the object itself is."""
         ...
 
 
 def has_slots(value: object) -> TypeGuard[HasSlots]:
-    """Returns whether `value` is an optimizer."""
+    """Returns whether `value` is an optimizer, i.e. has the methods of `HasSlots`."""
     return defines(value, "made", "slots", "build")
 
 
@@ -127,7 +127,7 @@ def _has_parts(value: object) -> TypeGuard[HasParts]:
 
 
 def parts_of(value: object, place: Place) -> Iterator[Part]:
-    """Yields the parts of `value`, which is at `place`."""
+    """Yields the values inside `value` that a checkpoint saves; `place` is where `value` itself is."""
     if _has_parts(value):
         yield from value.checkpoint_parts(place)
     elif isinstance(value, Mapping):
@@ -145,7 +145,7 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
 
 
 def is_open(value: object) -> bool:
-    """Returns whether the attributes of an object are its parts."""
+    """Returns whether a checkpoint saves the attributes of an object: not of those of NumPy, JAX, ..."""
     if isinstance(value, (type, enum.Enum)):
         return False
     package, _, rest = type(value).__module__.partition(".")
@@ -170,7 +170,7 @@ def is_shareable(value: object) -> bool:
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether we can set an attribute on `value`: its class derives from one of Keras or mirrored."""
+    """Returns whether `mirrored` may set an attribute on `value`: a class of Keras or mirrored is among its bases."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
@@ -197,7 +197,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _key_name(key: object, index: int) -> str:
-    """Converts a dict key to a name: its value if that is the same in every process, otherwise its position."""
+    """Converts a dict key to a name: its text if that is the same in every process, otherwise its index in the dict."""
     if isinstance(key, str):
         return key.replace("%", "%25").replace("/", "%2F")
     if isinstance(key, (bool, int, float)) or key is None:
@@ -216,21 +216,21 @@ _SCALARS: Final = ("iteration", "learning_rate", "step_counter", "dynamic_scale"
 
 @dataclasses.dataclass(frozen=True)
 class KerasLeaf(Leaf):
-    """A Keras variable created outside of strategies."""
+    """A Keras variable that was created outside of strategies, as state to be saved."""
 
     variable: Any
 
     @property
     def owner(self) -> int:
-        """The identity of the variable."""
+        """The `id` of the variable."""
         return id(self.variable)
 
     def outline(self) -> Saved:
-        """Returns the shape and dtype."""
+        """Returns the variable's shape and dtype."""
         return Saved("array", tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
 
     def read(self) -> Saved:
-        """Returns the value.
+        """Returns the variable's shape, dtype and value.
 
         Raises:
             ContextError: The variable has no value: Keras' `fit` holds it as loop state during an epoch.
@@ -239,20 +239,20 @@ class KerasLeaf(Leaf):
             raise ContextError(
                 "Checkpoint.save",
                 found=f"{self.variable.path} has no value: Model.fit holds it as loop state until the end of the epoch",
-                rule="a checkpoint contains the state between two steps",
+                rule="all state must have its value when it is saved: between two steps, outside of fit's loop",
                 remedy="call model.jax_state_sync() first (in a callback, accessing self.model does that)",
             )
         return dataclasses.replace(self.outline(), value=on_host(self.variable.numpy()))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns the saved value."""
+        """Assigns the saved value to the variable."""
         variable, before = self.variable, on_host(self.variable.numpy())
         variable.assign(saved.one())
         return lambda: variable.assign(before)
 
 
 def keras_leaf(value: object) -> Leaf | None:
-    """Returns the leaf for a Keras variable; None for anything else."""
+    """Wraps a Keras variable as state to be saved; returns None for anything else."""
     if not _is(value, "Variable") or has_no_value_yet(value):
         return None
     ours = variable_behind(value)
@@ -267,13 +267,13 @@ def has_no_value_yet(value: object) -> bool:
 
 
 def variable_behind(value: object) -> Variable | None:
-    """Returns our variable behind a Keras variable that was created in a strategy's scope; None otherwise."""
+    """Returns the `mirrored.Variable` behind a Keras variable that was created in a strategy's scope, else None."""
     ours = getattr(value, "mirrored", None) if _is(value, "Variable") else None
     return ours if isinstance(ours, Variable) else None
 
 
 def keras_parts(value: Any, place: Place) -> list[Part] | None:
-    """Returns the parts of a Keras layer, model, metric or seed generator; None for anything else."""
+    """Returns the values that a checkpoint saves of a Keras layer, model, metric or seed generator; None for others."""
     if has_no_value_yet(value):
         return []
     if _is(value, "Layer"):
@@ -286,13 +286,13 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
 
 
 def keras_slots(value: object) -> KerasSlots | None:
-    """Returns the slots of a Keras optimizer; None for anything else."""
+    """Wraps a Keras optimizer, so that its slots can be saved; returns None for anything else."""
     return KerasSlots(value) if _is(value, "optimizers.Optimizer") else None
 
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The variables that a Keras optimizer was built for, with its slots by position."""
+    """The variables that a Keras optimizer was built for, and its slots, named by their index."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]
@@ -308,12 +308,12 @@ class KerasMade:
 
 @dataclasses.dataclass(frozen=True)
 class KerasSlots:
-    """Adapts a Keras optimizer to `HasSlots`."""
+    """Adapts a Keras optimizer to `HasSlots`, the interface by which checkpoints save slots."""
 
     optimizer: Any
 
     def made(self) -> KerasMade:
-        """Returns the step and learning rate, and the slots after the optimizer is built."""
+        """Returns the step and learning rate, and once the optimizer is built also its slots."""
         variables = list(self.optimizer.variables)
         scalars = {one.name: one for one in variables if one.name in _SCALARS}
         rest = [one for one in variables if one.name not in _SCALARS]
@@ -324,7 +324,7 @@ class KerasSlots:
         return KerasMade(scalars, (KerasGroup(tuple(inner._trainable_variables), slots),))
 
     def slots(self, variable: object) -> Mapping[str, Any]:
-        """Returns no slots: Keras' slots are named by position, in `KerasGroup.shared`."""
+        """Returns an empty mapping: Keras' slots are named by their index, in `KerasGroup.shared`."""
         del variable
         return {}
 
@@ -364,7 +364,7 @@ def _by_name(variables: Sequence[Any], owner: object, place: Place) -> list[Part
 
 
 def _is(value: object, name: str) -> bool:
-    """Returns whether `value` is an instance of a Keras class. It cannot be one if Keras has not been imported."""
+    """Returns whether `value` is an instance of the Keras class `name`; False if Keras was never imported."""
     found: Any = sys.modules.get("keras")
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -1,4 +1,4 @@
-"""Places: locations of values in the user's objects, where a restore replaces them.
+"""Places: where a value is stored in the user's objects (an attribute, a list item), so that a restore can replace it.
 
 Tuples and frozen dataclasses are immutable. Replacing a value in one of them creates a changed copy and replaces the
 original with this copy.
@@ -17,15 +17,15 @@ from mirrored.errors import ArgumentTypeError
 
 
 class Place(abc.ABC):
-    """The location of a value."""
+    """Where a value is stored, so that a restore can replace it."""
 
     @abc.abstractmethod
     def get(self) -> Any:
-        """Returns the current value."""
+        """Returns the value that is stored there now."""
 
     @abc.abstractmethod
     def put(self, value: object) -> None:
-        """Replaces the value."""
+        """Stores another value there."""
 
     @abc.abstractmethod
     def holder(self) -> Any:
@@ -34,27 +34,27 @@ class Place(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Root(Place):
-    """An entry of a dict that belongs to the checkpoint itself."""
+    """A keyword argument of a checkpoint, as a place into which a value is restored."""
 
     parts: dict[str, Any]
     key: str
 
     def get(self) -> Any:
-        """Returns the part."""
+        """Returns the object that was passed as this keyword argument."""
         return self.parts[self.key]
 
     def put(self, value: object) -> None:
-        """Replaces the part."""
+        """Replaces the object that was passed as this keyword argument."""
         self.parts[self.key] = value
 
     def holder(self) -> Any:
-        """Returns the dict."""
+        """Returns the dict of all objects that were passed to the checkpoint."""
         return self.parts
 
 
 @dataclasses.dataclass(frozen=True)
 class Attribute(Place):
-    """An attribute of an object."""
+    """An attribute of an object, as a place into which a value is restored."""
 
     parent: Place
     name: str
@@ -64,11 +64,11 @@ class Attribute(Place):
         return self.parent.get()
 
     def get(self) -> Any:
-        """Returns the attribute."""
+        """Returns the attribute's value."""
         return getattr(self.parent.get(), self.name)
 
     def put(self, value: object) -> None:
-        """Sets the attribute. A frozen object is replaced by a changed copy."""
+        """Sets the attribute; if the object is frozen, replaces the object by a changed copy."""
         owner = self.parent.get()
         try:
             setattr(owner, self.name, value)
@@ -81,21 +81,21 @@ class Attribute(Place):
 
 @dataclasses.dataclass(frozen=True)
 class Item(Place):
-    """An entry of a dict, list or tuple."""
+    """An entry of a dict, list or tuple, as a place into which a value is restored."""
 
     parent: Place
     key: Any
 
     def holder(self) -> Any:
-        """Returns the container."""
+        """Returns the dict, list or tuple."""
         return self.parent.get()
 
     def get(self) -> Any:
-        """Returns the entry."""
+        """Returns the entry's value."""
         return self.parent.get()[self.key]
 
     def put(self, value: object) -> None:
-        """Sets the entry. A tuple or an immutable mapping is replaced by a changed copy.
+        """Sets the entry; if the container is a tuple or an immutable mapping, replaces it by a changed copy.
 
         Raises:
             ArgumentTypeError: The container is a mapping that can be neither changed nor copied.
@@ -113,7 +113,7 @@ class Item(Place):
 
 
 def defines(value: object, *methods: str) -> bool:
-    """Returns whether an object defines these methods statically.
+    """Returns whether an object or its class defines these methods, without asking `__getattr__`.
 
     `hasattr` is not sufficient: some objects return a value for any name, as `nnx.Rngs` does with random streams.
     """
@@ -130,7 +130,7 @@ def is_frozen(value: object) -> bool:
 def _unchangeable(owner: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "Checkpoint.restore",
-        found=f"a {type(owner).__name__} that holds numbers or arrays and cannot be changed",
-        rule="a restore replaces values in the object that holds them",
-        remedy="hold the values in a dict, a list, a tuple or an object with attributes",
+        found=f"a {type(owner).__name__} holds numbers or arrays and cannot be changed",
+        rule="a restore must be able to replace values in the object that holds them",
+        remedy="keep the values in a dict, a list, a tuple or an object with attributes",
     )

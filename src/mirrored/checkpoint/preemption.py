@@ -1,4 +1,4 @@
-"""Preemption handling: on SIGTERM all workers save a checkpoint after a common step. Callbacks at program exit."""
+"""Preemption handling: after SIGTERM all workers save a checkpoint after the same step, and exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_ending() -> bool:
 
 
 def at_end(finish: Callable[[], None]) -> None:
-    """Registers `finish` to run when the main thread has finished, before executors reject new work.
+    """Registers `finish` to run when the main thread has finished, before thread pools refuse new work.
 
     This is before `atexit` callbacks and before threads are joined. `concurrent.futures` uses the same hook of CPython
     (3.9 to 3.14). Hooks run in reverse order of registration, so this module imports `concurrent.futures.thread` first.
@@ -73,7 +73,7 @@ class Preemption:
             atexit.register(self._stop)
 
     def poll(self) -> bool:
-        """Counts a step, and returns whether it is the one after which all workers save and exit.
+        """Counts a step, and returns whether all workers save and exit after it.
 
         Context: once per step, on every worker.
         """
@@ -84,7 +84,7 @@ class Preemption:
             return self._due is not None and self._polls >= self._due
 
     def _reset(self) -> None:
-        """Restores the previous SIGTERM handler in a forked child, which has no background thread and saves nothing."""
+        """Restores the previous SIGTERM handler in a forked child, which saves no checkpoints."""
         self._thread, self._due = None, None
         self._noticed, self._lock = threading.Event(), threading.Lock()
         _made.clear()
@@ -123,8 +123,8 @@ def _install(handler: Callable[[int, FrameType | None], Any] | int | None) -> An
     if threading.current_thread() is not threading.main_thread():
         raise ContextError(
             "CheckpointManager",
-            found=f"save_on_preemption=True in thread {threading.current_thread().name!r}",
-            rule="signal handlers are installed in the main thread",
+            found=f"save_on_preemption=True was passed in the thread {threading.current_thread().name!r}",
+            rule="signal handlers can be installed only in the main thread",
             remedy="create the manager in the main thread",
         )
     return signal.signal(signal.SIGTERM, handler)

@@ -59,7 +59,7 @@ class CheckpointReader:
         return {name: saved.dtype for name, saved in self._arrays()}
 
     def read(self, name: str) -> Any:
-        """Returns a NumPy array, an array of random keys, a number or a position.
+        """Returns the value of a name: a NumPy array, an array of random keys, a number or a position.
 
         The array of a variable with one component per replica has the shape ``[replicas, ...]``.
 
@@ -70,7 +70,7 @@ class CheckpointReader:
         if name not in self._manifest.leaves:
             raise ArgumentError(
                 "CheckpointReader.read",
-                found=f"the name {name!r}",
+                found=f"the checkpoint has no name {name!r}",
                 rule=f"{self._directory} has the names {', '.join(self.names[:20])}",
                 remedy="pass one of these names",
             )

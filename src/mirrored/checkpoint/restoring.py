@@ -36,7 +36,7 @@ def outside_of_steps(called: str) -> Iterator[None]:
         raise ContextError(
             called,
             found="it was called inside a replica function or a compiled function",
-            rule="a checkpoint contains the whole state between two steps",
+            rule="a checkpoint can be saved or restored only between two steps",
             remedy="call it after strategy.run(...), outside of mirrored.function",
         )
     with within(strategies=(), listeners=()), eager():
@@ -44,7 +44,7 @@ def outside_of_steps(called: str) -> Iterator[None]:
 
 
 class Restoration:
-    """The restore of one checkpoint into one program: existing state immediately, new state when it is created.
+    """The restore of one saved checkpoint: existing state immediately, other state when the program creates it.
 
     Args:
         directory: The folder of the checkpoint.
@@ -62,7 +62,7 @@ class Restoration:
         self._is_readable = True
 
     def match(self) -> Match:
-        """Matches both sides as they are now. State that was created too late to be restored counts as missing."""
+        """Compares the saved checkpoint with the program as it is now; state created too late counts as missing."""
         found = match(self._look(), self._manifest)
         late = [name for name in found.pairs if name not in self._done]
         kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
@@ -76,11 +76,12 @@ class Restoration:
         return self._manifest.leaves.keys() <= self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
-        """Restores everything that matches the existing state of the program.
+        """Restores everything in the saved checkpoint for which the program already has state.
 
         Args:
             called: For messages.
-            strict: Whether everything on either side needs its counterpart, but for what the checkpoint only carries.
+            strict: Whether the program and the checkpoint must have the same names, except those that the checkpoint
+                has only carried over from an earlier one.
 
         Raises:
             CheckpointMismatchError: Kinds, shapes or dtypes differ, no name matches, or with `strict` a name is only on
@@ -90,7 +91,7 @@ class Restoration:
         self._restore(called, lambda name, leaf: True, strict=strict, first=True)
 
     def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
-        """Restores state that was just created. Older state is not restored again: it may have been trained since.
+        """Restores state that the program has just created, but no older state, which may have been trained since.
 
         Args:
             called: The function that the user called, for messages.
@@ -106,15 +107,15 @@ class Restoration:
             self._restore(called, wanted, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Adds what is not restored yet to a manifest that is about to be saved, so that the new checkpoint has it too.
+        """Adds state that was not restored yet to a manifest to be saved, so that the new checkpoint has it too.
 
-        The values are read once and held in memory, because the checkpoint that they are from may be removed before
-        the objects that they belong to are made. If they cannot be read, the log says so, and they are left out.
+        The values are read once and held in memory, because the restored checkpoint may be removed before the program
+        creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.
 
         Args:
-            manifest: Of the program as it is.
-            graph: The state that it was made of.
-            wanted: Says of a name of the checkpoint whether it may still come.
+            manifest: The manifest of the program's current state.
+            graph: The state from which the manifest was made.
+            wanted: From a name in the checkpoint to whether the program may still create this state.
         """
         found = match(graph, self._manifest)
         taken = {*self._used, *(source for source, _ in found.pairs.values()), *(one.source for one in found.misfits)}
@@ -145,7 +146,7 @@ class Restoration:
         )
 
     def _hold(self, names: list[str]) -> bool:
-        """Reads values that still wait. Returns False if they cannot be read."""
+        """Reads into memory values that are not restored yet; returns False if they cannot be read."""
 
         def read() -> dict[str, Saved]:
             self._verify()
@@ -157,8 +158,8 @@ class Restoration:
             except CheckpointError as error:
                 self._is_readable = False
                 _log.warning(
-                    "%d names of %s wait for objects that are not made yet, cannot be read any more (%s), and are not "
-                    "in the checkpoints that are saved from now on: %s",
+                    "the values of %d names in %s, whose objects the program has not created yet, cannot be read any "
+                    "more (%s); the checkpoints that are saved from now on do not have them: %s",
                     len(names), self._directory, error.found, ", ".join(names[:5]),
                 )  # fmt: skip
         return self._is_readable
@@ -177,8 +178,8 @@ class Restoration:
         if new:
             self._late.update(new)
             _log.warning(
-                "%s: created in a step after the restore of %s, keeps its initial value; build it before the restore",
-                ", ".join(new[:5]), self._directory,
+                "state created in a step after the restore of %s keeps its initial value: %s; create it before",
+                self._directory, ", ".join(new[:5]),
             )  # fmt: skip
 
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
@@ -205,21 +206,21 @@ class Restoration:
         self._used.update(source for source, _ in todo)
 
     def _values(self, names: list[str]) -> dict[str, Saved]:
-        """The values by name: those held in memory, and the others from the files."""
+        """Returns the saved values by name, from memory if they are held there, otherwise from the files."""
         others = [name for name in names if name not in self._held]
         if others:
             self._verify()
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """Returns `found` with only the misfits of wanted, new names."""
+        """Returns `found` with only those misfits whose names are new and wanted."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )
         return dataclasses.replace(found, misfits=misfits)
 
     def _verify(self) -> None:
-        """Checks the checksums of the files, unless the same files were checked before."""
+        """Checks the files' checksums, unless the same files were checked before."""
         mark = marks_of_files(self._directory, self._manifest)
         if mark != self._verified:
             verify_files(self._directory, self._manifest)
@@ -235,15 +236,15 @@ def _check(found: Match, directory: Path, called: str, *, strict: bool, first: b
     raise CheckpointMismatchError(
         called,
         found=f"{directory} {what}; nothing was restored\n{found.report()}",
-        rule="state with the same name has the same shape and dtype in the program and in the checkpoint"
-        + (", and every name is on both sides" if strict else ""),
+        rule="state with the same name must have the same shape and dtype in the program and in the checkpoint"
+        + (", and both must have the same names" if strict else ""),
         remedy="build the same objects under the same names as when it was saved"
         + (", or restore only matching names with partial=True" if strict and not (found.misfits or nothing) else ""),
     )
 
 
 def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
-    """Creates optimizer slots that are in the checkpoint but not yet in the program, if all their variables exist.
+    """Creates the optimizer slots that only the checkpoint has, if all variables that they belong to exist.
 
     Returns:
         Whether any slots were created.
@@ -265,7 +266,7 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
 
 
 def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
-    """Reads the named pieces of state with their values.
+    """Reads the saved values of the given names from a checkpoint.
 
     Raises:
         DamagedCheckpointError: The arrays cannot be read.
@@ -278,7 +279,7 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
         raise DamagedCheckpointError(
             f"reading the checkpoint {directory}",
             found=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}",
-            rule="a checkpoint is read only if all of its files are as they were written; nothing was restored",
+            rule="a checkpoint can be read only if all of its files are as they were written; nothing was restored",
             remedy="restore an older checkpoint by its path",
         ) from error
     saved = {name: manifest.leaves[name] for name in names}
@@ -286,7 +287,7 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
 
 
 def _put(todo: list[tuple[Leaf, Saved]]) -> None:
-    """Restores all values, or none if one fails. Positions come first: user code implements them and can fail."""
+    """Restores all values, or none if one fails; positions first, because user code that can fail implements them."""
     todo = sorted(todo, key=lambda pair: not isinstance(pair[0], (PositionLeaf, GeneratorLeaf)))
     undos: list[Undo] = []
 

@@ -1,4 +1,4 @@
-"""`SeriesLock`: ensures that only one job at a time writes the checkpoints of one name to a folder.
+"""A lock file by which only one job at a time writes the checkpoints of one name to a folder.
 
 Two jobs would replace, remove and restore each other's checkpoints. The lock is an operating system lock: `flock` on a
 hidden file beside the checkpoints. The kernel releases it when the process ends for any reason, so a killed job never
@@ -41,7 +41,7 @@ _UNSUPPORTED: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTS
 
 
 class SeriesLock:
-    """A lock of this process on the checkpoints of one name in a folder, held for the lifetime of the object.
+    """The lock of this process on the checkpoints of one name in a folder, held until the object is collected.
 
     Args:
         path: The lock file.
@@ -60,7 +60,7 @@ class SeriesLock:
         self._take(called)
 
     def check(self, called: str) -> None:
-        """Checks that this process still holds the lock, and takes it again if the folder or the file was removed.
+        """Checks that this process still holds the lock; locks a new file if the folder or the file was removed.
 
         Raises:
             CheckpointError: Another process holds the lock.
@@ -90,7 +90,7 @@ class SeriesLock:
 
 
 class _Open:
-    """The open lock file. It is separate from `SeriesLock` so that the finalizer does not keep that object alive."""
+    """An open lock file, separate from `SeriesLock` so that the finalizer does not keep that object alive."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class _Open:
         self.is_locked = False
 
     def try_lock(self) -> bool:
-        """Locks the file. Returns False if another process holds it.
+        """Locks the file, and returns whether no other process holds the lock.
 
         Returns True without setting `is_locked` if the file system does not support locks.
         """
@@ -135,7 +135,7 @@ class _Open:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Removes the file while it is locked, so that no other process can have locked it, and closes it."""
+        """Removes the file while it is still locked, so that no other process has locked it, and closes it."""
         with contextlib.suppress(OSError):
             if self.is_locked and self.is_at_path():
                 os.unlink(self._path)
@@ -147,7 +147,7 @@ _claiming = [threading.Lock()]
 
 
 def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
-    """Returns the lock of this process for a series of checkpoints. All objects of a process share it.
+    """Returns this process's lock on a series of checkpoints, which all its objects share; raises if another holds it.
 
     Args:
         folder: The folder of the checkpoints.
@@ -189,14 +189,14 @@ def _opened(path: Path) -> int:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Overwrites the content in place: the lock belongs to the inode, which a new file would replace."""
+    """Overwrites the lock file in place, because a new file would be another inode, without the lock."""
     with contextlib.suppress(OSError), path.open("r+" if path.exists() else "w", encoding="utf-8") as file:
         file.write(json.dumps(content))
         file.truncate()
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Returns the content of the file; None if there is no file, an empty dict if it has no valid content."""
+    """Returns the content of the lock file; None if there is no file, an empty dict if its content is not valid."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -217,8 +217,8 @@ def _taken(path: Path, owner: dict[str, Any] | None, called: str) -> CheckpointE
     return CheckpointError(
         called,
         found=f"{who} writes the checkpoints {series} of {path.parent}",
-        rule="one job at a time writes the checkpoints of one name to a folder: two would replace, remove and restore "
-        "each other's",
+        rule="only one job at a time can write the checkpoints of one name to a folder: two jobs would overwrite, "
+        "delete or restore each other's checkpoints",
         remedy="end the other job, or use another folder or name for the checkpoints of this one; if that process no "
         f"longer exists and a network file system has kept its lock, remove {path}",
     )

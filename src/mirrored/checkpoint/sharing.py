@@ -1,4 +1,4 @@
-"""Coordinates the checkpoints of several workers: which worker writes, shared errors, and per-worker positions.
+"""Coordinates checkpoints of several workers: which one writes, shared errors, and each worker's position in its data.
 
 A checkpoint that all workers save under one path is written once, by worker 0. If workers use different paths, as
 TensorFlow programs do for all workers but the chief, the first worker of each path writes.
@@ -22,7 +22,7 @@ _WORKERS: Final = "__workers__"
 
 
 def several_workers() -> bool:
-    """Returns whether this process is one of several workers that save together."""
+    """Returns whether this process is one of several workers, which save together."""
     return distributed.is_connected()
 
 
@@ -35,7 +35,7 @@ def writes_here(called: str, path: Path) -> bool:
 
 
 def with_all_positions(manifest: Manifest, called: str) -> Manifest:
-    """Returns the manifest with the positions of all workers, if they differ because each reads its own data."""
+    """Returns the manifest with every worker's position in its data, if the positions differ."""
     own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
     if not several_workers() or not own:
         return manifest
@@ -49,7 +49,7 @@ def with_all_positions(manifest: Manifest, called: str) -> Manifest:
 
 
 def own_position(saved: Saved, name: str, called: str) -> Saved:
-    """Returns a saved position for this worker: its own position if each worker saved one, else the common one.
+    """Returns this worker's position in the data: its own if each worker saved one, otherwise the common one.
 
     Raises:
         CheckpointMismatchError: The positions of a different number of workers were saved.
@@ -63,14 +63,14 @@ def own_position(saved: Saved, name: str, called: str) -> Saved:
     raise CheckpointMismatchError(
         called,
         found=f"{name} has a position for each of {len(values)} workers, and this job has {workers}",
-        rule="if each worker reads its own data, positions are restored with the same number of workers",
+        rule="if each worker reads its own data, positions can be restored only with the same number of workers",
         remedy=f"resume with {len(values)} workers, omit {name} from the checkpoint, or distribute global batches "
         "(AutoShardPolicy.DATA), whose position fits any number of workers",
     )
 
 
 def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
-    """Runs `work` on every worker and waits for all of them. A `CheckpointError` of one worker is raised on all.
+    """Runs `work` on every worker, waits for all, and raises the `CheckpointError` of one worker on all of them.
 
     Raises:
         CheckpointError: `work` failed on this worker or on another one.
@@ -111,7 +111,7 @@ def check_same_files(called: str, path: Path) -> None:
         raise CheckpointError(
             called,
             found=f"{path} is a different checkpoint on worker {different[0]} than on worker 0",
-            rule="all workers restore the same checkpoint",
+            rule="all workers must restore the same checkpoint",
             remedy="store checkpoints on a file system that all workers share, and pass the same path on all workers",
         )
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints in a background thread. A checkpoint is written to a temporary folder and renamed when complete.
+"""Writes checkpoints, in the background if requested: to a temporary folder, which is renamed when complete.
 
 Every write uses its own temporary folder, so that two writes never write to the same files.
 """
@@ -57,7 +57,7 @@ _REMEDIES: Final = {
 
 
 def write(directory: Path, manifest: Manifest) -> None:
-    """Writes a checkpoint, whose leaves have their values. An existing checkpoint is replaced at the end.
+    """Writes a checkpoint, and replaces an existing one at the path once the new one is complete.
 
     Removes temporary folders of this checkpoint that killed processes left behind.
 
@@ -85,7 +85,7 @@ def write(directory: Path, manifest: Manifest) -> None:
         raise CheckpointError(
             "saving a checkpoint",
             found=f"{directory} could not be written: {_first_line(error)}{_space_left(directory, error)}",
-            rule="a checkpoint is written completely or not at all; earlier checkpoints are unchanged",
+            rule="a checkpoint must be written completely or not at all; earlier checkpoints are unchanged",
             remedy=f"{_remedy(error)}, or choose another folder, and save again",
         ) from error
     finally:
@@ -93,7 +93,7 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def unfinished_beside(directory: Path) -> Path:
-    """Returns a new temporary path for a checkpoint that is being written or removed."""
+    """Returns a new temporary path, next to the checkpoint that is being written or removed."""
     return directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
@@ -116,7 +116,7 @@ def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def check_replaceable(directory: Path, called: str) -> None:
-    """Makes sure that a checkpoint written to a path removes nothing but a checkpoint, or what was left of one.
+    """Raises CheckpointError if writing to a path would remove anything but a checkpoint or its remains.
 
     Args:
         directory: The path of the checkpoint.
@@ -139,8 +139,7 @@ def _refuse_content(place: Path, directory: Path, called: str) -> None:
         raise CheckpointError(
             called,
             found=f"{place} is {content}",
-            rule="a checkpoint replaces what is at its path only if that is a checkpoint or an empty folder; nothing "
-            "was written",
+            rule="a checkpoint can replace only a checkpoint or an empty folder; nothing was written",
             remedy=f"save to another path, {directory / 'ckpt'} for instance, or move away what is there"
             if place == directory and place.is_dir()
             else "save to another path, or move away what is there",
@@ -148,7 +147,7 @@ def _refuse_content(place: Path, directory: Path, called: str) -> None:
 
 
 def _content(path: Path) -> str | None:
-    """What there is at a path but for a checkpoint, whole or damaged, or an empty folder; None if nothing is."""
+    """Describes what a path has that is no checkpoint (whole or damaged) and no empty folder; None if nothing."""
     if not os.path.lexists(path):
         return None
     if not path.is_dir():
@@ -166,7 +165,7 @@ def _content(path: Path) -> str | None:
 
 
 def others_in(folder: Path) -> list[str]:
-    """The names in a checkpoint's folder that are not the checkpoint's."""
+    """Returns the names in a checkpoint's folder that do not belong to the checkpoint."""
     return sorted(name for name in os.listdir(folder) if not _is_own(name) and not _LITTER.fullmatch(name))
 
 
@@ -175,7 +174,7 @@ def _is_own(name: str) -> bool:
 
 
 def _has_manifest(folder: Path) -> bool:
-    """Whether its ``mirrored.json`` is one that this package has written, perhaps damaged since."""
+    """Returns whether the folder's ``mirrored.json`` is one that this package wrote, even if it is damaged now."""
     try:
         with (folder / FILE).open("rb") as file:
             begin = file.read(len(MANIFEST_BEGIN))
@@ -192,7 +191,7 @@ def _has_arrays(folder: Path) -> bool:
 
 
 def remove_own(folder: Path) -> None:
-    """Removes what a checkpoint consists of, its manifest first, and the folder unless something else is in it."""
+    """Removes a checkpoint's own files, its manifest first, and its folder unless other files are in it."""
     if folder.is_symlink():
         folder.unlink()
         return
@@ -212,7 +211,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _number_of(error: BaseException) -> int | None:
-    """Returns the system's error number. TensorStore's errors contain only its text, so the text is searched too."""
+    """Returns the `errno` of an error, which for TensorStore's errors is found by their text."""
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return error.errno
     text = str(error)
@@ -228,7 +227,7 @@ def _space_left(directory: Path, error: BaseException) -> str:
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Renames; where a checkpoint is replaced there is always one to be found (see `actual`).
+    """Renames the new folder to its final path; at any time, `actual` finds the old or the new checkpoint.
 
     Other files that the user has put into the folder of a checkpoint that is replaced move to the new one.
     """
@@ -245,7 +244,7 @@ def _put_in_place(unfinished: Path, directory: Path) -> None:
 
 
 def _discard(old: Path, new: Path) -> None:
-    """Removes a checkpoint that another one has replaced."""
+    """Removes a checkpoint after another one has replaced it."""
     if not old.is_symlink():
         for name in others_in(old):
             if not os.path.lexists(new / name):
@@ -254,18 +253,18 @@ def _discard(old: Path, new: Path) -> None:
 
 
 def replaced_beside(directory: Path) -> Path:
-    """What a checkpoint is called while it is being replaced."""
+    """Returns the path to which a checkpoint is moved while another one replaces it."""
     return directory.with_name(directory.name + REPLACED)
 
 
 def actual(directory: Path) -> Path:
-    """Where a checkpoint is: at its path, or beside it if the program was killed while it was being replaced."""
+    """Returns where a checkpoint is: at its path, or beside it if the program was killed while replacing it."""
     replaced = replaced_beside(directory)
     return replaced if not directory.exists() and replaced.exists() else directory
 
 
 def _flush(path: Path) -> None:
-    """Flushes a file or folder to the disk."""
+    """Makes the operating system write a file or folder to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -279,7 +278,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class Writer:
-    """Writes one checkpoint at a time in the background. The next `wait` raises the error of a failed write."""
+    """Writes one checkpoint at a time in a background thread; the next `wait` raises the error of a failed write."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -287,7 +286,7 @@ class Writer:
         _writers.add(self)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Waits for the current write, and runs `work` in the background.
+        """Waits for the write in progress, and runs `work` in the background.
 
         Raises:
             CheckpointError: The current write failed.
@@ -305,7 +304,7 @@ class Writer:
             raise
 
     def wait(self) -> None:
-        """Waits for the current write.
+        """Waits for the write in progress, and raises its error if it failed.
 
         Raises:
             CheckpointError: The current write failed, or an earlier one whose error has not been raised yet.
@@ -323,7 +322,7 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:
-        """Waits for the current write without raising its error, which `wait` raises later."""
+        """Waits for the write in progress without raising its error, which `wait` raises later."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -341,7 +340,7 @@ _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def settle() -> None:
-    """Waits for all writes of this process, so that a folder listing includes them. Has no effect in writer threads."""
+    """Waits for all writes of this process, so that a listing of a folder shows their checkpoints."""
     if threading.current_thread().name != _THREAD:
         for writer in list(_writers):
             writer.join()

@@ -18,7 +18,7 @@ NEEDED: Final = {"doctor": "mirrored.launcher", "plan": "mirrored.perf_model", "
 
 
 class _Group(click.Group):
-    """Shows mirrored's errors as messages without a traceback, and offers the commands whose packages are present."""
+    """A command group that prints mirrored's errors without a traceback, and omits commands without their package."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if _is_present(name)]

@@ -1,4 +1,4 @@
-"""`mirrored plan`: predicts the scaling of a program's step to more replicas, and names the bottleneck."""
+"""`mirrored plan`: predicts the step time of a program on more replicas, and names the bottleneck."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show_plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Runs the program until its step has been timed, measures its parts, and prints the prediction.
+    """Runs the program until its step has been timed, measures the step's parts, and prints the predicted times.
 
     Args:
         program: The Python file to run.
@@ -75,7 +75,7 @@ def show_plan(
 
 
 class _Bar:
-    """A progress bar for the current measurement, on stderr if that is a terminal. It disappears at the end."""
+    """A progress bar of the measurements, on stderr if that is a terminal; it disappears at the end."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -95,7 +95,7 @@ class _Bar:
 
 
 def as_data(plan: ScalingPlan) -> list[dict[str, object]]:
-    """Returns the plan as JSON data."""
+    """Returns the predictions as JSON data."""
     return [
         {
             "replicas": one.replicas,
@@ -165,7 +165,7 @@ def _ms(seconds: float) -> str:
 
 
 def _network(bandwidth: str | None, latency: str | None) -> Network | None:
-    """Returns the network with the given rates; an omitted one of the two has its assumed default."""
+    """Returns the network with the given rates; one that is omitted has the assumed default."""
     if bandwidth is None and latency is None:
         return None
     return Network(
@@ -184,16 +184,23 @@ def _counts(text: str) -> list[int]:
 def _bandwidth(text: str) -> float:
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?)(b|b/s|bit/s)?", text.strip().lower())
     if found is None or float(found[1]) <= 0:
-        raise _unreadable("--bandwidth", text, "bytes per second", "--bandwidth 25GB/s, --bandwidth 100Gbit/s, 25e9")
+        raise _unreadable(
+            "--bandwidth", text, "a number of bytes per second", "--bandwidth 25GB/s, --bandwidth 100Gbit/s, 25e9"
+        )
     return float(found[1]) * _SUFFIXES[found[2]] / (8 if found[3] == "bit/s" else 1)
 
 
 def _latency(text: str) -> float:
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|)", text.strip().lower())
     if found is None:
-        raise _unreadable("--latency", text, "seconds", "--latency 5us, --latency 5e-6")
+        raise _unreadable("--latency", text, "a number of seconds", "--latency 5us, --latency 5e-6")
     return float(found[1]) * _TIMES[found[2]]
 
 
 def _unreadable(option: str, text: str, rule: str, remedy: str) -> ArgumentError:
-    return ArgumentError("mirrored plan", found=f"{option} {text}", rule=f"{option} is {rule}", remedy=remedy)
+    return ArgumentError(
+        "mirrored plan",
+        found=f"{option} {text!r} cannot be read",
+        rule=f"{option} must be {rule}",
+        remedy=f"write for example {remedy}",
+    )

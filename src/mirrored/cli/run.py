@@ -12,14 +12,14 @@ from mirrored.launcher import Job, detect, run_job
 
 
 def run(job: Job, *, replicas: int | None) -> NoReturn:
-    """Runs a job and exits with its status. A scheduler's environment supplies options that the command line omits."""
+    """Runs a job and exits with its status; a scheduler's environment supplies options that the command line omits."""
     if replicas is not None:
         if job.workers > 1 or job.nodes > 1:
             raise ArgumentError(
                 "mirrored run",
-                found=f"--replicas {replicas} with --workers {job.workers} and --nodes {job.nodes}",
-                rule="--replicas is for one process with several devices",
-                remedy="give --replicas-per-worker with --workers",
+                found=f"--replicas {replicas} was given with --workers {job.workers} and --nodes {job.nodes}",
+                rule="--replicas can be used only for one process with several devices",
+                remedy="pass --replicas-per-worker instead of --replicas",
             )
         job = dataclasses.replace(job, replicas_per_worker=replicas)
     place = detect(os.environ) if job.nodes == 1 and job.coordinator is None and replicas is None else None

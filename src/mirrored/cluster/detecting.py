@@ -1,4 +1,4 @@
-"""Detects the cluster of a process that has none configured: an earlier initialization of JAX, or JAX's detection."""
+"""Finds the cluster of a process that has none configured, by an earlier initialization of JAX or JAX's detection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEDY = (
 
 
 def detected_process(called: str, timeout_seconds: int) -> Process | None:
-    """Returns this process's place in the cluster that the environment describes; None if it describes no cluster.
+    """Returns which process of which cluster this one is, if the environment tells; otherwise None.
 
     The arguments of an earlier `jax.distributed.initialize` take precedence over JAX's own detection (Open MPI, Slurm,
     Kubernetes, Cloud TPU).
@@ -44,7 +44,7 @@ def detected_process(called: str, timeout_seconds: int) -> Process | None:
 
 
 def resolver_of(process: Process) -> SimpleClusterResolver:
-    """Returns a resolver of the same cluster, in which all processes are workers."""
+    """Returns a resolver for the detected cluster, in which all processes are workers."""
     spec = ClusterSpec({WORKER: list(process.addresses)})
     return SimpleClusterResolver(spec, task_type=WORKER, task_id=process.index, rpc_layer="grpc")
 
@@ -59,6 +59,6 @@ def _no_description(called: str, found: str) -> ClusterError:
     return ClusterError(
         called,
         found=f"this process is one of several, and nothing says how to reach the others: {found}",
-        rule="the processes of a job need one coordinator address; without it each would train a model of its own",
+        rule="the processes of a job must have one coordinator address; without it each would train a model of its own",
         remedy=_REMEDY,
     )

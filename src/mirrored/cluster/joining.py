@@ -62,7 +62,7 @@ _OWN_FLAGS: Final = re.compile(r"--xla_(force_host_platform_device_count|dump_|g
 
 
 def fingerprint(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the versions and settings that workers compare, the most informative differences first."""
+    """Returns this worker's versions and settings, which must equal those of all workers."""
     environment = os.environ if environment is None else environment
     found = {f"the version of {name}": _version(name) for name in _PACKAGES}
     found |= {f"the version of {name}": _version(name) for name in _OPTIONAL if name in sys.modules}
@@ -75,7 +75,7 @@ def fingerprint(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def check_fingerprints(called: str, everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
-    """Checks that the fingerprints of all workers are equal.
+    """Raises an error that names the difference if the versions or settings of two workers differ.
 
     Args:
         called: What the user called, for messages.
@@ -94,7 +94,7 @@ def check_fingerprints(called: str, everyone: Sequence[Mapping[str, str]], names
                 called,
                 found=f"{what} is {expected!r} on worker 0 ({names[0]}) and {other.get(what)!r} on worker {worker} "
                 f"({names[worker]})",
-                rule="all workers run the same program with the same versions and flags",
+                rule="all workers must run the same program with the same versions and flags",
                 remedy=f"give worker {worker} the same versions and flags; mirrored doctor shows those of each worker",
             )
 
@@ -114,7 +114,7 @@ _JAX_SECONDS: Final = 30
 
 
 def join(process: Process, called: str) -> None:
-    """Joins this process to its job. Has no effect if it has joined already.
+    """Joins this process to its job by `jax.distributed.initialize`, unless it has joined already.
 
     Context: before JAX's first operation in this process.
 
@@ -166,7 +166,7 @@ def join(process: Process, called: str) -> None:
 
 
 def _interface(coordinator: str) -> str:
-    """Returns the interface to listen on: that of JAX's variable, otherwise that of the coordinator's address."""
+    """Returns the network interface to listen on: that of JAX's variable, else that of the coordinator's address."""
     given = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "").rpartition(":")[0].strip("[]")
     return given or interface_of(coordinator.rpartition(":")[0])
 
@@ -189,7 +189,7 @@ def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
 
 
 def check_mtls(called: str) -> None:
-    """Checks that this JAX uses the configured certificates for its coordinator.
+    """Raises an error if mTLS certificates are configured that this version of JAX would ignore.
 
     Args:
         called: What the user called, for messages.
@@ -201,8 +201,8 @@ def check_mtls(called: str) -> None:
     if given and not hasattr(jax.config, "jax_mtls_cert_file"):
         raise ContextError(
             called,
-            found=f"{', '.join(given)} with JAX {jax.__version__}",
-            rule="JAX secures its coordinator by mTLS from version 0.12 on; this version would start it without mTLS",
+            found=f"{', '.join(given)} was set with JAX {jax.__version__}",
+            rule="JAX secures its coordinator by mTLS from version 0.12 on; this one would start it without mTLS",
             remedy="install JAX 0.12, or unset the variables and keep the coordinator's port inside a trusted network",
         )
 
@@ -225,7 +225,7 @@ def _check_same(process: Process, called: str) -> None:
         called,
         found=f"this process is worker {here[0]} of {here[1]} already, and is to become worker {process.index} of "
         f"{process.num_processes}",
-        rule="a process belongs to one job as long as it runs",
+        rule="a process can belong to only one job as long as it runs",
         remedy="create all strategies of a program from the same cluster",
     )
 
@@ -234,7 +234,7 @@ def _too_late(called: str) -> ContextError:
     return ContextError(
         called,
         found="JAX has initialized its devices already, without those of the other workers",
-        rule="a process joins its job before its first JAX operation (creating an array and calling jax.devices() are "
+        rule="a process must join its job before its first JAX operation (creating an array and jax.devices() are "
         "operations)",
         remedy="create the strategy right after the imports, and load data and build models after it",
     )
@@ -250,6 +250,6 @@ def _failed(process: Process, seconds: float, reason: str) -> RendezvousError:
     return RendezvousError(
         "joining the cluster",
         found=f"{waiting} after {seconds:.0f} s ({reason})",
-        rule=f"all {process.num_processes} tasks of the cluster are started, with the same cluster in TF_CONFIG",
+        rule=f"all {process.num_processes} tasks of the cluster must be started, with the same cluster in TF_CONFIG",
         remedy=f"check the output of the other tasks; {settings.RENDEZVOUS_SECONDS.name} sets the timeout",
     )

@@ -1,4 +1,4 @@
-"""`KubernetesClusterResolver`: the cluster of the pods that labels select."""
+"""`KubernetesClusterResolver`: the cluster of the running pods with given labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ExecutableLocation(enum.Enum):
 
 
 class PodClient(Protocol):
-    """The part of `kubernetes.client.CoreV1Api` that the resolver uses."""
+    """The methods of `kubernetes.client.CoreV1Api` that the resolver calls."""
 
     def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any:
         """Returns the pods with a label."""
@@ -60,8 +60,8 @@ class KubernetesClusterResolver(ClusterResolver):
             raise ArgumentError(
                 "KubernetesClusterResolver",
                 found=f"executable_location={executable_location!r}",
-                rule="executable_location is a KubernetesExecutableLocation",
-                remedy="give WITHIN_CLUSTER in a pod, otherwise OFF_CLUSTER",
+                rule="executable_location must be a KubernetesExecutableLocation",
+                remedy="pass WITHIN_CLUSTER in a pod, otherwise OFF_CLUSTER",
             )
         self._labels = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
         self._port, self._rpc_layer = tf_server_port, rpc_layer
@@ -85,8 +85,8 @@ class KubernetesClusterResolver(ClusterResolver):
                 raise AllocationError(
                     "KubernetesClusterResolver.cluster_spec",
                     found=f'Pod "{pod.metadata.name}" is not running; phase: "{pod.status.phase}"',
-                    rule=f"all pods with the label {label} are running",
-                    remedy="wait until they are, or select them by a label that only running pods have",
+                    rule=f"all pods with the label {label} must be running",
+                    remedy="wait until the pod runs, or select the pods by a label that only running pods have",
                 )
             addresses.append(f"{pod.status.host_ip}:{self._port}")
         return addresses

@@ -1,4 +1,4 @@
-"""The rendezvous of the workers of a job, at the coordinator's address, before JAX's coordinator listens there.
+"""The rendezvous of a job's workers at the coordinator's address, which names the missing ones if it fails.
 
 JAX's own rendezvous aborts the process with a C++ stack trace if not all workers join in time, and prints nothing while
 it waits. All workers therefore perform this rendezvous first. It prints which workers are missing while the others
@@ -30,7 +30,7 @@ _LONGEST_CONNECT_PAUSE_SECONDS = 1.0
 
 
 def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
-    """Waits until a program listens at an address.
+    """Waits until a program listens at the coordinator's address.
 
     Args:
         address: ``host:port``.
@@ -57,11 +57,11 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
 
 
 def unreachable(address: str, seconds: float, error: OSError) -> RendezvousError:
-    """Returns the error for an address that does not answer."""
+    """Returns the error for a coordinator's address at which no program answers."""
     return RendezvousError(
         "waiting for the coordinator",
         found=f"no process answers at {address} after {seconds:.1f} s ({error})",
-        rule="the first task of the cluster listens there before the others start to train",
+        rule="the first task of the cluster must listen there before the others start to train",
         remedy="check that it was started, that its host name resolves to its machine here, and that no firewall "
         "blocks the port",
     )
@@ -97,7 +97,7 @@ def meet(process: Process, interface: str, seconds: float, called: str) -> None:
 
 
 class _Host:
-    """Worker 0: accepts the other workers, and tells them when all have joined."""
+    """Worker 0's side of the rendezvous: accepts the other workers, and tells them when all have joined."""
 
     def __init__(self, process: Process, seconds: float) -> None:
         self._process, self._seconds = process, seconds
@@ -121,7 +121,7 @@ class _Host:
             raise _missing(self._process, missing, time.monotonic() - self._start)
 
     def _wait_for_all(self) -> list[int]:
-        """Returns the workers that have not joined in time."""
+        """Waits for the other workers, and returns those that have not joined in time."""
         reported = self._start
         while True:
             with self._changed:
@@ -159,7 +159,7 @@ class _Host:
 
 
 class _Guest:
-    """Another worker: joins at worker 0, and waits until all have joined."""
+    """The side of each other worker: connects to worker 0, and waits until all have joined."""
 
     def __init__(self, process: Process, seconds: float) -> None:
         self._process, self._seconds = process, seconds
@@ -194,7 +194,7 @@ class _Guest:
             raise RendezvousError(
                 "joining the cluster",
                 found=f"the program that answers at {address} is not worker 0 of this job: {error}",
-                rule=f"all workers have the same cluster, and the same secret if {settings.SECRET.name} is set",
+                rule=f"all workers must have the same cluster, and the same secret if {settings.SECRET.name} is set",
                 remedy="compare the clusters in TF_CONFIG; check that no program of an earlier run uses that address",
             )
         if left <= 0:
@@ -202,7 +202,7 @@ class _Guest:
 
     @contextlib.contextmanager
     def _reporting_silence(self) -> Iterator[None]:
-        """Reports that this worker waits for worker 0, if worker 0 is silent: stopped, or on an unreachable machine."""
+        """Logs that this worker waits for worker 0 if nothing comes from there for a while."""
         ended = threading.Event()
 
         def report() -> None:
@@ -218,7 +218,7 @@ class _Guest:
             ended.set()
 
     def _receives_go(self, channel: Channel) -> bool:
-        """Returns whether all have joined; False if the connection to worker 0 ended, and may be tried again."""
+        """Waits for worker 0; returns True once all workers have joined, False if the connection ended."""
         for message in channel.receive():
             self._received_at = time.monotonic()
             if "go" in message:
@@ -227,7 +227,7 @@ class _Guest:
                 raise RendezvousError(
                     "joining the cluster",
                     found=f"another process has joined as worker {self._process.index} already",
-                    rule="every process of the job is a different task of the cluster",
+                    rule="every process of the job must be a different task of the cluster",
                     remedy="give each process its own task.index in TF_CONFIG, and end processes of an earlier run",
                 )
             seconds = time.monotonic() - self._start
@@ -242,7 +242,7 @@ class _Guest:
 
 @contextlib.contextmanager
 def _closed_after(channel: Channel, seconds: float) -> Iterator[None]:
-    """Closes the channel after some time, even if worker 0 is stopped and sends nothing."""
+    """Closes the channel after some time, so that a read from a worker 0 that sends nothing ends."""
     timer = threading.Timer(seconds, channel.close)
     timer.daemon = True
     try:
@@ -273,8 +273,8 @@ def _missing(process: Process, missing: Sequence[int], seconds: float) -> Rendez
     return RendezvousError(
         "joining the cluster",
         found=f"{_named(process, missing)} did not join at {process.coordinator} within {seconds:.0f} s",
-        rule=f"all {process.num_processes} tasks of the cluster are started, with the same cluster in TF_CONFIG",
-        remedy="check that they were started, their output, and that they can reach that address; "
+        rule=f"all {process.num_processes} tasks of the cluster must be started, with the same cluster in TF_CONFIG",
+        remedy="check that they were started, what they logged, and that they can reach that address; "
         f"{settings.RENDEZVOUS_SECONDS.name} sets the timeout",
     )
 
@@ -284,6 +284,6 @@ def _taken(port: int, address: str, error: OSError, called: str) -> RendezvousEr
         called,
         found=f"port {port} of this machine is taken ({error.strerror}), so that the coordinator cannot listen at "
         f"{address}",
-        rule="the first task of the cluster listens at its address, where the others join",
+        rule="the first task of the cluster must listen at its address, where the others join",
         remedy="check that no program of an earlier run uses the port, or give the first task another port",
     )

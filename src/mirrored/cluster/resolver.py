@@ -1,4 +1,4 @@
-"""`ClusterResolver`: the interface that provides the tasks of a cluster, and which of them this process is."""
+"""`ClusterResolver`: the interface that tells the tasks of a cluster, and which of them this process is."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mirrored.cluster.spec import ClusterSpec
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """Returns ``grpc://host:port``, or the address alone without a layer."""
+    """Returns ``grpc://host:port``, or the address alone if `rpc_layer` is empty."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
 class ClusterResolver(abc.ABC):
-    """Provides the tasks of a cluster, and which of them this process is.
+    """Tells the tasks of a cluster and their addresses, and which of the tasks this process is.
 
     Setting `task_type`, `task_id` or `rpc_layer` overrides the resolved value.
 
@@ -29,7 +29,7 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the current tasks of the cluster.
+        """Returns the current tasks of the cluster and their addresses.
 
         Raises:
             ClusterError: The tasks cannot be determined.
@@ -57,7 +57,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str | None:
-        """For compatibility with TensorFlow: empty outside of Google."""
+        """An empty string; TensorFlow has other values only inside of Google."""
         return ""
 
     @property

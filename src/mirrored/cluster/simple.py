@@ -1,4 +1,4 @@
-"""`SimpleClusterResolver` for a fixed cluster, and `UnionResolver` for several resolvers combined."""
+"""`SimpleClusterResolver` for a given cluster, and `UnionResolver`, which combines the clusters of other resolvers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.errors import ArgumentTypeError, ClusterError, ClusterKeyError
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Resolves a fixed cluster.
+    """Resolves to the cluster that was passed to it.
 
     Args:
         cluster_spec: The tasks.
@@ -51,7 +51,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._accelerators = dict(num_accelerators or {})
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the given tasks."""
+        """Returns the cluster that was passed to the constructor."""
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
@@ -67,13 +67,13 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the given numbers of accelerators."""
+        """Returns the numbers of accelerators that were passed to the constructor."""
         del task_type, task_id, config_proto
         return dict(self._accelerators)
 
     @property
     def environment(self) -> str:
-        """The given environment."""
+        """The environment that was passed to the constructor."""
         return self._environment
 
 
@@ -103,9 +103,9 @@ class UnionResolver(ClusterResolver):
         if not resolvers:
             raise ClusterError(
                 "UnionResolver",
-                found="no resolvers",
+                found="no resolver was passed",
                 rule="At least one `ClusterResolver` is needed",
-                remedy="write UnionResolver(first, second)",
+                remedy="pass the resolvers to combine: UnionResolver(first, second)",
             )
         for resolver in resolvers:
             if not isinstance(resolver, ClusterResolver):
@@ -154,7 +154,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: the value that was set, or the first resolver's."""
+        """The job of this task: the value that was set, otherwise that of the first resolver."""
         return self._resolvers[0].task_type if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -163,7 +163,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task: the value that was set, or the first resolver's."""
+        """The index of this task: the value that was set, otherwise that of the first resolver."""
         return self._resolvers[0].task_id if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -172,7 +172,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol prefix of addresses: the value that was set, or the first resolver's."""
+        """The protocol prefix of addresses: the value that was set, otherwise that of the first resolver."""
         return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
@@ -186,7 +186,7 @@ def _merge(job: str, merged: dict[int, str], tasks: dict[int, str]) -> None:
         raise ClusterKeyError(
             "UnionResolver.cluster_spec",
             found=f"Duplicate keys detected when merging two ClusterSpecs: {sorted(twice)} of job {job!r}",
-            rule="each task is described by one resolver only",
+            rule="each task must be described by one resolver only",
             remedy="describe these tasks in one of the resolvers only",
         )
     merged.update(tasks)

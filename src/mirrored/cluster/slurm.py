@@ -59,7 +59,7 @@ class SlurmClusterResolver(ClusterResolver):
             raise _too_much(
                 f"Requested more GPUs per node than available: {most} tasks with {self._gpus_per_task} each, and "
                 f"{self._gpus_per_node} GPUs",
-                "the GPUs of a node are divided among its tasks",
+                "the tasks of a node must not need more GPUs than the node has",
             )
         wanted, assigned = sum(self._jobs.values()), sum(self._tasks_per_node.values())
         if wanted != assigned:
@@ -67,7 +67,7 @@ class SlurmClusterResolver(ClusterResolver):
                 f"Requested {wanted} tasks but only {assigned} were assigned"
                 if wanted > assigned
                 else f"Requested {wanted} tasks and {assigned} were assigned",
-                "the jobs have as many tasks in total as the job step",
+                "the jobs must have as many tasks in total as the Slurm job step",
             )
 
     def cluster_spec(self) -> ClusterSpec:
@@ -109,7 +109,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: the value that was set, or by its rank."""
+        """The job of this task: the value that was set, otherwise that of its Slurm rank."""
         return self._found()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -118,7 +118,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task: the value that was set, or by its rank."""
+        """The index of this task: the value that was set, otherwise that of its Slurm rank."""
         return self._found()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -135,7 +135,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Expands Slurm's short form of a list of hosts, in order.
+    """Expands Slurm's notation of host names: ``n[1-3],m5`` to n1, n2, n3 and m5.
 
     Raises:
         ClusterError: The list cannot be parsed.
@@ -151,7 +151,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """Expands Slurm's short form of the number of tasks per node.
+    """Expands Slurm's notation of task counts per node: ``2(x3),1`` to 2, 2, 2 and 1.
 
     Raises:
         ClusterError: The text cannot be parsed.
@@ -170,7 +170,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
 
 
 def _split(hostlist: str) -> Iterator[str]:
-    """Splits at the commas outside of brackets."""
+    """Splits a text at the commas outside of brackets."""
     return (part for part in re.split(r",(?![^\[]*\])", hostlist.strip()) if part)
 
 
@@ -196,7 +196,8 @@ def _tasks_per_node(given: int | Mapping[str, int] | None) -> dict[str, int]:
     counts = expand_tasks_per_node(_variable("STEP_TASKS_PER_NODE")) if given is None else [int(given)] * len(hosts)
     if len(hosts) != len(counts):
         raise _too_much(
-            f"{len(hosts)} hosts, and numbers of tasks for {len(counts)}", "every host has a number of tasks"
+            f"there are {len(hosts)} hosts, and numbers of tasks for {len(counts)}",
+            "every host must have a number of tasks",
         )
     return dict(zip(hosts, counts, strict=True))
 
@@ -218,8 +219,8 @@ def _variable(name: str) -> str:
         raise AllocationError(
             "SlurmClusterResolver",
             found=f"SLURM_{name} not found in environment",
-            rule="Slurm sets it in a job step",
-            remedy="start the program with srun, or give the corresponding argument",
+            rule="the variable must be set, as Slurm does in a job step",
+            remedy="start the program with srun, or pass the corresponding argument",
         )
     return value
 
@@ -234,9 +235,9 @@ def _number(name: str) -> int:
 def _unreadable(what: str, text: str) -> ClusterError:
     return ClusterError(
         "SlurmClusterResolver",
-        found=f"{text!r} as a {what}",
-        rule="Slurm's short forms: n[1-3],m5 for hosts, 2(x3),1 for numbers of tasks",
-        remedy="correct the environment variable, or let srun set it",
+        found=f"{text!r} cannot be read as a {what}",
+        rule="it must have Slurm's form: hosts are written n[1-3],m5, and numbers of tasks per node 2(x3),1",
+        remedy="unset the environment variable that has this value, and start the program with srun, which sets it",
     )
 
 

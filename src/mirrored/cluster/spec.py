@@ -70,8 +70,8 @@ class ClusterSpec:
             raise ClusterError(
                 "ClusterSpec.task_address",
                 found=f"No task with index {task_index!r} in job {job_name!r}",
-                rule=f"the job has the tasks {sorted(tasks)}",
-                remedy="give one of these indices (in TF_CONFIG: task.index)",
+                rule=f"the index must be one of {sorted(tasks)}",
+                remedy="pass one of these indices (in TF_CONFIG: task.index)",
             )
         return tasks[task_index]
 
@@ -89,8 +89,8 @@ class ClusterSpec:
             raise ClusterError(
                 f"ClusterSpec.{method}",
                 found=f"No such job in cluster: {job!r}",
-                rule=f"the jobs are {self.jobs}",
-                remedy="give one of these jobs",
+                rule=f"the job must be one of {self.jobs}",
+                remedy="pass one of these jobs",
             )
         return self._jobs[job]
 
@@ -128,9 +128,9 @@ def _indexed(tasks: object) -> dict[int, str]:
         if index < 0:
             raise ClusterError(
                 "ClusterSpec",
-                found=f"the task index {index}",
-                rule="tasks are counted from zero",
-                remedy="give an index that is not negative",
+                found=f"a task has the index {index}",
+                rule="the index of a task must be at least 0",
+                remedy="pass an index that is not negative",
             )
     return {index: _text(address, tasks) for index, address in pairs}
 
@@ -145,6 +145,6 @@ def _wrong(found: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "ClusterSpec",
         found=f"{found!r}"[:300],
-        rule="`cluster` is a dictionary from job names to lists of addresses (or to dictionaries by index)",
+        rule="`cluster` must be a dictionary from job names to lists of addresses (or to dictionaries by index)",
         remedy='write ClusterSpec({"worker": ["host0:2222", "host1:2222"]})',
     )

@@ -85,7 +85,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver of the cluster's tasks."""
+        """The resolver that told the cluster's tasks."""
         return self._cluster_resolver
 
 
@@ -110,7 +110,7 @@ def _together(process: Process) -> list[str | jax.Device]:
         raise DeviceError(
             called,
             found=found,
-            rule="all workers have devices of one kind",
+            rule="all workers must have devices of one kind",
             remedy="check the driver of the workers that have found no accelerator (mirrored doctor), or hide the "
             "accelerators of the others (JAX_PLATFORMS=cpu)",
         )
@@ -119,7 +119,7 @@ def _together(process: Process) -> list[str | jax.Device]:
 
 
 def warn_of_models(models: Sequence[str]) -> None:
-    """Warns if workers have devices of different models.
+    """Warns if the workers' devices are of different models.
 
     Each worker updates its copies of variables by its own compiled program. The compiler chooses other kernels for
     another model, and their results may differ in the last bits.

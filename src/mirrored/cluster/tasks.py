@@ -19,7 +19,7 @@ PS: Final = "ps"
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A task as a process of JAX's distributed runtime.
+    """Which process of JAX's distributed runtime a task becomes, and where the runtime's coordinator is.
 
     Attributes:
         coordinator: The address of process 0, ``host:port``.
@@ -38,7 +38,7 @@ class Process:
 
 
 def process_of(resolver: ClusterResolver) -> Process | None:
-    """Returns the process of JAX's distributed runtime that the resolver's task becomes.
+    """Returns which process of JAX's distributed runtime the resolver's task becomes.
 
     Parameter servers in the cluster are accepted and unused; an evaluator runs independently.
 
@@ -61,8 +61,8 @@ def process_of(resolver: ClusterResolver) -> Process | None:
         if len(trainers) <= 1:
             return None
         raise _error(
-            f"a cluster of {len(trainers)} tasks, and a task of type {job!r} and index {index!r}",
-            "every process says which task of the cluster it is",
+            f"the cluster has {len(trainers)} tasks, and this task has the type {job!r} and the index {index!r}",
+            "every process must say which task of the cluster it is",
             'add "task": {"type": "worker", "index": 0} to TF_CONFIG, or set task_type and task_id',
         )
     _check_task(spec, job, index)
@@ -84,14 +84,14 @@ def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
     unknown = [job for job in spec.jobs if job not in (CHIEF, WORKER, EVALUATOR, PS)]
     if unknown:
         raise _error(
-            f"the jobs {unknown}",
-            f"the jobs of a cluster are {CHIEF}, {WORKER}, {EVALUATOR} and {PS} (which is unused)",
-            "rename them",
+            f"the cluster has the jobs {unknown}",
+            f"the jobs of a cluster must be {CHIEF}, {WORKER}, {EVALUATOR} or {PS} (which is unused)",
+            "rename these jobs",
         )
     if CHIEF in spec.jobs and spec.num_tasks(CHIEF) > 1:
         raise _error(
             f"There must be at most one 'chief' job; found {spec.num_tasks(CHIEF)} chiefs",
-            "a cluster has one chief at most",
+            "a cluster can have one chief at most",
             "make the other chiefs workers",
         )
     jobs = [job for job in (CHIEF, WORKER) if job in spec.jobs]
@@ -113,8 +113,8 @@ def check_addresses(spec: ClusterSpec, source: str) -> None:
     if twice:
         raise _error(
             f"{source} gives the address {twice[0]} to {addresses[twice[0]]} tasks",
-            "every task has an address of its own",
-            "give them different hosts or ports",
+            "every task must have an address of its own",
+            "give the tasks different hosts or ports",
         )
 
 
@@ -143,8 +143,8 @@ def _check_port(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
         raise _error(
-            f"the address {address!r}",
-            "an address is a host and a port",
+            f"a task has the address {address!r}",
+            "an address must be a host and a port",
             'write "host0.example.com:2222"',
         )
 
@@ -153,7 +153,7 @@ def _check_port(address: str) -> None:
 
 
 def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> ClusterSpec:
-    """Returns a `ClusterSpec` from a `ClusterSpec` or a dict.
+    """Converts a dict to a `ClusterSpec`; returns a `ClusterSpec` unchanged.
 
     Raises:
         ArgumentTypeError: `cluster_spec` has another type.
@@ -163,7 +163,7 @@ def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> C
     raise ArgumentTypeError(
         "normalize_cluster_spec",
         found=f"{cluster_spec!r}"[:200],
-        rule="`cluster_spec` is a dict or a `ClusterSpec`",
+        rule="`cluster_spec` must be a dict or a `ClusterSpec`",
         remedy='write {"worker": ["host0:2222"]}',
     )
 
@@ -171,7 +171,7 @@ def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> C
 def is_chief(
     cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None = None, task_id: int | None = None
 ) -> bool:
-    """Returns whether a task is the chief: the task of that type, otherwise worker 0; an evaluator is its own chief.
+    """Returns whether a task is the chief: that of type "chief", otherwise worker 0; an evaluator is its own chief.
 
     Raises:
         ClusterError: There is no such task.
@@ -186,13 +186,15 @@ def is_chief(
 
 
 def worker_count(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str) -> int:
-    """Returns the number of tasks that train together with a task of this type.
+    """Returns the number of tasks that train together with a task of the given type.
 
     Raises:
         ClusterError: A task of this type does not train.
     """
     if task_type not in (CHIEF, WORKER, EVALUATOR):
-        raise _error(f"Unexpected `task_type` {task_type!r}", "a task trains or evaluates", "give 'worker' or 'chief'")
+        raise _error(
+            f"Unexpected `task_type` {task_type!r}", "a task must train or evaluate", "give 'worker' or 'chief'"
+        )
     spec = normalize_cluster_spec(cluster_spec)
     if task_type == EVALUATOR:
         return spec.num_tasks(EVALUATOR) if EVALUATOR in spec.jobs else 1

@@ -80,12 +80,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str | None:
-        """The given environment."""
+        """The environment that was passed to the constructor."""
         return self._environment
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: the given one, or that in TF_CONFIG, as a string.
+        """The job of this task: the value that was passed or set, otherwise that in TF_CONFIG.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -99,7 +99,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task: the given one, or that in TF_CONFIG, as an int.
+        """The index of this task: the value that was passed or set, otherwise that in TF_CONFIG.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -113,7 +113,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol prefix of addresses: the given one, or that in TF_CONFIG."""
+        """The protocol prefix of addresses: the value that was passed or set, or that in TF_CONFIG."""
         return _config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
@@ -142,7 +142,7 @@ def _section(key: str) -> Mapping[str, Any]:
 
 
 def _task_index(index: Any) -> int:
-    """Returns the index as an int; TensorFlow's examples also write it as a string."""
+    """Returns the task index in TF_CONFIG as an int; TensorFlow's examples also write it as a string."""
     is_text = isinstance(index, str) and index.isascii() and index.isdecimal()
     if not is_text and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
         raise _malformed(f"its task.index is {index!r}", "an int, 0 or more")

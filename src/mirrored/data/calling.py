@@ -1,4 +1,4 @@
-"""Calls user functions on elements: unpacks tuples like TensorFlow, and adds the element's index to errors."""
+"""Calls user functions on elements: unpacks tuples like TensorFlow, and adds the element's index to exceptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.data.elements import Element, handed_out, own_element
 
 
 def call(function: Callable[..., Any], element: Element, called: str, index: int) -> Any:
-    """Calls `function(element)`, or `function(*element)` for a tuple, on the host.
+    """Calls `function(element)`, or `function(*element)` if the element is a tuple, with JAX operations on the CPU.
 
     An exception keeps its type and traceback. A note adds the index of the element.
     """
@@ -31,7 +31,7 @@ def call(function: Callable[..., Any], element: Element, called: str, index: int
 
 
 class _Clock(threading.local):
-    """The time that this thread has spent in user functions."""
+    """The seconds that the current thread has spent in user functions."""
 
     seconds = 0.0
 
@@ -40,12 +40,12 @@ _clock = _Clock()
 
 
 def function_seconds() -> float:
-    """Returns the seconds that this thread has spent in user functions of pipelines."""
+    """Returns the seconds that the current thread has spent in user functions of pipelines."""
     return _clock.seconds
 
 
 def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:
-    """Calls `function` like `call`, and converts the result to an element."""
+    """Calls a user function like `call`, and converts its return value to an element."""
     result = call(function, element, called, index)
     with naming_element(called, index):
         return own_element(result, called)
@@ -75,7 +75,7 @@ class naming_element:
 
 
 class no_end:
-    """A context manager for user code that can run while elements are read: its StopIteration is an error.
+    """A context manager that turns a StopIteration of user code into an error, so that it does not end the data.
 
     A StopIteration would silently end the iteration.
     """

@@ -1,4 +1,4 @@
-"""Cursors: stream iterators with a position that can be saved, for the operations that Grain does not have."""
+"""Cursors (iterators that can save and restore how far they have read) for the operations that Grain does not have."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mirrored.errors import InputError
 
 
 class Cursor(Protocol):
-    """An iterator over a stream, with a position that can be saved. Grain's iterators are cursors."""
+    """An iterator that can save and restore its position: how far it has read. Grain's iterators are cursors."""
 
     def __next__(self) -> Element: ...
 
     def get_state(self) -> Any:
-        """Returns the position as JSON-like data."""
+        """Returns the position after the element that was read last, as JSON-like data."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position."""
+        """Continues from a position that `get_state` returned."""
         ...
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ def beyond_end(position: int | None = None, count: int | None = None) -> InputEr
 
 
 def read_again(cursor: Any) -> Any:
-    """Returns the next element of a cursor or iterator, which was read before the position was saved.
+    """Returns the iterator's next element, to repeat reads that were made before the position was saved.
 
     Raises:
         InputError: The data have no further element. StopIteration would end the iteration that restores the position.
@@ -73,7 +73,7 @@ class Iterators:
         self._last: Any = None
 
     def __call__(self) -> Iterator[Any]:
-        """Returns a new iterator.
+        """Returns a new iterator of the iterable.
 
         Raises:
             InputError: `make` returned the iterator of an earlier iteration, which is exhausted or in use.
@@ -82,9 +82,9 @@ class Iterators:
         if made is self._last:
             raise InputError(
                 self._called,
-                found=f"the same iterator ({type(made).__name__}) for a second iteration",
-                rule="a dataset is read again in every epoch; an iterator returns its elements only once, so the "
-                "next epoch would have no steps",
+                found=f"a second iteration got the same iterator ({type(made).__name__}) as the first one",
+                rule="a dataset must return a new iterator in every epoch: an iterator returns its elements only once, "
+                "so the next epoch would have no steps",
                 remedy="create a new iterator for each iteration: a generator function, or an __iter__ that yields",
             )
         self._last = made
@@ -92,7 +92,7 @@ class Iterators:
 
 
 class IterableCursor:
-    """Reads a Python iterable. A position is a count; restoring it reads the preceding elements again.
+    """Reads a Python iterable. The saved position is the number of elements read; restoring reads them again.
 
     Args:
         make: Creates the iterable; called for every iteration.
@@ -135,7 +135,7 @@ class IterableCursor:
 
 
 class SequenceCursor:
-    """Reads several cursors in sequence: concatenate, repeat, several files.
+    """Reads several streams one after the other, for concatenate, repeat and several files.
 
     Args:
         open_part: Opens part i, or returns None after the last one.
@@ -184,7 +184,7 @@ class SequenceCursor:
 
 
 class StrideCursor:
-    """Returns every `step`-th element, beginning at index `start`: skip and shard."""
+    """Returns every `step`-th element of its parent, beginning at index `start`, for skip and shard."""
 
     def __init__(self, parent: Cursor, start: int, step: int) -> None:
         self._parent, self._step = parent, step
@@ -296,7 +296,7 @@ class InterleaveCursor:
 
 
 class RebatchCursor:
-    """Regroups the rows of the parent's batches into batches of `size` rows.
+    """Regroups the rows of its parent's batches into batches of `size` rows.
 
     A position is that of the parent before the current batch, and the number of its rows that were returned. Grain's
     RebatchIterDataset has the same positions, but returns an additional batch of zero rows after a position that was
@@ -326,7 +326,7 @@ class RebatchCursor:
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
 
     def _read(self) -> bool:
-        """Reads the next batch; returns False at the end."""
+        """Reads the parent's next batch; returns False at the end of the data."""
         before = self._parent.get_state()
         try:
             batch = next(self._parent)

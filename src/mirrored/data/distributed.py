@@ -111,7 +111,7 @@ class DistributedIterator:
         return value
 
     def _settled(self, item: FeedItem) -> Any:
-        """What several workers make of what each of them has read.
+        """Returns this worker's element of a step on which all workers agree; an empty batch if its data has ended.
 
         A worker that has no more data goes on with empty batches: the feed gives the end once more next time, because
         that item is not the one that was handed out last.
@@ -138,7 +138,7 @@ class DistributedIterator:
         return self._end_error(
             "DistributedIterator.get_next",
             found="End of sequence: the dataset has no more elements",
-            rule="get_next is called only while elements remain",
+            rule="get_next can be called only while elements remain",
             remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
         )
 
@@ -167,7 +167,7 @@ class DistributedIterator:
         return {"version": _VERSION, "examples": examples, "reader": position}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position in the same data: the next element starts with the example after it.
+        """Continues from a saved position: the next element starts with the example after that position.
 
         Context: at any time, also after the end. Prefetched elements are dropped.
 
@@ -181,9 +181,9 @@ class DistributedIterator:
         if state.get("version") != _VERSION or "reader" not in state:
             raise ArgumentError(
                 "DistributedIterator.set_state",
-                found=f"{state!r}",
-                rule="a position is a value that get_state() of a distributed iterator returned",
-                remedy="pass that value unchanged",
+                found=f"{state!r} is not a position of a distributed iterator",
+                rule="a position must be a value that get_state() of a distributed iterator returned",
+                remedy="pass the result of get_state() unchanged",
             )
         if self._done == "closed":
             raise _closed()
@@ -200,11 +200,11 @@ class DistributedIterator:
         close_at_exit(self._feed)
 
     def stats(self) -> InputStats:
-        """Returns the time spent in each part of the input pipeline."""
+        """Returns the times of reading, mapping and transfer, and how long the training loop waited."""
         return self._stats
 
     def close(self) -> None:
-        """Stops the worker and closes the source. More than once does no harm; `get_state` still gives the position."""
+        """Stops the input thread and closes the source; `get_state` still returns the position."""
         if self._done is None and self._handed[1] is None:
             with contextlib.suppress(Exception):  # a source that cannot be opened can still be closed
                 self.get_state()
@@ -304,7 +304,7 @@ def refuse_transformation(kind: str, name: str) -> NoReturn:
     raise TransformationError(
         f"{kind}.{name}",
         found="the dataset is already distributed: its elements are per-replica values on devices",
-        rule="transformations are applied before the dataset is distributed",
+        rule="transformations must be applied before the dataset is distributed",
         remedy=f"call strategy.experimental_distribute_dataset(dataset.{name}(...)) on the original dataset, or move "
         "per-replica computation into the function passed to strategy.run",
     )
@@ -314,6 +314,6 @@ def _closed() -> InputError:
     return InputError(
         "DistributedIterator",
         found="it was used after close(), or after it raised an error",
-        rule="a closed iterator returns no elements",
+        rule="a closed iterator cannot return elements",
         remedy="create a new one with iter(dataset)",
     )

@@ -59,8 +59,8 @@ def distribute_dataset(
     if isinstance(dataset, DistributedDataset):
         raise ArgumentError(
             called,
-            found="a dataset that is already distributed",
-            rule="a dataset is distributed once",
+            found="the dataset is already distributed",
+            rule="a dataset can be distributed only once",
             remedy="iterate over it directly",
         )
     source = as_source(dataset, options.batch_size, called)
@@ -129,12 +129,12 @@ def _contexts(
 
 
 def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
-    """Returns the indices of the processes whose devices hold replicas."""
+    """Returns the sorted indices of the processes whose devices hold replicas."""
     return sorted({0} if device_assignment is None else {device.process_index for device in device_assignment.devices})
 
 
 def _share(device_assignment: DeviceAssignment | None) -> WorkerShare | None:
-    """Returns this worker's share of a job of several workers; None if one worker executes all replicas."""
+    """Describes this worker among the workers of its job; returns None if one worker executes all replicas."""
     workers = _workers(device_assignment)
     if device_assignment is None or len(workers) == 1:
         return None
@@ -152,9 +152,9 @@ def _checked(options: object, called: str, from_function: bool) -> InputOptions:
     if not isinstance(options, InputOptions):
         raise ArgumentError(
             called,
-            found=f"options={options!r} ({type(options).__name__})",
-            rule="options is a mirrored.data.InputOptions",
-            remedy="pass tf.data options to dataset.with_options(...)",
+            found=f"options={options!r} is a {type(options).__name__}",
+            rule="options must be a mirrored.data.InputOptions",
+            remedy="pass an InputOptions here, and tf.data options to dataset.with_options(...)",
         )
     options.check(called, from_function)
     return options

@@ -21,7 +21,7 @@ Element: TypeAlias = Any
 
 
 def snapshot(array: np.ndarray) -> np.ndarray:
-    """Returns an aligned, read-only copy of a source array.
+    """Returns an aligned, read-only copy of an array that a dataset is created from.
 
     Memory-mapped files are used in place, since they may be larger than memory.
     """
@@ -37,7 +37,7 @@ def _is_mapped(array: object) -> bool:
 
 
 def as_element(value: PyTree, called: str) -> Element:
-    """Converts a return value of user code to an element, without copying arrays.
+    """Converts a return value of user code to an element (a pytree of NumPy arrays), without copying arrays.
 
     Arrays, numbers and lists become NumPy arrays. Python floats become float32 and ints int32, as in TensorFlow and
     JAX; strings become UTF-8 bytes.
@@ -51,14 +51,14 @@ def as_element(value: PyTree, called: str) -> Element:
         raise StructureError(
             called,
             found="the element is None",
-            rule="an element is a pytree of arrays",
+            rule="an element must be a pytree of arrays",
             remedy="return the arrays; use .filter(predicate) to drop elements",
         )
     return jax.tree.map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
 
 
 def own_element(value: PyTree, called: str) -> Element:
-    """Converts like `as_element`, and copies arrays that user code may overwrite, such as a reused buffer."""
+    """Converts a value like `as_element`, and copies arrays that user code may overwrite, such as a reused buffer."""
     element = as_element(value, called)
     if isinstance(element, np.ndarray):
         return owned(element)
@@ -66,7 +66,7 @@ def own_element(value: PyTree, called: str) -> Element:
 
 
 def handed_out(element: Element) -> Element:
-    """Returns the element, and records that user code has access to its arrays, so that they are not overwritten."""
+    """Records that user code can write to the element's arrays, and returns the element."""
     for leaf in jax.tree.leaves(element):
         expose(leaf)
     return element
@@ -88,8 +88,8 @@ def _array(leaf: object, called: str) -> np.ndarray:
     except ValueError as error:
         raise StructureError(
             called,
-            found=f"a ragged list: {error}",
-            rule="a list in an element becomes one array",
+            found=f"a list is ragged: {error}",
+            rule="a list in an element becomes one array, so its rows must have one length",
             remedy="use a tuple for a structure, or pad the rows to one length",
         ) from error
     if array.dtype.kind in "UST" or (array.dtype.kind == "O" and _are_texts(array)):
@@ -97,15 +97,15 @@ def _array(leaf: object, called: str) -> np.ndarray:
     if array.dtype.kind == "O" and array.size:
         raise StructureError(
             called,
-            found=f"a leaf of type {type(leaf).__name__}: {leaf!r}",
-            rule="the leaves of an element are arrays, numbers, strings or bytes",
+            found=f"a leaf is of type {type(leaf).__name__}: {leaf!r}",
+            rule="the leaves of an element must be arrays, numbers, strings or bytes",
             remedy="convert the leaf with numpy.asarray in the function that returns it",
         )
     return array
 
 
 def _are_texts(array: np.ndarray) -> bool:
-    """Returns whether all items are strings or bytes, as in a column of a table."""
+    """Returns whether all items of an array are strings or bytes, as in a column of a table."""
     return bool(array.size) and all(isinstance(item, str | bytes) for item in array.ravel())
 
 
@@ -114,7 +114,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Narrows 64-bit Python numbers as TensorFlow and JAX do: to float32, and to int32 if the values fit."""
+    """Narrows the 64-bit numbers of Python as TensorFlow and JAX do: to float32, and to int32 if the values fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:
@@ -141,7 +141,7 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
             raise StructureError(
                 called,
                 found=f"element 0 of the batch is {treedef}, element {index} is {other}",
-                rule="all elements of a dataset have the same structure",
+                rule="all elements of a dataset must have the same structure",
                 remedy="return the same keys and tuple lengths for every element",
             )
         for column, leaf in zip(columns, leaves, strict=True):
@@ -163,7 +163,7 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
                 called,
                 found=f"the leaf element{name} is {described(first)} in element 0 of the batch "
                 f"and {described(leaf)} in element {index}",
-                rule="the elements of a batch have equal shapes and dtypes",
+                rule="the elements of a batch must have equal shapes and dtypes",
                 remedy="pad them with .padded_batch(...), or map them to one shape and dtype before .batch(...)",
             )
     out = aligned_empty((len(column), *shape), dtype)
@@ -177,14 +177,14 @@ def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def described(leaf: HostArray | np.generic | bytes) -> str:
-    """Formats the dtype and shape of a leaf: ``float32[3, 2]``."""
+    """Formats the dtype and shape of an array: ``float32[3, 2]``."""
     if isinstance(leaf, bytes):
         return "bytes"
     return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{', '.join(map(str, np.shape(leaf)))}]"
 
 
 def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
-    """Returns rows of an array: a view for a range, an aligned copy for other positions."""
+    """Returns rows of an array: a view if the positions are a range, otherwise an aligned copy."""
     if isinstance(positions, range):
         stop: int | None = positions.stop
         if positions.step < 0 and positions.stop < 0:
@@ -240,7 +240,7 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
             raise StructureError(
                 called,
                 found=f"element {index} of the batch is {described(leaf)}, the padded shape is {list(full)}",
-                rule="no dim of an element is larger than in the padded shape",
+                rule="no dim of an element can be larger than in the padded shape",
                 remedy="pass None for that dim in padded_shapes, or a larger number",
             )
     dtype = column[0].dtype

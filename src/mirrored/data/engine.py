@@ -1,4 +1,4 @@
-"""Adapter for Grain: the only module that imports it. Import it through `mirrored.data.extra.engine`."""
+"""Adapter for Grain: the only module that imports it. Get it by `mirrored.data.extra.engine()`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
 class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ships no types
-    """Wraps a `Cursor` as a Grain iterator."""
+    """A Grain iterator that reads from a `Cursor`."""
 
     def __init__(self, cursor: Cursor) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
         return next(self._cursor)
 
     def get_state(self) -> Any:
-        """Returns the cursor's position."""
+        """Returns the cursor's position: how far it has read."""
         return self._cursor.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves the cursor to a position."""
+        """Moves the cursor to a position that `get_state` returned."""
         self._cursor.set_state(state)
 
     def close(self) -> None:
-        """Closes the cursor."""
+        """Closes the cursor; repeated calls have no effect."""
         # Grain calls close from __del__, also when __init__ has not finished.
         if not getattr(self, "_closed", True):
             self._closed = True
@@ -43,7 +43,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
 
 
 class CursorDataset(grain.IterDataset):  # type: ignore[misc]
-    """A Grain dataset that creates a new cursor for every iteration."""
+    """A Grain dataset that creates a new `Cursor` for every iteration."""
 
     def __init__(self, make: Callable[[], Cursor], name: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
-    """Returns a dataset whose element i is `item(i)`, read by `threads` threads (0: by the caller)."""
+    """Returns a dataset whose element i is `item(i)`, computed in `threads` threads (0: in the caller's)."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
@@ -70,29 +70,29 @@ def is_beyond_end(error: IndexError) -> bool:
 
 
 def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
-    """Returns a dataset that is read by a `Cursor`."""
+    """Returns a Grain dataset whose iterations read from a `Cursor` that `make` creates."""
     return CursorDataset(make, name)
 
 
 def map_with_index(parent: grain.IterDataset, function: Callable[[int, Any], Any]) -> Any:
-    """Applies `function(i, element)` to every element."""
+    """Returns a dataset of `function(i, element)` for every element i."""
     return parent.map_with_index(function)
 
 
 def filter_elements(parent: grain.IterDataset, predicate: Callable[[Any], bool]) -> Any:
-    """Keeps the elements for which `predicate` is True, without Grain's warning if they are few."""
+    """Keeps the elements for which `predicate` is True, without Grain's warning that few remain."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 
 def batch(
     parent: grain.IterDataset, size: int, drop_remainder: bool, make_batch: Callable[[Sequence[Any]], Any]
 ) -> Any:
-    """Batches groups of `size` elements."""
+    """Groups `size` consecutive elements, and returns a dataset of `make_batch(group)`."""
     return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
 
 
 def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
-    """Splits every element into its rows."""
+    """Replaces every element by the list of elements that `rows(element)` returns."""
 
     class GrainRows(experimental.FlatMapTransform):  # type: ignore[misc]
         def flat_map(self, element: Element) -> list[Any]:
@@ -107,7 +107,7 @@ def limit(parent: grain.IterDataset, count: int) -> Any:
 
 
 def zip_shortest(parents: Sequence[Any]) -> Any:
-    """Zips the parents, and ends with the shortest."""
+    """Returns a dataset of tuples with one element per parent, which ends with the shortest parent."""
     return experimental.ZipIterDataset(parents, strict=False)
 
 

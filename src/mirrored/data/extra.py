@@ -10,7 +10,7 @@ from mirrored.extras import load
 
 @functools.cache
 def engine() -> Any:
-    """Imports `mirrored.data.engine`, which requires Grain.
+    """Imports and returns `mirrored.data.engine`, which requires Grain.
 
     Raises:
         MissingExtraError: Grain is not installed.
@@ -20,7 +20,7 @@ def engine() -> Any:
 
 @functools.cache
 def crc32c() -> Any:
-    """Imports `google_crc32c`, which computes the checksums of TFRecord files.
+    """Imports and returns `google_crc32c`, which computes the checksums of TFRecord files.
 
     Raises:
         MissingExtraError: google-crc32c is not installed.

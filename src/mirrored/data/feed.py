@@ -1,4 +1,4 @@
-"""Prefetches batches: places the next batches on their devices while the current step runs.
+"""Prefetches batches: puts the next batches on their devices while the current step runs.
 
 While producing a batch is fast, the training loop itself produces it: transfers are asynchronous and overlap with the
 step anyway, so a thread would cost more than it saves. Once batches take longer, an input thread produces them.
@@ -56,7 +56,7 @@ class InputStats:
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._parts(before).items())
 
     def longest(self, before: InputStats | None = None) -> str:
-        """Returns the part that took longest: ``read``, ``map`` or ``transfer``."""
+        """Returns which took the longest time: ``read``, ``map`` or ``transfer``."""
         parts = self._parts(before)
         return max(parts, key=parts.__getitem__)
 
@@ -79,7 +79,7 @@ class StallWatch:
         self._reported = False
 
     def after_batch(self, now: float) -> None:
-        """Checks the time window that ends now, if it is long enough."""
+        """Checks whether the loop mostly waited for input in the time window that ends now; ignores short windows."""
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return
@@ -105,12 +105,12 @@ _THREAD_NAME: Final = "mirrored-input"
 
 @dataclasses.dataclass(slots=True)
 class FeedItem:
-    """A batch that is ready to use.
+    """A batch on its devices, or the exception that was raised instead of it.
 
     Attributes:
         value: The batch on its devices.
         examples: Number of examples in the batch.
-        state: The source's position after the batch.
+        state: The position in the data after the batch. (By then the input thread may have read further.)
         error: The exception raised instead of a batch, or the StopIteration at the end.
     """
 
@@ -121,7 +121,7 @@ class FeedItem:
 
 
 class Feed:
-    """Produces items ahead of time and returns them in order.
+    """A queue of batches that are produced before the training loop requests them.
 
     Args:
         produce: Produces the next item; raises StopIteration after the last one.
@@ -142,7 +142,7 @@ class Feed:
         self._produce, self._close_source, self._ahead = produce, close_source, ahead
         self._stats, self._stall_seconds = stats, stall_seconds
         self._ready: collections.deque[FeedItem] = collections.deque()
-        self._given: FeedItem | None = None  # by the latest `next`
+        self._given: FeedItem | None = None  # the item that `next` returned last
         self._changed = threading.Condition()
         self._uses_worker = self._was_started = False
         self._worker: threading.Thread | None = None  # set by the input thread
@@ -151,11 +151,11 @@ class Feed:
         self._watch = StallWatch(stats)
 
     def next(self, last: FeedItem | None) -> FeedItem:
-        """Returns the next item. The last item holds an error or StopIteration.
+        """Returns the next batch; after the last one, an item that holds the StopIteration or another exception.
 
         Args:
-            last: The item that the training loop received last. If another item was returned since, an interrupt came
-                in between, or the loop did not take it: that item is returned again.
+            last: The item that the training loop received last. If the feed has returned a later item that the loop
+                never received (an interrupt) or did not accept, that item is returned again.
         """
         if self._given is not None and self._given is not last:
             return self._given
@@ -189,7 +189,7 @@ class Feed:
                 with eager():
                     item = self._produce()
             self._ready.append(item)
-        except BaseException as error:  # an interrupt, too, that comes before what was read is among what is ready
+        except BaseException as error:  # also an interrupt between reading an item and appending it
             self._ended = True
             self._ready.append(FeedItem(error=error))
         # Many in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
@@ -203,7 +203,7 @@ class Feed:
         self._ensure_started()
 
     def _ensure_started(self) -> None:
-        """Starts an input thread, unless one was started. It starts another one after an interrupted start."""
+        """Starts the input thread unless it has started; called again if an interrupt stopped the start."""
         if self._was_started:
             return
         # The thread runs user functions, so it needs the context variables of the training loop.
@@ -244,7 +244,7 @@ class Feed:
             return item
 
     def _take(self) -> FeedItem:
-        """The first item that is ready. An interrupt at any place in here loses none and gives none twice."""
+        """Removes and returns the first ready item such that an interrupt anywhere in here loses or repeats no item."""
         self._drop_given()
         item = self._given = self._ready[0]
         self._drop_given()
@@ -266,7 +266,7 @@ class Feed:
         )
 
     def close(self) -> None:
-        """Stops the input thread, waits for it, and closes the source."""
+        """Stops the input thread, waits for its end, and closes the source."""
         with self._changed:
             if self._stopped:
                 return

@@ -25,7 +25,7 @@ class InputReplicationMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-    """How a dataset is distributed.
+    """Options of `experimental_distribute_dataset` and `distribute_datasets_from_function`.
 
     Args:
         experimental_fetch_to_device: Whether batches are placed on the replicas' devices. If False, they stay in host
@@ -65,36 +65,62 @@ class InputOptions:
     stall_seconds: float = 10.0
 
     def ahead(self, num_replicas: int) -> int:
-        """Returns the number of batches placed on devices ahead of the step."""
+        """Returns the number of batches that are put on devices before the step requests them."""
         return self.prefetch if self.prefetch is not None else num_replicas * self.experimental_per_replica_buffer_size
 
     def check(self, called: str, from_function: bool) -> None:
-        """Checks that the values are valid and have an effect in combination.
+        """Checks that each option has a permitted value and has an effect together with the others.
 
         Raises:
             ArgumentError: They are not or do not, for example PER_REPLICA outside `distribute_datasets_from_function`.
         """
         check_last_batch(self.last_batch, called)
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
-        wrong = None
         if per_replica and not from_function:
-            wrong = "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`"
-        elif self.experimental_place_dataset_on_device and not per_replica:
-            wrong = "`experimental_place_dataset_on_device` requires the replication mode PER_REPLICA"
-        elif self.experimental_place_dataset_on_device and self.experimental_fetch_to_device:
-            wrong = "`experimental_place_dataset_on_device` can not be set together with `experimental_fetch_to_device`"
-        elif from_function and self.last_batch != "split":
-            wrong = f'last_batch="{self.last_batch}" applies to global batches; this function gets per-replica batches'
-        elif (self.prefetch or 0) < 0 or self.experimental_per_replica_buffer_size < 1 or self.stall_seconds <= 0:
-            wrong = (
-                "prefetch is at least 0, experimental_per_replica_buffer_size at least 1, and stall_seconds more than 0"
+            raise ArgumentError(
+                called,
+                found="experimental_replication_mode is PER_REPLICA",
+                rule="InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`",
+                remedy="omit experimental_replication_mode, or call distribute_datasets_from_function",
             )
-        if wrong is not None:
-            raise ArgumentError(called, found=f"{self}", rule=wrong, remedy="see mirrored.data.InputOptions")
+        if self.experimental_place_dataset_on_device and not per_replica:
+            raise ArgumentError(
+                called,
+                found=f"the replication mode is {self.experimental_replication_mode.name}",
+                rule="`experimental_place_dataset_on_device` requires the replication mode PER_REPLICA",
+                remedy="omit experimental_place_dataset_on_device",
+            )
+        if self.experimental_place_dataset_on_device and self.experimental_fetch_to_device:
+            raise ArgumentError(
+                called,
+                found="both options are True",
+                rule="`experimental_place_dataset_on_device` can not be set together with "
+                "`experimental_fetch_to_device`",
+                remedy="pass experimental_fetch_to_device=False, or omit experimental_place_dataset_on_device",
+            )
+        if from_function and self.last_batch != "split":
+            raise ArgumentError(
+                called,
+                found=f"last_batch={self.last_batch!r} was passed",
+                rule="last_batch applies to global batches, and the dataset of this function has per-replica batches",
+                remedy="omit last_batch, or distribute global batches with experimental_distribute_dataset",
+            )
+        for name, is_valid, rule in (
+            ("prefetch", self.prefetch is None or self.prefetch >= 0, "at least 0"),
+            ("experimental_per_replica_buffer_size", self.experimental_per_replica_buffer_size >= 1, "at least 1"),
+            ("stall_seconds", self.stall_seconds > 0, "more than 0"),
+        ):
+            if not is_valid:
+                raise ArgumentError(
+                    called,
+                    found=f"{name}={getattr(self, name)}",
+                    rule=f"{name} must be {rule}",
+                    remedy=f"pass a larger {name}, or omit it",
+                )
 
 
 class InputContext:
-    """Describes the input pipeline that a dataset function builds: its index and the number of pipelines and replicas.
+    """Tells a dataset function which input pipeline it builds, of how many, and for how many replicas.
 
     Args:
         num_input_pipelines: Number of input pipelines.
@@ -115,7 +141,7 @@ class InputContext:
 
     @property
     def num_input_pipelines(self) -> int:
-        """The number of input pipelines."""
+        """The number of input pipelines, each of which is built by one call of the function."""
         return self._num_input_pipelines
 
     @property
@@ -125,11 +151,11 @@ class InputContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The total number of replicas."""
+        """The number of replicas of all workers."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns the per-replica batch size.
+        """Divides a global batch size by the number of replicas.
 
         Raises:
             ArgumentError: `global_batch_size` is not divisible by the number of replicas.
@@ -139,7 +165,7 @@ class InputContext:
                 "InputContext.get_per_replica_batch_size",
                 found=f"The `global_batch_size` {global_batch_size} is not divisible by `num_replicas_in_sync` "
                 f"{self._num_replicas_in_sync}",
-                rule="every replica gets batches of the same size",
+                rule="every replica must get batches of the same size",
                 remedy="choose a multiple of it, or use experimental_distribute_dataset, which splits any batch",
             )
         return global_batch_size // self._num_replicas_in_sync

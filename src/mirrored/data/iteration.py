@@ -1,4 +1,4 @@
-"""What the iterators of datasets have in common: they are closed at exit, and a loop over an exhausted one warns."""
+"""What all iterators of datasets share: they are closed at exit, and a loop over an exhausted one warns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 
 class Closeable(Protocol):
-    """Holds threads or files until it is closed."""
+    """An object that holds threads or files until it is closed."""
 
     def close(self) -> None: ...
 

@@ -72,7 +72,7 @@ def make_input_fn_iterator(
         raise ArgumentError(
             "Strategy.make_input_fn_iterator",
             found=f"Input replication mode not supported: {replication_mode!r}",
-            rule="input_fn is called once per worker",
+            rule="replication_mode must be PER_WORKER: input_fn is called once per worker",
             remedy="omit replication_mode",
         )
 
@@ -84,7 +84,7 @@ def make_input_fn_iterator(
 
 
 class _Calls:
-    """An infinite iterable of the results of calling a function repeatedly."""
+    """An infinite iterable of the results of calling one function repeatedly."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function

@@ -40,7 +40,7 @@ class AutoShardPolicy(enum.IntEnum):
 
 @dataclasses.dataclass
 class DistributeOptions:
-    """The distribution options in `Options`.
+    """The options of distribution that `Options.experimental_distribute` holds.
 
     Attributes:
         auto_shard_policy: How the dataset is sharded over several workers.
@@ -84,11 +84,11 @@ class Optional:
         self._value, self._end_error = value, end_error
 
     def has_value(self) -> bool:
-        """Returns whether there is an element."""
+        """Returns whether there is an element, rather than the end of the data."""
         return self._value is not _NOTHING
 
     def get_value(self) -> Any:
-        """Returns the element.
+        """Returns the element; raises an error after the end of the data.
 
         Raises:
             EndOfDataError: There is no element: the data had ended.
@@ -97,7 +97,7 @@ class Optional:
             raise self._end_error(
                 "Optional.get_value",
                 found="the optional has no value: the dataset had ended",
-                rule="get_value is called only if has_value() is True",
+                rule="get_value can be called only if has_value() is True",
                 remedy="check has_value() first",
             )
         return self._value

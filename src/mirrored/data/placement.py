@@ -1,4 +1,4 @@
-"""Splits global batches into per-replica batches, and places them with the sharding that a compiled step expects."""
+"""Splits global batches into per-replica batches, and puts them on devices with the sharding of a compiled step."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
             raise StructureError(
                 called,
                 found=f"the leaf {_name(path)} is a scalar: the dataset is not batched",
-                rule="the first dim of every leaf of a distributed batch is the batch dim",
+                rule="every leaf of a distributed batch must have the batch dim as its first dim",
                 remedy=remedy,
             )
         if found is not None and shape[0] != found:
             raise StructureError(
                 called,
                 found=f"the leaf {_name(path)} has {shape[0]} examples, the leaves before it {found}",
-                rule="all leaves of a batch have the same number of examples",
+                rule="all leaves of a batch must have the same number of examples",
                 remedy="if these are features of one example, the dataset is not batched: "
                 f"{remedy}; otherwise check the function that creates the batches",
             )
@@ -74,13 +74,13 @@ def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
     raise StructureError(
         called,
         found=f"the batch {batch!r} contains no array",
-        rule="a batch is a pytree with at least one array",
+        rule="a batch must be a pytree with at least one array",
         remedy="yield the arrays of the batch",
     )
 
 
 def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
-    """Returns the start and stop index of each per-replica batch.
+    """Returns the first row and the row after the last one of each replica's part of a global batch.
 
     Args:
         size: Number of examples in the global batch (m).
@@ -94,7 +94,7 @@ def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
         raise ArgumentError(
             "split",
             found=f"num_replicas={num_replicas}",
-            rule="a batch is split over at least one replica",
+            rule="num_replicas must be at least 1",
             remedy="pass strategy.num_replicas_in_sync",
         )
     each = -(-size // num_replicas)
@@ -151,12 +151,12 @@ def pad(batch: PyTree, num_replicas: int, size: int | None = None) -> tuple[PyTr
 
 
 def check_last_batch(rule: str, called: str) -> None:
-    """Raises an error if `rule` is not a valid value of `last_batch`."""
+    """Raises ArgumentError if `rule` is not a valid value of the option `last_batch`."""
     if rule not in LAST_BATCH_RULES:
         raise ArgumentError(
             called,
             found=f"last_batch={rule!r}",
-            rule='last_batch is "split", "pad" or "drop"',
+            rule='last_batch must be "split", "pad" or "drop"',
             remedy='use "pad" to compile the step once, or "split" for the per-replica batches of tf.distribute',
         )
 
@@ -178,7 +178,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Placer:
-    """Creates per-replica values from host batches.
+    """Puts host batches on the devices of a strategy, as per-replica values.
 
     Attributes:
         device_assignment: The device of each replica; None: one replica, on JAX's default device.
@@ -194,11 +194,11 @@ class Placer:
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas."""
+        """The number of replicas of all workers."""
         return 1 if self.device_assignment is None else self.device_assignment.num_replicas
 
     def batch(self, batch: Element) -> Any:
-        """Splits a global batch (whose leaves have equal sizes) into per-replica batches, and places them.
+        """Splits a global batch (whose leaves have equal sizes) and puts each per-replica batch on its device.
 
         Per-replica batches of equal size become one array ``[replicas, per_replica_batch, ...]``, sharded over all
         devices; otherwise they become a tuple of arrays. Devices alias memory that the pipeline owns if they can read
@@ -224,7 +224,7 @@ class Placer:
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
-        """Combines one element per replica of this process to a per-replica value; with one replica, the element."""
+        """Puts one element per replica of this process on their devices; with one replica, returns that element."""
         if self.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
         return jax.tree.map(lambda *leaves: self._components(leaves), *elements)

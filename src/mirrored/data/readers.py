@@ -1,4 +1,4 @@
-"""Readers: read the input of one step for all replicas, as a global batch or as one element per replica."""
+"""Readers, which read one step's input of all replicas from datasets, and the agreement of workers on each step."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def check_same_batch(batch: Element, number: int = 1) -> None:
 
 
 class WorkerSteps(Protocol):
-    """Coordinates one input step: every worker calls `settled` after it has read its next batch."""
+    """What all workers do together for each step of input: every worker calls `settled` after it has read."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns this worker's per-replica batches of the step.
+        """Returns this worker's per-replica batches for a step that all workers make.
 
         Raises:
             StopIteration: There is no further step.
@@ -61,7 +61,7 @@ class WorkerSteps(Protocol):
 
 
 def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
-    """Returns the coordination that a job of several workers needs while reading; None in a single process.
+    """Returns the object by which the workers of a job agree on each step of input; None in a single process.
 
     Context: when an iterator is created.
     """
@@ -89,7 +89,7 @@ class SameBatches:
         self._count = 0
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns `value` unchanged, after the comparison."""
+        """Returns `value` unchanged after the batches 1, 2, 4, 8, ... were compared."""
         if has_ended:
             raise StopIteration
         self._count += 1
@@ -99,7 +99,7 @@ class SameBatches:
 
 
 class OwnBatches:
-    """Coordinates workers that each read their own data, so that all of them run the same number of steps.
+    """Makes workers that each read their own data run the same number of steps.
 
     The workers continue while any of them has data; a worker without data gets empty batches. If batches cannot be
     empty, all workers stop when the first one runs out.
@@ -155,7 +155,7 @@ class OwnBatches:
 
 
 def _shapes(value: PyTree) -> list[Any]:
-    """Returns the distinct lists of leaf shapes among the replicas of this worker."""
+    """Returns the distinct lists of leaf shapes that the replicas of this worker have."""
     leaves = jax.tree.leaves(value, is_leaf=_is_per_replica)
     rows = zip(*([list(np.shape(one)) for one in leaf.values] for leaf in leaves), strict=True)
     distinct: list[Any] = []
@@ -238,11 +238,11 @@ class Reader(Protocol):
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop when the first one runs out of data, if each reads its own data."""
+        """Whether all workers stop when the first one has no more data (only if each reads its own data)."""
         ...
 
     def read(self) -> tuple[Any, int]:
-        """Returns the next input for the placer, and its number of examples."""
+        """Returns the input of the next step in host memory, and the number of examples in it."""
         ...
 
     def no_examples(self) -> Any:
@@ -250,19 +250,19 @@ class Reader(Protocol):
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Places a result of `read` on the devices."""
+        """Puts a result of `read` on the devices."""
         ...
 
     def get_state(self) -> Any:
-        """Returns the position."""
+        """Returns the position after the input that was read last."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position."""
+        """Continues from a position that `get_state` returned."""
         ...
 
     def close(self) -> None:
-        """Closes the sources."""
+        """Closes the datasets that it reads."""
         ...
 
 
@@ -272,7 +272,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 class GlobalBatches:
-    """Reads global batches and applies the `last_batch` rule.
+    """Reads global batches, and treats incomplete ones as the option `last_batch` requires.
 
     Args:
         source: The source of the batches.
@@ -287,7 +287,7 @@ class GlobalBatches:
 
     @property
     def ends_together(self) -> bool:
-        """Whether batches cannot be empty, see `Reader`."""
+        """Whether all workers stop with the first one: with "drop", no batch can be empty."""
         return self._rule == "drop"
 
     def no_examples(self) -> Any:
@@ -303,11 +303,11 @@ class GlobalBatches:
         self._source.settle_seeds(self._cursor)
 
     def keep_samples(self) -> None:
-        """Starts to keep the batches 1, 2, 4, 8, ... for `sample`. Context: before the first `read`."""
+        """Begins to keep the batches 1, 2, 4, 8, ... for `sample`. Context: before the first `read`."""
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """Returns a kept batch, and drops it."""
+        """Returns batch `number` (1, 2, 4, 8, ...), which is kept no longer."""
         return None if self._samples is None else self._samples.pop(number)
 
     def __init__(self, source: Source, options: InputOptions, num_replicas: int) -> None:
@@ -324,7 +324,7 @@ class GlobalBatches:
         self._before: Any = None
 
     def read(self) -> tuple[Any, int]:
-        """Returns the next global batch, padded according to the rule, and its number of real examples."""
+        """Returns the next global batch, padded if `last_batch` requires it, and its number of real examples."""
         while True:
             batch, count = self._next_batch()
             if self._may_be_rows:
@@ -380,11 +380,11 @@ class GlobalBatches:
                 return jax.tree.map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Splits the batch and places the per-replica batches on their devices."""
+        """Splits the batch and puts the per-replica batches on their devices."""
         return placer.batch(read)
 
     def get_state(self) -> Any:
-        """Returns the number of consumed examples, and the source's own position."""
+        """Returns the number of examples read, and the source's own position after them."""
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
@@ -394,7 +394,11 @@ class GlobalBatches:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the source's position if the source supports it; otherwise skips the consumed examples."""
+        """Restores the source's own position; where that is impossible, reads again and skips the examples.
+
+        It is impossible if the source has no position, or has another batch size than when the position was saved
+        (`Source.restore`, which may read a batch to find out).
+        """
         self._consumed = state["consumed"]
         self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
@@ -403,7 +407,7 @@ class GlobalBatches:
             self._full, self._to_skip = None, self._consumed
 
     def close(self) -> None:
-        """Closes the source."""
+        """Closes the iterator over the source."""
         self._cursor.close()
 
 
@@ -420,7 +424,7 @@ class ElementsInTurn:
 
     @property
     def ends_together(self) -> bool:
-        """Whether elements cannot be empty batches, see `Reader`."""
+        """Whether all workers stop with the first one: scalar elements have no empty form."""
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:
@@ -449,21 +453,20 @@ class ElementsInTurn:
                 self._num_replicas,
             )
             raise StopIteration
-        self._rows += 1
         count = sum(_examples(element) for element in given)
         empty = jax.tree.map(lambda leaf: leaf[:0], given[0]) if len(given) < self._num_replicas else None
         result = [empty if element is _NOTHING else element for element in elements]
         self.layout.note(result)
         return result, count
 
-    def _next(self, place: int) -> Element:
-        """Returns the next element of a source; _NOTHING after its end."""
-        if place in self._ended:
+    def _next(self, index: int) -> Element:
+        """Returns the next element of source `index`; _NOTHING after its end."""
+        if index in self._ended:
             return _NOTHING
         try:
-            element = next(self._cursors[place])
+            element = next(self._cursors[index])
         except StopIteration:
-            self._ended.add(place)
+            self._ended.add(index)
             return _NOTHING
         self._taken[place] += 1
         # The source may reuse its buffers for the next replica's element.
@@ -494,8 +497,9 @@ class ElementsInTurn:
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(
                 "DistributedIterator.set_state",
-                found=f"a position of {len(state.get('sources', ()))} input pipelines",
-                rule=f"this dataset has {len(self._cursors)}: its function is called once per input pipeline",
+                found=f"the position was saved with {len(state.get('sources', ()))} input pipelines, this dataset has "
+                f"{len(self._cursors)}",
+                rule="the number of input pipelines (calls of the dataset function) must stay the same",
                 remedy="resume with the same number of input pipelines, or use experimental_distribute_dataset",
             )
         self._ended.clear()
@@ -512,7 +516,7 @@ class ElementsInTurn:
                 read_again(cursor)
 
     def close(self) -> None:
-        """Closes the sources."""
+        """Closes the iterators over the sources."""
         for cursor in self._cursors:
             cursor.close()
 

@@ -1,4 +1,4 @@
-"""Adapts everything that can be distributed to a `Source`, which opens cursors over global batches (NumPy pytrees).
+"""`Source`, the interface from which a distributed dataset reads, and its implementation for each library's datasets.
 
 Supported are Grain datasets and DataLoaders, PyTorch DataLoaders, Hugging Face datasets, NumPy pytrees, any re-iterable
 of batches, and the kinds of datasets that a layer above registers (`Dataset`, by `mirrored.data.pipeline`).
@@ -32,7 +32,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """The part of a job that one worker executes.
+    """Identifies one worker among the workers of a job, with its number of replicas.
 
     Attributes:
         process: The process index of this worker.
@@ -48,12 +48,12 @@ class WorkerShare:
 
 
 class Source(abc.ABC):
-    """A re-iterable of elements."""
+    """The interface from which a distributed dataset reads a dataset of any library, once per epoch."""
 
     @property
     @abc.abstractmethod
     def batching(self) -> str:
-        """How the user creates batches, for messages."""
+        """An instruction for the user how to batch such a dataset, for messages."""
 
     @property
     @abc.abstractmethod
@@ -68,16 +68,16 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def may_be_unbatched(self) -> bool:
-        """Whether it is unknown if the elements are batches."""
+        """Whether the elements might be single examples, because nothing shows that they are batches."""
 
     @property
     @abc.abstractmethod
     def end_error(self) -> Callable[..., EndOfDataError]:
-        """Creates the error for a request past the last element."""
+        """The class of the error for a request past the last element."""
 
     @abc.abstractmethod
     def open(self) -> Cursor:
-        """Opens a new cursor."""
+        """Returns a new iterator over the elements, which can save its position."""
 
     @abc.abstractmethod
     def no_examples(self) -> Element:
@@ -104,7 +104,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def settle_seeds(self, cursor: Cursor) -> None:
-        """Makes all workers use the shuffle seeds of worker 0.
+        """Makes all workers use the shuffle seeds of worker 0, for this iterator.
 
         A shuffle without a given seed draws a random one, which would differ between the workers.
 
@@ -117,7 +117,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
-        """Moves a new cursor to a position.
+        """Moves a new iterator to a saved position, and returns whether that was possible.
 
         Args:
             cursor: A result of `open`.
@@ -131,7 +131,7 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _IterableSource(Source):
-    """A source of another library, of which only the elements are known."""
+    """Reads a dataset of another library, about which nothing is known but its elements."""
 
     make: Callable[[], Cursor]
     how_to_batch: str
@@ -207,22 +207,22 @@ _array_sources: Final[list[Callable[[PyTree, int], Source]]] = []
 
 
 def register_kind(kind: type, adapt: Callable[[Any], Source]) -> None:
-    """Registers a kind of dataset, and what adapts it. Called by the module that defines the dataset's `Source`."""
+    """Registers a class of datasets, and the function that converts one to a `Source`."""
     _kinds[kind] = adapt
 
 
 def register_arrays(adapt: Callable[[PyTree, int], Source]) -> None:
-    """Registers what adapts a pytree of arrays (one example per row) and a batch size. Called by `mirrored.data`."""
+    """Registers the function that converts a pytree of arrays and a batch size to a `Source`."""
     _array_sources[:] = [adapt]
 
 
 def is_dataset(data: object) -> bool:
-    """Returns whether `data` is a dataset of a registered kind."""
+    """Returns whether `data` is an instance of a class that `register_kind` has registered."""
     return isinstance(data, tuple(_kinds))
 
 
 def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) -> Source:
-    """Converts a dataset of any supported type to a source.
+    """Converts a dataset of any supported library to a `Source`, from which a distributed dataset reads.
 
     Raises:
         ArgumentError: `data` cannot be iterated or can be read only once, or its batch size is not known.
@@ -239,15 +239,15 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
     if not hasattr(data, "__iter__"):
         raise ArgumentError(
             called,
-            found=f"{data!r} ({type(data).__name__}), which cannot be iterated",
-            rule="a dataset is a re-iterable of global batches",
+            found=f"{data!r} ({type(data).__name__}) cannot be iterated",
+            rule="a dataset must be an iterable of global batches that can be iterated more than once",
             remedy="pass a mirrored.data.Dataset, a Grain dataset, a PyTorch DataLoader, or a list of batches",
         )
     if iter(data) is data:
         raise ArgumentError(
             called,
-            found=f"an iterator ({type(data).__name__}), which can be read only once",
-            rule="a dataset is read again in every epoch",
+            found=f"the dataset is an iterator ({type(data).__name__}), which can be read only once",
+            rule="it must be possible to read a dataset again in every epoch",
             remedy="pass the function that creates the iterator: Dataset.from_generator(function)",
         )
     batching = _BATCH_TORCH if _comes_from(data, "torch") else _BATCH_LIST
@@ -259,8 +259,8 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
     if size is None:
         raise ArgumentError(
             called,
-            found=f"a pytree of arrays ({type(arrays).__name__}) and no batch size",
-            rule="arrays have one example per row, and the elements of a distributed dataset are global batches",
+            found=f"a pytree of arrays ({type(arrays).__name__}) was passed without a batch size",
+            rule="arrays have one example per row, so the size of a global batch must be given",
             remedy="pass Dataset.from_tensor_slices(arrays).batch(n), or InputOptions(batch_size=n)",
         )
     return _array_sources[0](jax.tree.map(np.asarray, arrays), size)
@@ -286,7 +286,7 @@ def _is_grain(data: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _InBatches:
-    """Iterates over a Hugging Face dataset in batches."""
+    """An iterable of the batches of a Hugging Face dataset."""
 
     data: Any
     size: int
@@ -296,7 +296,7 @@ class _InBatches:
 
 
 class _GrainCursor:
-    """A cursor over a Grain dataset or DataLoader. Grain's iterator state is the position."""
+    """An iterator over a Grain dataset or DataLoader; its saved position is the state of Grain's iterator."""
 
     def __init__(self, data: Iterable[Any]) -> None:
         self._iterator: Any = iter(data)
@@ -328,7 +328,7 @@ class _GrainCursor:
 
 
 class _ForeignCursor(IterableCursor):
-    """A cursor over another library's loader. Its `state_dict`, if it has one, is the position."""
+    """An iterator over another library's loader; its saved position is the loader's `state_dict`, if it has one."""
 
     def __init__(self, data: Iterable[Any], make: Callable[[], Any] | None = None) -> None:
         super().__init__(make or (lambda: data), _converted)
@@ -348,7 +348,7 @@ def _converted(value: PyTree, index: int) -> Element:
         raise InputError(
             "Strategy.experimental_distribute_dataset",
             found=f"batch {index} cannot be converted to arrays: {error}",
-            rule="a batch is a pytree of arrays",
+            rule="a batch must be a pytree of arrays",
             remedy="pass the loader a collate function that returns arrays",
         ) from error
 

@@ -49,11 +49,11 @@ class ArraySpec:
         )
 
     def batched(self, size: int | None) -> ArraySpec:
-        """Returns the spec with an additional leading dim."""
+        """Returns the spec of a batch of such arrays: with a leading dim."""
         return ArraySpec((size, *self.shape), self.dtype)
 
     def unbatched(self) -> ArraySpec:
-        """Returns the spec without its leading dim."""
+        """Returns the spec of one row: without the leading dim."""
         return ArraySpec(self.shape[1:], self.dtype)
 
 
@@ -67,7 +67,7 @@ class NoElementError(StructureError):
         super().__init__(
             called,
             found="the dataset has no element",
-            rule="the spec of a mapped or generated dataset is that of its first element",
+            rule="a mapped or generated dataset must have an element, from which its spec is taken",
             remedy="pass output_signature to from_generator, or check why the dataset is empty",
         )
 
@@ -89,7 +89,7 @@ def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
 
 
 def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
-    """Infers the spec of mapped elements from one sample.
+    """Returns the spec of a map's results, inferred from the parent's spec and one pair of elements.
 
     A leading dim of the result varies if it has the same size as a leading dim of the sample that varies in the parent.
 
@@ -111,7 +111,7 @@ def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
 
 
 def merged(first: PyTree, second: PyTree) -> Any:
-    """Returns the spec that accepts the elements of both. Dims that differ become None."""
+    """Returns the spec that accepts the elements of two specs: dims in which they differ become None."""
 
     def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
         if len(a.shape) != len(b.shape):
@@ -145,17 +145,17 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
     if structure != jax.tree.structure(element):
         raise StructureError(
             called,
-            found=f"the structure {jax.tree.structure(element)}",
-            rule=f"output_signature has the structure {structure}",
+            found=f"an element has the structure {jax.tree.structure(element)}",
+            rule=f"elements must have the structure of output_signature, {structure}",
             remedy="yield elements of this structure, or change output_signature",
         )
     for want, have in zip(wanted, given, strict=True):
         if not want.accepts(have):
             raise StructureError(
                 called,
-                found=f"an array of shape {np.shape(have)}",
-                rule=f"output_signature has {want!r}",
-                remedy="yield arrays of this shape, or use None for the dims that vary",
+                found=f"an array has the shape {np.shape(have)}",
+                rule=f"output_signature requires {want!r}",
+                remedy=f"yield arrays of shape {want.shape}, or put None into output_signature for dims that vary",
             )
     cast = [
         have if want.dtype.hasobject or have.dtype == want.dtype else have.astype(want.dtype)

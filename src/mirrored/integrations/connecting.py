@@ -1,4 +1,4 @@
-"""Connects frameworks to strategies, and disconnects them."""
+"""Connects frameworks (Keras, Flax) to strategies by patching them, and disconnects them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _check(package: str, known: object) -> None:
     if package not in names:
         raise ArgumentError(
             "mirrored.integrations.connect",
-            found=f"the package {package!r}",
-            rule=f"the supported packages are {', '.join(names)}",
+            found=f"the package {package!r} is unknown",
+            rule=f"a package must be one of {', '.join(names)}",
             remedy="pass one of these names",
         )

@@ -1,4 +1,4 @@
-"""Pytrees of variables: `mirror` converts arrays to variables, `unmirror` reads them, `assign` writes them."""
+"""`mirror` converts the arrays of a pytree to variables, `unmirror` reads them, `assign` writes them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class Bridge(Protocol):
-    """Converts the objects of one framework."""
+    """Converts one framework's objects for `mirror` and `unmirror`."""
 
     def is_whole(self, value: object) -> bool:
-        """Whether the bridge converts `value` as a whole, not leaf by leaf."""
+        """Returns whether the bridge converts `value` as a whole, not leaf by leaf."""
         ...
 
     def mirror(self, value: PyTree, path: str) -> Any:
-        """Converts the object's arrays to variables."""
+        """Returns the object with variables in place of its arrays."""
         ...
 
     def unmirror(self, value: PyTree) -> Any:
-        """Returns the object with arrays in place of variables."""
+        """Returns the object with arrays in place of its variables."""
         ...
 
 
@@ -93,8 +93,8 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
         if not any(isinstance(leaf, Variable) for leaf in _leaves(mirrored)):
             raise ArgumentTypeError(
                 "mirrored.mirror",
-                found=f"a {type(tree).__name__} without arrays",
-                rule="it accepts Flax NNX modules, Equinox modules and pytrees of arrays",
+                found=f"a {type(tree).__name__} without arrays was passed",
+                rule="the argument must be a Flax NNX module, an Equinox module or a pytree with arrays",
                 remedy="pass the pytree that holds the parameters; create Keras models inside strategy.scope() instead",
             )
         return mirrored
@@ -143,8 +143,8 @@ def assign(tree: PyTree, values: PyTree) -> None:
     if len(leaves) != len(given):
         raise StructureError(
             "mirrored.assign",
-            found=f"values of structure {other} for {structure}",
-            rule="values has one value for each leaf of the tree",
+            found=f"values has the structure {other}, the tree has {structure}",
+            rule="values must have one value for each leaf of the tree",
             remedy="compute the values from mirrored.unmirror(tree)",
         )
     for variable, value in zip(leaves, given, strict=True):
@@ -155,33 +155,33 @@ def assign(tree: PyTree, values: PyTree) -> None:
 
 
 def _check_kept(leaf: object, value: object) -> None:
-    """Raises for a new value of a Python number, such as Linen's `TrainState.step`: it would be silently dropped."""
+    """Raises an error for a new value of a Python number (Linen's `TrainState.step`), as it would be dropped."""
     if not isinstance(leaf, (int, float, complex)) or value is leaf:
         return
     if isinstance(value, (int, float, complex)) and value == leaf:
         return
     raise StructureError(
         "mirrored.assign",
-        found=f"a new value ({value!r}) for the Python number {leaf!r}, which is not a variable",
-        rule="mirror converts arrays to variables and leaves Python numbers unchanged",
+        found=f"the Python number {leaf!r} has the new value {value!r}, and is not a variable",
+        rule="only variables can be assigned; mirror converts arrays to variables, but not Python numbers",
         remedy="make it an array before mirroring: state.replace(step=jnp.zeros((), jnp.int32)) for a TrainState",
     )
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array that can live on a variable."""
+    """Returns whether `value` is an array that a variable can store."""
     return value.dtype.kind in "biufcV" if isinstance(value, np.ndarray) else isinstance(value, jax.Array)
 
 
 def variable_of(value: Array | HostArray, name: str) -> Variable:
-    """Returns a mirrored variable with this value. It is trainable if its dtype is differentiable."""
+    """Returns a mirrored variable with this value, trainable if its dtype is differentiable."""
     return Variable(value, trainable=bool(jnp.issubdtype(value.dtype, jnp.inexact)), name=name)
 
 
 def statistic_of(
     value: Array | HostArray, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN
 ) -> Variable:
-    """Returns a variable with one component per replica, aggregated on read."""
+    """Returns a variable with one component per replica, which are aggregated when it is read outside `run`."""
     return Variable(
         value,
         trainable=False,
@@ -192,7 +192,7 @@ def statistic_of(
 
 
 def value_to_move(variable: Variable) -> Any:
-    """A variable's value, free to go to other devices."""
+    """Returns a variable's value as an array that can be put on any device."""
     if not is_key_dtype(variable.dtype):
         return variable.numpy()
     data = np.asarray(jax.random.key_data(variable.read_value()))
@@ -205,7 +205,7 @@ def named(path: tuple[Any, ...], default: str = "parameter") -> str:
 
 
 def belongs_here(variable: Variable) -> bool:
-    """Whether a variable belongs to the current strategy, or is a plain variable outside every scope."""
+    """Returns whether a variable belongs to the current strategy; outside every scope, whether it has none."""
     strategies = ambient().strategies
     return variable.device_assignment is None if not strategies else variable.strategy is strategies[-1]
 
@@ -221,7 +221,7 @@ def _read(leaf: object) -> Any:
 
 
 def _map(tree: PyTree, bridges: list[Bridge], whole: Callable[[Bridge, Any, str], Any], one: Callable[..., Any]) -> Any:
-    """Maps `one` over the leaves of a tree, and `whole` over the objects that a bridge converts as a whole."""
+    """Converts a tree: `whole` converts the objects that a bridge converts as a whole, and `one` all other leaves."""
 
     def owner(value: object) -> Bridge | None:
         return next((bridge for bridge in bridges if bridge.is_whole(value)), None)

@@ -1,4 +1,4 @@
-"""Launcher: starts a program on several processes and machines, supervises and restarts it (`mirrored run`)."""
+"""The launcher (`mirrored run`): starts a program on several processes and machines, supervises and restarts it."""
 
 from mirrored.launcher.detection import MachinePlace as MachinePlace
 from mirrored.launcher.detection import detect as detect

@@ -1,4 +1,4 @@
-"""Coordination of the launchers of all machines: the workers' addresses at each start, and reports of failures."""
+"""What the launchers of all machines tell each other: the workers' addresses at each start, and failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.launcher.job import free_ports
 
 
 class Coordination(abc.ABC):
-    """The interface through which a launcher communicates with the other launchers of its job."""
+    """The interface by which a machine's launcher communicates with the launchers of the other machines."""
 
     @property
     @abc.abstractmethod
@@ -19,7 +19,7 @@ class Coordination(abc.ABC):
 
     @abc.abstractmethod
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
-        """Performs the rendezvous: waits for all launchers, and determines the addresses of all workers.
+        """Waits until the launchers of all machines are ready, and returns the addresses of all workers.
 
         Args:
             restart: The number of restarts so far.
@@ -31,26 +31,26 @@ class Coordination(abc.ABC):
 
     @abc.abstractmethod
     def news(self) -> str | None:
-        """Returns why another machine's workers were ended; None if they were not."""
+        """Returns why the workers of another machine were ended; None if none were."""
 
     @abc.abstractmethod
     def tell(self, reason: str) -> None:
-        """Makes all other launchers end their workers."""
+        """Tells all other launchers that a worker has failed, so that they end their workers."""
 
     @abc.abstractmethod
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits for the workers of the other machines, after this machine's have succeeded.
+        """Waits until the other machines' workers have ended, after those of this machine have succeeded.
 
         Returns:
             Why a worker elsewhere failed; None if all succeeded.
         """
 
     def close(self) -> None:  # noqa: B027 (not every subclass has something to close)
-        """Closes the connections."""
+        """Closes the connections to the other launchers."""
 
 
 class SingleMachine(Coordination):
-    """The coordination of a job on one machine: there are no other launchers.
+    """The coordination of a job on one machine, where no other launchers exist.
 
     Args:
         workers: The number of workers.
@@ -62,11 +62,11 @@ class SingleMachine(Coordination):
 
     @property
     def secret(self) -> str:
-        """A secret generated for this job."""
+        """A secret that was generated for this job."""
         return self._secret
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
-        """Returns free ports of this machine."""
+        """Returns the workers' addresses, with free ports of this machine."""
         with free_ports(self._workers) as ports:
             return [f"127.0.0.1:{port}" for port in ports]
 
@@ -75,7 +75,7 @@ class SingleMachine(Coordination):
         return None
 
     def tell(self, reason: str) -> None:
-        """Does nothing: there are no other launchers."""
+        """Has no effect: there are no other launchers."""
 
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
         """Returns None: there are no other workers to wait for."""

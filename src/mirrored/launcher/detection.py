@@ -1,4 +1,4 @@
-"""Detects this launcher's place in a job that Slurm, Kubernetes or Open MPI has started."""
+"""Finds out which machine of a job this launcher is on, if Slurm, Kubernetes or Open MPI started the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DETECTION_SECONDS: Final = 60
 
 @dataclasses.dataclass(frozen=True)
 class MachinePlace:
-    """The place of this launcher in the job that a scheduler has started.
+    """The number of machines of a scheduler's job, this machine's index among them, and the coordinator.
 
     Attributes:
         scheduler: The scheduler's name.
@@ -38,7 +38,7 @@ class MachinePlace:
 
 
 def detect(environment: Mapping[str, str], hostname: str | None = None) -> MachinePlace | None:
-    """Returns this launcher's place in a Slurm job step, a Kubernetes job or under `mpirun`; None if it is alone.
+    """Returns which machine this launcher is on in a job of Slurm, Kubernetes or `mpirun`; None if it is alone.
 
     Raises:
         AllocationError: The environment says that there are other launchers, but not how to reach them.
@@ -48,7 +48,7 @@ def detect(environment: Mapping[str, str], hostname: str | None = None) -> Machi
 
 
 def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
-    """Detects a task of `srun`, which starts one launcher per task; a shell of `salloc` or `sbatch` is not a task."""
+    """Returns this launcher's machine if it is a task of `srun`; a shell of `salloc` or `sbatch` is not a task."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
     rank, hosts = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NODELIST")
     if not (tasks and rank and hosts):
@@ -62,7 +62,7 @@ def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
 
 
 def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> MachinePlace | None:
-    """Detects a pod of an indexed job with a headless service: pod i of job "train" is the host train-i."""
+    """Returns this launcher's machine in an indexed job with a headless service: pod i of "train" is train-i."""
     index = environment.get("JOB_COMPLETION_INDEX")
     if not environment.get("KUBERNETES_SERVICE_HOST") or index is None:
         return None
@@ -70,9 +70,9 @@ def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> MachinePlac
     if pods is None:
         raise AllocationError(
             "mirrored run in Kubernetes",
-            found="JOB_COMPLETION_INDEX without MIRRORED_NODES",
-            rule="Kubernetes tells a pod of an indexed job its index, but not the number of pods",
-            remedy="set MIRRORED_NODES in the container's env to the job's completions, or give --nodes, --node-rank "
+            found="JOB_COMPLETION_INDEX is set, and MIRRORED_NODES is not",
+            rule="MIRRORED_NODES must be set: Kubernetes tells a pod of a job its index, but not the number of pods",
+            remedy="set MIRRORED_NODES in the container's env to the job's completions, or pass --nodes, --node-rank "
             "and --coordinator",
         )
     if pods == 1:
@@ -87,15 +87,15 @@ def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise AllocationError(
             f"{name}={text}",
-            found=f"the value {text!r}",
-            rule=f"{name} is an int, 0 or more, that the scheduler sets",
-            remedy="do not set the variable yourself, or give --nodes, --node-rank and --coordinator",
+            found=f"{text!r} is not a number",
+            rule=f"{name} must be an int, 0 or more; the scheduler sets it",
+            remedy="unset the variable if the scheduler has not set it, or pass --nodes, --node-rank and --coordinator",
         )
     return int(text)
 
 
 def _in_mpi(environment: Mapping[str, str]) -> MachinePlace | None:
-    """Detects a process of `mpirun`.
+    """Returns this launcher's machine if it is a process of `mpirun`.
 
     Open MPI 4 gives an address for the rendezvous; other MPI libraries give only the number of processes.
     """
@@ -115,6 +115,6 @@ def _unreachable(found: str) -> AllocationError:
     return AllocationError(
         "mirrored run",
         found=f"this launcher is one of several ({found}), and nothing says how to reach the others",
-        rule="the launchers of a job need one rendezvous address; without it each would start a job of its own",
-        remedy="give --nodes, --node-rank and --coordinator; to start independent jobs, unset these variables",
+        rule="the launchers of a job must have one rendezvous address; without it each would start a job of its own",
+        remedy="pass --nodes, --node-rank and --coordinator; to start independent jobs, unset these variables",
     )

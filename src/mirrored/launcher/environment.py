@@ -1,4 +1,4 @@
-"""The environment of each worker: its place in the cluster, its devices, and the compilation cache."""
+"""The environment variables of each worker: its index in the cluster, its devices, and the compilation cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cache_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """Returns the cache folder of this user and CPU type: a program compiled for another CPU may not run here."""
+    """Returns the compilation cache's folder, by user and CPU type: programs for another CPU may not run here."""
     base = environment.get("XDG_CACHE_HOME") or os.path.join(
         environment.get("HOME") or os.path.expanduser("~"), ".cache"
     )
@@ -43,7 +43,7 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 
 def _processor() -> str:
-    """Returns the architecture and a hash of the CPU's feature flags."""
+    """Returns the CPU's architecture and a hash of its feature flags."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
@@ -51,7 +51,7 @@ def _processor() -> str:
 
 
 def tidy(directory: Path, limit_bytes: int = _LIMIT_BYTES) -> int:
-    """Deletes the least recently used programs until the folder is within the limit.
+    """Deletes the least recently used programs of the compilation cache until its folder is within the limit.
 
     Returns:
         The number of bytes deleted.
@@ -81,7 +81,7 @@ def worker_environment(
     restart: int = 0,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Returns the environment of one worker.
+    """Returns the environment variables of one worker.
 
     Args:
         job: The job.
@@ -111,7 +111,7 @@ def worker_environment(
 
 
 def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that limit a worker to its devices."""
+    """Returns the environment variables that limit a worker to its devices."""
     gpus = visible_gpus(base)
     count = job.replicas_per_worker
     if not gpus:
@@ -123,9 +123,9 @@ def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, st
     if not count or count * job.workers > len(gpus):
         raise DeviceError(
             "mirrored run",
-            found=f"{len(gpus)} GPUs ({', '.join(gpus)}) for {job.workers} workers"
+            found=f"the machine has {len(gpus)} GPUs ({', '.join(gpus)}) for {job.workers} workers"
             + (f" with {count} replicas each" if count else ""),
-            rule="every replica of a worker has a GPU of its own if the machine has GPUs",
+            rule="every replica of a worker must have a GPU of its own if the machine has GPUs",
             remedy="start fewer workers or replicas, or set JAX_PLATFORMS=cpu to simulate the devices",
         )
     return {_VISIBLE: ",".join(gpus[local_rank * count : (local_rank + 1) * count])}

@@ -1,4 +1,4 @@
-"""The description of a job: a program, its number of workers, its number of machines."""
+"""The description of a job: a program, its number of workers, and its number of machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.errors import ArgumentError
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Yields ports at which no program listens. They are bound while the block runs, so that all are different.
+    """Yields free ports, which stay bound while the block runs, so that all are different.
 
     Another program may take a port between the end of the block and its use. The coordinator then names the port in
     its error, and the launcher restarts the workers with other ports.
@@ -29,7 +29,7 @@ def free_ports(count: int) -> Iterator[list[int]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A program and the processes that run it.
+    """A program, and on how many workers and machines it runs.
 
     Attributes:
         program: A Python file, or the name of a module if `is_module`.
@@ -73,26 +73,26 @@ class Job:
         return range(self.node_rank * self.workers, (self.node_rank + 1) * self.workers)
 
     def check(self) -> None:
-        """Checks that the job can run.
+        """Raises ArgumentError if the program does not exist or the options for machines contradict each other.
 
         Raises:
             ArgumentError: The program does not exist, or the options for machines contradict each other.
         """
         if not self.is_module and not Path(self.program).is_file():
             raise _error(
-                f"there is no file {self.program!r}", "the program is a Python file", "check the path, or give -m"
+                f"there is no file {self.program!r}", "the program must be a Python file", "check the path, or pass -m"
             )
         if not 0 <= self.node_rank < self.nodes:
             raise _error(
-                f"--node-rank {self.node_rank} of --nodes {self.nodes}",
-                "machines are numbered from 0",
-                f"give a rank from 0 to {self.nodes - 1}",
+                f"--node-rank {self.node_rank} is not a machine of --nodes {self.nodes}",
+                "--node-rank must be at least 0 and less than --nodes",
+                f"pass a rank from 0 to {self.nodes - 1}",
             )
         if self.nodes > 1 and not self.coordinator:
             raise _error(
-                f"--nodes {self.nodes} without --coordinator",
-                "the launchers of all machines rendezvous at one address",
-                "give --coordinator HOST:PORT on every machine: a host name of machine 0 and a port that is free there",
+                f"--nodes {self.nodes} was given without --coordinator",
+                "the launchers of all machines must have one address at which they find each other",
+                "pass --coordinator HOST:PORT on every machine: a host name of machine 0 and a port that is free there",
             )
         if self.coordinator is not None:
             _check_address(self.coordinator)
@@ -101,7 +101,11 @@ class Job:
 def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
-        raise _error(f"--coordinator {address!r}", "an address is a host and a port", "write host0.example.com:8476")
+        raise _error(
+            f"--coordinator {address!r} is not an address",
+            "an address must be a host and a port",
+            "write host0.example.com:8476",
+        )
 
 
 def _error(found: str, rule: str, remedy: str) -> ArgumentError:

@@ -22,7 +22,7 @@ _ROOM_BYTES: Final = 1 << 20
 
 
 class Sink:
-    """Writes to a stream in a thread of its own: a reader that does not read blocks the sink, not the launcher.
+    """Writes data to a stream in a thread of its own, so that a reader that does not read does not block the launcher.
 
     Data that cannot be written, for example because the disk is full, is dropped; later data is tried again.
 
@@ -44,11 +44,11 @@ class Sink:
 
     @property
     def has_room(self) -> bool:
-        """Whether more data may be put; otherwise the reader does not keep up."""
+        """Whether the queue is short enough for more data, i.e. the reader keeps up."""
         return self._bytes < _ROOM_BYTES
 
     def put(self, data: bytes) -> None:
-        """Queues data to be written, even if there is no room left."""
+        """Queues data to be written, even if the queue is full."""
         if self._stream is None or not data:
             return
         with self._changed:
@@ -57,7 +57,7 @@ class Sink:
             self._changed.notify_all()
 
     def close(self, patience_seconds: float | None) -> None:
-        """Waits until everything is written.
+        """Waits until all queued data is written.
 
         Args:
             patience_seconds: How long to wait without progress; None for no limit.
@@ -96,7 +96,7 @@ class Sink:
 
 
 def write_all(stream: BinaryIO, data: bytes) -> None:
-    """Writes data to a stream, by its descriptor if it has one.
+    """Writes all data to a stream, through its file descriptor if it has one.
 
     This bypasses the stream's buffer: data left there after a failure would fail again at exit.
 
@@ -132,7 +132,7 @@ _GLOO: Final = re.compile(
 
 
 class Output:
-    """Writes the workers' output to the screen and to log files.
+    """Writes the output of all workers to the screen and to log files.
 
     A stream or log that fails or blocks neither ends nor stops the training.
 
@@ -167,13 +167,13 @@ class Output:
                 raise ArgumentError(
                     "mirrored run",
                     found=f"--log-dir {directory} cannot be created ({error.strerror})",
-                    rule="the logs of the workers are written into a folder",
-                    remedy="give a writable folder",
+                    rule="--log-dir must be a folder that can be created or written to",
+                    remedy="pass a writable folder",
                 ) from error
 
     @property
     def has_room(self) -> bool:
-        """Whether the readers keep up. While they do not, the workers' output stays in their pipes."""
+        """Whether the screen and the logs keep up; otherwise the workers' output stays in their pipes."""
         return self._screen.has_room and self._errors.has_room
 
     def write(self, rank: int, lines: bytes, *, is_error: bool = False) -> None:
@@ -186,14 +186,14 @@ class Output:
             self._log(rank, lines)
 
     def say(self, message: str) -> None:
-        """Writes a message of the launcher to standard error and to every log."""
+        """Writes a message of the launcher itself to standard error and to every log."""
         lines = [line.encode(errors="replace") + b"\n" for line in message.splitlines()]
         self._errors.put(b"".join([self._name("[mirrored] ", 1) + line for line in lines]))
         for rank in list(self._files):
             self._log(rank, b"".join(b"[mirrored] " + line for line in lines))
 
     def close(self, patience_seconds: float | None = None) -> None:
-        """Closes the logs, and waits until everything is written.
+        """Waits until everything is written, and closes the logs.
 
         Args:
             patience_seconds: How long to wait for a reader that does not read. Default: until it reads or closes.
@@ -228,7 +228,7 @@ class Output:
 
 
 class Lines:
-    """Splits the output of a pipe into whole lines.
+    """Splits the output that arrives in a pipe into whole lines.
 
     Args:
         descriptor: The file descriptor of the pipe; set to non-blocking.

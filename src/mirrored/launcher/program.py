@@ -1,4 +1,4 @@
-"""Worker side of `mirrored run`: ``python -m mirrored.launcher.program train.py`` runs ``python train.py``.
+"""The process of one worker under `mirrored run`: ``python -m mirrored.launcher.program train.py`` runs ``train.py``.
 
 In addition it ties the process to its launcher. The process ends when the launcher ends. When the program fails, it
 announces the failure before it prints its error, so that this error comes first on the screen, and ends without waiting
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Runs the program of the command line."""
+    """Runs the program that the command line names."""
     launcher = LAUNCHER_FD.read()
     os.environ.pop(LAUNCHER_FD.name, None)
     if launcher is not None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _exit(error: SystemExit) -> None:
-    """Ends with the status given to `sys.exit`: success through Python's normal shutdown, failure at once."""
+    """Ends the process with the status given to `sys.exit`: normally if it is success, at once if it is failure."""
     if error.code is None or error.code == 0:
         raise error
     is_number = isinstance(error.code, int)
@@ -57,7 +57,7 @@ def _exit(error: SystemExit) -> None:
 
 
 def _die_with_the_launcher() -> None:
-    """Asks the kernel to kill this process when its launcher ends. Linux only; elsewhere the channel reveals it."""
+    """Asks the kernel to kill this process when its launcher ends (Linux; elsewhere the channel's end shows it)."""
     if sys.platform != "linux":
         return
     launcher = os.getppid()
@@ -89,7 +89,7 @@ def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleTy
         raise ArgumentError(
             "mirrored run -m",
             found=f"there is no module {name!r} that can be run",
-            rule="-m takes the same names as python -m",
+            rule="-m must be followed by the name of a module, as for python -m",
             remedy="check the name of the module, and PYTHONPATH",
         )
     module = types.ModuleType("__main__")
@@ -99,7 +99,7 @@ def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleTy
 
 
 def _beyond_this_file(error: BaseException) -> types.TracebackType | None:
-    """Returns the traceback without the frames of this file."""
+    """Returns the rest of a traceback after the frames of this file, for the user's program alone."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""The rendezvous of the launchers of several machines, at an address of machine 0.
+"""The rendezvous of the launchers of several machines, which connect to machine 0.
 
 Every launcher, including that of machine 0, has one authenticated connection to the hub there. A start begins when all
 launchers have identified themselves. The hub relays a failure of one to all; a broken connection is a failure.
@@ -32,7 +32,7 @@ _KEEP_ALIVE_SECONDS: Final = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class _Hello:
-    """The validated first message of a launcher, with which it identifies itself."""
+    """The first message of a launcher, with which it identifies itself to the hub."""
 
     rank: int
     nodes: int
@@ -41,7 +41,7 @@ class _Hello:
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> Self | None:
-        """Parses a message; returns None if it is malformed."""
+        """Parses a launcher's first message; returns None if it is malformed."""
         rank, nodes, name, ports = (message.get(key) for key in ("hello", "nodes", "name", "ports"))
         if not (_is_number(rank, 0) and _is_number(nodes, 1) and isinstance(name, str)):
             return None
@@ -57,7 +57,7 @@ def _is_number(value: object, least: int) -> TypeGuard[int]:
 
 
 class Hub:
-    """Accepts the launchers of a job, at the interface that the coordinator's address names.
+    """The server on machine 0 that all launchers of a job connect to.
 
     Args:
         host: The coordinator's host.
@@ -81,8 +81,8 @@ class Hub:
             raise RendezvousError(
                 "mirrored run on machine 0",
                 found=f"port {port} of the coordinator cannot be opened: {error}",
-                rule="the launchers rendezvous at this port of machine 0",
-                remedy="give --coordinator another port, or end the program that uses this one",
+                rule="the launchers must find each other at this port of machine 0",
+                remedy="pass another port in --coordinator, or end the program that uses this one",
             ) from error
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Hub:
             channel.close()
 
     def _serve(self, channel: Channel) -> None:
-        """Serves one launcher until its connection ends. Malformed messages are ignored."""
+        """Answers one launcher until its connection ends, and ignores malformed messages."""
         channel.keep_alive(_KEEP_ALIVE_SECONDS)
         hello: _Hello | None = None
         for message in channel.receive():
@@ -146,7 +146,7 @@ class Hub:
         return None
 
     def _stop(self, reason: str) -> None:
-        """Ends this start on all machines; for the next one all launchers identify themselves again."""
+        """Ends the workers of all machines; before their next start all launchers identify themselves again."""
         self._started = False
         here, self._here = self._here, {}
         for _, channel in here.values():
@@ -164,7 +164,7 @@ _MOST_REFUSALS: Final = 40
 
 
 class LauncherRendezvous(Coordination):
-    """The rendezvous of one launcher with those of the other machines.
+    """One launcher's connection to the hub on machine 0, and thereby to the other launchers.
 
     Args:
         job: The job; its `coordinator` is the address of the rendezvous.
@@ -187,11 +187,11 @@ class LauncherRendezvous(Coordination):
 
     @property
     def secret(self) -> str:
-        """The secret of the launchers, which the workers share."""
+        """The secret that the launchers share, which the workers use, too."""
         return os.fsdecode(self._secret)
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
-        """Joins the rendezvous and waits for all other launchers.
+        """Waits until the launchers of all machines are ready, and returns the addresses of all workers.
 
         Raises:
             RendezvousError: Some launchers, which it names, did not join in time; or machine 0 has another secret.
@@ -221,7 +221,7 @@ class LauncherRendezvous(Coordination):
         raise self._missing(waiting)
 
     def news(self) -> str | None:
-        """Returns why another machine's workers were ended; None if they were not."""
+        """Returns why the workers of another machine were ended; None if none were."""
         with contextlib.suppress(queue.Empty):
             while True:
                 message = self._news.get_nowait()
@@ -230,12 +230,12 @@ class LauncherRendezvous(Coordination):
         return None
 
     def tell(self, reason: str) -> None:
-        """Makes all other launchers end their workers."""
+        """Tells all other launchers that a worker has failed, so that they end their workers."""
         self._send({"stop": f"machine {self._job.node_rank} ({socket.gethostname()}): {reason}"})
         self._hang_up()
 
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits for the workers of the other machines; returns why one of them failed, or None."""
+        """Waits until the other machines' workers have ended; returns why one failed, or None."""
         self._send({"done": self._job.node_rank})
         while not is_interrupted():
             message = self._next()
@@ -307,7 +307,7 @@ class LauncherRendezvous(Coordination):
             who = f"machines {', '.join(map(str, waiting))} have not joined"
         return self._error(
             f"{who} after {self._job.meeting_seconds:g} s",
-            f"all {self._job.nodes} launchers join at the coordinator before the workers start",
+            f"all {self._job.nodes} launchers must join at the coordinator before the workers start",
         )
 
     def _error(self, found: str, rule: str) -> RendezvousError:
@@ -323,7 +323,7 @@ class LauncherRendezvous(Coordination):
         return RendezvousError(
             f"mirrored run on machine {self._job.node_rank}",
             found=f"{refusal} ({self._job.coordinator})",
-            rule="all launchers of a job have the same secret",
+            rule="all launchers of a job must have the same secret",
             remedy=f"set {settings.SECRET.name} on every machine to the output of one `openssl rand -hex 32`, or "
             f"{settings.SECRET_FILE.name} to a file with it; the default is a generated file in the home folder, which "
             "the machines may not share",

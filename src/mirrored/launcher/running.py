@@ -1,4 +1,4 @@
-"""Runs a job: in this process if it needs no supervision, otherwise under a supervisor."""
+"""Runs a job: in the launcher's own process if it needs no supervision, otherwise under a supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.launcher.supervisor import Supervisor
 
 
 def run_job(job: Job) -> int:
-    """Runs a job to its end.
+    """Runs a job to its end, and returns its exit status.
 
     Context: the main thread of a process that does nothing else. With one worker, no restarts and no logs, this process
     is replaced by the program, which keeps the terminal, a debugger and its own exit status.
@@ -47,7 +47,7 @@ def run_job(job: Job) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Opens those of the descriptors 0 to 2 that are closed; sockets and pipes would otherwise get their numbers."""
+    """Opens those of the descriptors 0 to 2 that are closed, so that no socket or pipe gets their numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -29,7 +29,7 @@ _READER_SECONDS: Final = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """A failure that ends all workers.
+    """Why all workers are ended.
 
     Attributes:
         reason: The reason, which names the worker.
@@ -41,7 +41,7 @@ class _Failure:
 
 
 class Supervisor:
-    """Runs a job to its end.
+    """Runs the workers of one machine until the job has ended.
 
     Args:
         job: The job.
@@ -97,7 +97,7 @@ class Supervisor:
             self._output.say(f"{failure.reason}; restarting {every} (restart {restart} of {self._job.max_restarts})")
 
     def _generation(self, reaper: ReaperClient, restart: int) -> _Failure | None:
-        """Runs all workers once."""
+        """Starts all workers once, and waits until they have ended."""
         addresses = self._coordination.meet(restart, self._interrupted)
         if addresses is None:
             return _Failure("interrupted before the start", _INTERRUPTED)
@@ -191,7 +191,7 @@ class Supervisor:
         return _failure_of(culprit, next((worker.note for worker in self._workers if worker.note), None))
 
     def _collect_reports(self, culprit: Worker) -> None:
-        """Shows the reports of the other workers: in a hang all of them reach the limit, and each prints its stacks."""
+        """In a hang, shows the other workers' stacks too: each prints them when it reaches the time limit."""
         end = time.monotonic() + _SHOW_SECONDS
         others = [worker for worker in self._workers if worker is not culprit]
         while others and time.monotonic() < end:
@@ -211,7 +211,7 @@ class Supervisor:
                 return
 
     def _await_report_of(self, worker: Worker) -> None:
-        """Shows the error of the worker that failed before any consequence of it on the other workers."""
+        """Shows the error of the worker that failed first, before the errors that it causes on other workers."""
         worker.let_go()
         end = time.monotonic() + _SHOW_SECONDS
         while time.monotonic() < end and not worker.has_shown and worker.code is None:
@@ -238,7 +238,7 @@ def _is_culprit(worker: Worker) -> bool:
 
 
 def _blame_order(worker: Worker) -> tuple[int, int]:
-    """Returns a sort key that puts a worker that failed by itself before those that failed as a consequence."""
+    """Returns a sort key: a worker that failed by itself comes before those that failed as a consequence."""
     code = worker.code
     if _is_culprit(worker):
         return 0, worker.rank

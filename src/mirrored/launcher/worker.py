@@ -1,4 +1,4 @@
-"""The launcher's view of one worker: a process in a group of its own, its output, and its exit report."""
+"""A worker as its launcher sees it: a process in a group of its own, its output, and its exit report."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ class Worker:
 
     @property
     def group(self) -> int:
-        """The process group of the worker and its child processes."""
+        """The id of the process group of the worker and its child processes."""
         return self.process.pid
 
     @property
     def code(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
+        """The exit status, negative for a signal; None while the process runs."""
         return self.process.poll()
 
     @property
     def descriptors(self) -> list[int]:
-        """The file descriptors to wait on for output and messages."""
+        """The file descriptors that become readable when the worker prints or sends a message."""
         return [stream.descriptor for stream in self._streams.values() if stream.open] + [self.channel.fileno()] * (
             self.channel.fileno() >= 0
         )
@@ -89,7 +89,7 @@ class Worker:
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Reads the worker's messages. Returns whether it waits for permission to print its error."""
+        """Reads the worker's messages, and returns whether it asks for permission to print its error."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)
@@ -110,7 +110,7 @@ class Worker:
         return asks
 
     def let_go(self) -> None:
-        """Lets a failing worker print its error."""
+        """Permits a failing worker to print its error."""
         with contextlib.suppress(OSError):
             self.channel.send(b"go\n")
 
@@ -131,7 +131,7 @@ class Worker:
 
 
 def words_for(code: int) -> str:
-    """Returns how a process ended, for messages."""
+    """Describes how a process ended, for messages."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,4 +1,4 @@
-"""Microbenchmark of all-reduces over the devices of this machine, inside a program that computes."""
+"""A microbenchmark of all-reduces over the devices of this machine, inside a program that also computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMALLEST_BYTES = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceBenchmark:
-    """The time that all-reduces over devices of this machine add to a program.
+    """By how much all-reduces over devices of this machine prolong a program, measured for two sizes.
 
     Attributes:
         devices: The number of participating devices.
@@ -37,7 +37,7 @@ class AllReduceBenchmark:
     large_bytes: int
 
     def seconds(self, exchange: Exchange) -> float:
-        """Returns the time of an exchange between these devices, interpolated linearly from the two measured sizes."""
+        """Returns the time of an all-reduce of any size, interpolated between the two measured sizes."""
         if exchange.group_size < 2:
             return 0.0
         part = exchange.payload_bytes / self.large_bytes
@@ -45,7 +45,7 @@ class AllReduceBenchmark:
 
     @property
     def network(self) -> Network:
-        """The network that fits the measurement, for other numbers of devices: the inverse of `Exchange.seconds`."""
+        """The bandwidth and latency that explain the measurement, to predict other numbers of devices."""
         size = self.devices
         latency = self.tiny_seconds / (2 * math.ceil(math.log2(size)))
         added = max(self.large_seconds - self.tiny_seconds, 1e-9)
@@ -53,7 +53,7 @@ class AllReduceBenchmark:
 
 
 def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, arrays: int) -> AllReduceBenchmark:
-    """Measures all-reduces over devices of this process. Takes about two seconds.
+    """Measures all-reduces over devices of this process in about two seconds.
 
     An isolated all-reduce of ready buffers does not represent a step, where replicas arrive at different times and then
     resume other work. So the benchmark measures by how much an all-reduce prolongs a program that computes. On 8
@@ -72,13 +72,13 @@ def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, array
 
 
 def _added(mesh: Mesh, sizes: Sequence[int]) -> float:
-    """Returns the seconds by which an all-reduce of such arrays prolongs a program."""
+    """Returns the seconds by which all-reduces of arrays of this size prolong a program."""
     with_sum, without = (timed(_program(mesh, sizes, exchanges)).seconds for exchanges in (True, False))
     return max(with_sum - without, 1e-7)
 
 
 def _program(mesh: Mesh, sizes: Sequence[int], exchanges: bool) -> Callable[[], Any]:
-    """Returns a minimal step: per array a matrix product and an update, with or without an all-reduce in between."""
+    """Returns a program that multiplies and updates each array, with or without an all-reduce in between."""
 
     def body(weights: Sequence[Any], matrix: jax.Array) -> Any:
         gradients = [jnp.sin(one * jnp.max(jnp.tanh(matrix * one[0]) @ matrix)) for one in weights]

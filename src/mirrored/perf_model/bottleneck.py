@@ -1,4 +1,4 @@
-"""Names and explains the bottleneck of a predicted step."""
+"""Names the bottleneck of a predicted step: the part of its time that limits scaling."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ INPUT, DISPATCH, COMMUNICATION, BATCH, COMPUTE = (
 
 
 def bottleneck(prediction: Prediction) -> str:
-    """Returns the name of the bottleneck of a step.
+    """Returns the name of the part of the step time that limits scaling.
 
     Args:
         prediction: The prediction for one number of replicas.
@@ -71,7 +71,7 @@ def bottleneck(prediction: Prediction) -> str:
 
 
 def breakdown(prediction: Prediction) -> dict[str, float]:
-    """Returns the parts of a step as fractions of the step time.
+    """Returns the fraction of the step time that each part of the step takes.
 
     Args:
         prediction: The prediction for one number of replicas.
@@ -91,7 +91,7 @@ def breakdown(prediction: Prediction) -> dict[str, float]:
 
 
 def summary(prediction: Prediction) -> str:
-    """Returns the breakdown as text: first the parts that determine the step time, then the overlapped parts."""
+    """Formats the fractions of the step time: first the parts that determine it, then the overlapped ones."""
     parts = breakdown(prediction)
     sequential = ["compute", "exchange", "dispatch"] if prediction.shared else ["compute", "exchange"]
     if prediction.host_seconds >= prediction.step_seconds:
@@ -102,7 +102,7 @@ def summary(prediction: Prediction) -> str:
 
 
 def explanation(plan: ScalingPlan, prediction: Prediction) -> str:
-    """Returns the breakdown of the step, the reason for its bottleneck at this number of replicas, and a remedy."""
+    """Formats the fractions of the step time, the reason for the bottleneck at this replica count, and a remedy."""
     return f"{summary(prediction)}; {_reason(plan, prediction)}"
 
 

@@ -1,4 +1,4 @@
-"""Microbenchmark of one replica's part of a step, run on several devices of this machine at once without exchange.
+"""A microbenchmark of the program that one replica runs in a step, on several devices at once, without collectives.
 
 It measures the contention between devices that share cores, memory or a host process, instead of assuming it.
 """
@@ -24,7 +24,7 @@ _TOGETHER, _EACH = PartitionSpec(), PartitionSpec(_AXIS)
 
 @dataclasses.dataclass(frozen=True)
 class ComputeBenchmark:
-    """The time of a replica's part of the step, run on several devices at once.
+    """The measured time of the program that one replica runs in a step, on several devices at once.
 
     Attributes:
         seconds: From the call until all devices are done.
@@ -36,12 +36,12 @@ class ComputeBenchmark:
 
     @property
     def compute_seconds(self) -> float:
-        """The part of `seconds` in which the devices compute."""
+        """The measured time without the time to dispatch an empty program to the same devices."""
         return max(self.seconds - self.dispatch_seconds, 0.0)
 
 
 def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenchmark:
-    """Measures one replica's program on several devices at once. Takes about half a second after compilation.
+    """Measures one replica's program on several devices at once, in about half a second after compilation.
 
     Each replica has its own state and examples, of the same size as in the step. Replicas exchange nothing.
 
@@ -60,7 +60,7 @@ def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenc
 
 
 def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """Returns a function that runs the next step. It donates the state of the previous one, like the compiled step."""
+    """Returns a function that runs the next step, and donates the previous step's state as the compiled step does."""
     assigned = [id(variable) for variable in part.pure.assigns]
     carried = [place for place, variable in enumerate(part.pure.reads) if id(variable) in assigned]
     order = [assigned.index(id(part.pure.reads[place])) for place in carried]
@@ -79,7 +79,7 @@ def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
 
 
 def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """Returns a function that passes the same arrays to a program without work, to measure its dispatch."""
+    """Returns a function that passes the step's arrays to a program without work, to measure its dispatch."""
 
     def program(state: Sequence[Any], whole: Sequence[Any], operands: Sequence[Any]) -> Any:
         return list(state), [one.ravel()[:1] for one in operands]
@@ -88,7 +88,7 @@ def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
 
 
 def _over(mesh: Mesh, part: BatchShare, carried: Sequence[int], program: Callable[..., Any]) -> Callable[[], Any]:
-    """Returns a function that runs `program` on every device of the mesh, from the state of the previous call."""
+    """Returns a function that runs `program` on every device of the mesh, with the state that its last call left."""
     operand_specs = [_EACH if spread else _TOGETHER for spread in part.is_spread]
     # The specs declare the state replicated, as in the step. Its copies may diverge here, so `check_vma` is off.
     mapped = jax.shard_map(

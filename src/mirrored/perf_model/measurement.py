@@ -1,4 +1,4 @@
-"""Runs the microbenchmarks that a prediction is based on: the parts of a step, never the step itself."""
+"""Measures what a prediction is based on: the parts of a step (compute, all-reduces), never the step itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Told = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Instruments:
-    """The microbenchmarks of the parts of a step. Tests replace them with known values.
+    """The functions that measure the parts of a step, which tests replace.
 
     Attributes:
         benchmark_compute: Measures one replica's program on several devices at once.
@@ -34,7 +34,7 @@ class Instruments:
 
 
 class Parts:
-    """The measured parts of a step, and the costs of the traced step.
+    """Measured times of the parts of a step, and the costs of the traced step, for several replica counts.
 
     Args:
         step: The detected step.
@@ -64,24 +64,24 @@ class Parts:
 
     @property
     def local(self) -> int:
-        """The number of local devices of the step's platform."""
+        """The number of local devices of the step's platform (CPU or GPU)."""
         return len(self.step.devices)
 
     @property
     def is_network(self) -> bool:
-        """Whether a network that represents other machines connects the local devices, not a CPU's memory."""
+        """Whether a network connects the local devices, which can represent one between machines (not on CPUs)."""
         return self.local > 1 and self.step.devices[0].platform != "cpu"
 
     def rehearsal(self, devices: int, share: int) -> ComputeBenchmark:
-        """Returns the measurement of one replica's program on this number of devices at once."""
+        """Returns the measured time of one replica's program, run on this number of devices at once."""
         return self._compute_benchmarks[devices, share]
 
     def sums(self, devices: int) -> AllReduceBenchmark:
-        """Returns the measurement of all-reduces over this number of local devices."""
+        """Returns the measured time of all-reduces over this number of local devices."""
         return self._allreduce_benchmarks[devices]
 
     def compute_seconds(self, share: int) -> float:
-        """Returns the time of one replica's program on a device that does not share this machine.
+        """Returns the time of one replica's program on a device of its own, without other devices that compete.
 
         It is interpolated linearly between the two nearest measured batch sizes.
         """
@@ -89,7 +89,7 @@ class Parts:
         return float(np.interp(float(share), shares, seconds))
 
     def fixed_share(self, share: int) -> float:
-        """Returns the fraction of `compute_seconds` that does not depend on the batch: 0 to 1.
+        """Returns the fraction of `compute_seconds` (0 to 1) that does not depend on the batch size.
 
         It extrapolates to an empty batch from the two nearest measured batch sizes. Distant sizes would mislead,
         because a matrix product of a single example can use another routine than one of several examples (on CPUs it
@@ -103,20 +103,20 @@ class Parts:
         return empty / max(empty + slope * share, 1e-12)
 
     def _alone(self) -> tuple[list[int], list[float]]:
-        """Returns the batch sizes measured on one device, in ascending order, and the time of each."""
+        """Returns the batch sizes that were measured on one device, in ascending order, and the time of each."""
         found = sorted(
             (share, one.compute_seconds) for (devices, share), one in self._compute_benchmarks.items() if devices == 1
         )
         return [share for share, _ in found], [seconds for _, seconds in found]
 
     def work(self, replicas: int) -> StepCost:
-        """Returns the cost of one replica of this number, each with the detected batch size; cached, so traced once."""
+        """Returns the cost of a step for each of `replicas` replicas, with the detected batch size per replica."""
         if replicas not in self._costs:
             self._costs[replicas] = self.step.work(replicas, self.step.share)
         return self._costs[replicas]
 
     def more(self, replicas: int) -> float:
-        """Returns the compute cost of each replica relative to a single replica (less if the update is sharded, say).
+        """Returns the compute cost per replica relative to a single replica's; less than 1 if the update is sharded.
 
         The bytes that an exchange itself reads and writes are part of the exchange's time.
         """
@@ -142,7 +142,7 @@ class Parts:
             )
 
     def _compute_cases(self, wanted: Sequence[tuple[int, int]], here: bool) -> list[tuple[int, int]]:
-        """Returns the (devices, batch size) pairs to benchmark: those requested, and two sizes on one device.
+        """Returns the (devices, batch size) pairs to benchmark: the requested ones, and two sizes on one device.
 
         The two sizes separate the fixed cost from the cost per example.
         """
@@ -161,7 +161,7 @@ class Parts:
         return sorted(pairs)
 
     def _allreduce_cases(self, wanted: Sequence[tuple[int, int]], here: bool) -> list[int]:
-        """Returns the device counts to benchmark all-reduces over: those requested, and that of the detected step."""
+        """Returns the numbers of devices over which all-reduces are benchmarked."""
         found = [min(self.step.replicas, self.local)]
         if wanted and here:
             found += [min(replicas, self.local) for replicas, _ in wanted]

@@ -1,4 +1,4 @@
-"""Predicts the step time on more replicas from its parts: a replica's program, the all-reduces, and dispatch."""
+"""Predicts the step time on more replicas from the times of one replica's program, the all-reduces and the dispatch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEASURE: Final = Instruments()
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The predicted step for one number of replicas.
+    """The predicted times of a step for one number of replicas.
 
     Attributes:
         replicas: The number of replicas.
@@ -49,29 +49,29 @@ class Prediction:
 
     @property
     def device_seconds(self) -> float:
-        """Compute, then exchange: the all-reduce waits for the last gradient."""
+        """The time on the devices: compute, then the all-reduce, which waits for the last gradient."""
         return self.compute_seconds + self.exchange_seconds
 
     @property
     def host_seconds(self) -> float:
-        """Dispatch and input, which run ahead of the device."""
+        """The time on the host: dispatch and input, which overlap with the devices' work."""
         return self.dispatch_seconds + self.input_seconds
 
     @property
     def step_seconds(self) -> float:
-        """The longer of device and host time. Dispatch adds to device time if the devices share the host's cores."""
+        """The longer of device and host time; if devices share the host's cores, dispatch adds to device time."""
         waits = self.dispatch_seconds if self.shared else 0.0
         return max(self.device_seconds + waits, self.host_seconds)
 
     @property
     def examples_per_second(self) -> float:
-        """The throughput of all replicas."""
+        """The number of examples that all replicas process per second."""
         return self.replicas * self.share / self.step_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class ScalingPlan:
-    """Predictions for several numbers of replicas.
+    """The predicted steps for several numbers of replicas.
 
     Attributes:
         alone: One replica with the detected batch size; the baseline of efficiency.
@@ -146,8 +146,8 @@ def make_plan(
         raise ArgumentError(
             "mirrored.perf_model.make_plan",
             found=f"replicas={list(replicas)}, keeps={keeps!r}, speed={speed}",
-            rule=f"replicas are at least 1, keeps is {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, speed is positive",
-            remedy="for example, pass replicas=[8, 64], keeps='replica-batch', speed=1.0",
+            rule=f"replicas must be at least 1, keeps {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, and speed positive",
+            remedy="pass valid values, for example replicas=[8, 64], keeps='replica-batch', speed=1.0",
         )
     step = TracedStep(observation)
     wanted = [(count, _share(step, count, keeps)) for count in sorted(set(replicas))]
@@ -188,7 +188,7 @@ class _Model:
         return ASSUMED, "assumed: pass --bandwidth and --latency"
 
     def elsewhere(self, replicas: int, share: int) -> Prediction:
-        """Predicts replicas on separate devices, each like an unshared local device times `speed`."""
+        """Predicts replicas on other machines, each on a device that is `speed` times as fast as a local one."""
         parts, observed = self._parts, self._observation
         compute = parts.compute_seconds(share) * parts.more(replicas) / self._speed
         return Prediction(
@@ -203,7 +203,7 @@ class _Model:
         )
 
     def here(self, replicas: int, share: int, network: Network | None = None) -> Prediction:
-        """Predicts replicas that share this machine. Times scale in proportion beyond the number of local devices."""
+        """Predicts replicas that share this machine; if they outnumber its devices, the time grows in proportion."""
         parts, observed = self._parts, self._observation
         devices = min(replicas, parts.local)
         crowd = replicas / devices

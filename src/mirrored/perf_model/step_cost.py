@@ -1,4 +1,4 @@
-"""The cost model: traces a step for any number of replicas on abstract devices, and counts its work and exchange."""
+"""The cost model: traces a step for any number of replicas, without devices, and counts operations and collectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """The cost of one step of one replica.
+    """What one replica computes and exchanges in one step.
 
     Attributes:
         replicas: The number of replicas.
@@ -47,7 +47,7 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class BatchShare:
-    """One replica's part of a step, ready to run without collectives.
+    """The program that one replica runs in a step, without collectives, with its arguments.
 
     Attributes:
         pure: The program, as a function of the variables' values and the arrays.
@@ -100,7 +100,7 @@ class TracedStep:
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
     def _spread_the_batch(self) -> None:
-        """Finds the batch among a single replica's plain arrays: those with the first array's leading dimension."""
+        """Finds the batch among a single replica's arrays: those with the first array's leading dimension."""
         arrays = [one for one in self._described if isinstance(one, jax.ShapeDtypeStruct) and one.shape]
         for place, one in enumerate(self._described):
             if self._spread[place] or one not in arrays or one.shape[0] != arrays[0].shape[0]:
@@ -130,7 +130,7 @@ class TracedStep:
             return self._lowered(elsewhere, replicas, share)
 
     def part(self, share: int, copies: int) -> BatchShare:
-        """Returns one replica's program for this batch size, and operands for `copies` independent runs of it."""
+        """Returns one replica's program for this batch size, and arguments for `copies` independent runs of it."""
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._for(1, share), alone)
@@ -144,7 +144,7 @@ class TracedStep:
         )
 
     def _examples(self, leaf: Leaf, share: int, copies: int) -> np.ndarray[Any, Any]:
-        """Returns the leaf's examples, repeated to fill `copies` batches of `share` examples."""
+        """Returns the argument's examples, repeated to fill `copies` batches of `share` examples."""
         stacked = np.asarray(_plain(leaf))
         if not isinstance(leaf, PerReplica):
             stacked = stacked[None]
@@ -165,14 +165,14 @@ class TracedStep:
         return jax.jit(pure.call).trace(state, operands)
 
     def _for(self, replicas: int, share: int) -> list[Any]:
-        """Returns the descriptions of the leaves for another number of replicas and batch size."""
+        """Returns the shapes of the step's arguments for another number of replicas and batch size."""
         return [
             _resized(one, replicas, self.share, share) if is_spread else one
             for one, is_spread in zip(self._described, self._spread, strict=True)
         ]
 
     def _pure(self, described: Sequence[Any], device_assignment: DeviceAssignment | None) -> Pure:
-        """Returns the step as a pure function of its variables and arrays, for this device assignment."""
+        """Returns the step as a pure function of its variables and arrays, for replicas on these devices."""
 
         def step(*inputs: Any) -> list[Any]:
             filled = [
@@ -193,7 +193,7 @@ def _costs(costs: Mapping[str, float] | None, replicas: int, share: int, exchang
 
 
 def _described(leaf: Leaf) -> Any:
-    """Returns the shape and dtype of an array leaf of the arguments; returns other leaves unchanged."""
+    """Returns the shape and dtype of an argument that is an array; returns other arguments unchanged."""
     if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
         leaf = leaf.stacked(leaf.device_assignment)
     elif isinstance(leaf, Mirrored):
@@ -204,7 +204,7 @@ def _described(leaf: Leaf) -> Any:
 
 
 def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share: int) -> Any:
-    """Resizes a stacked array to `replicas`. A per-replica leading dimension of `old_share` becomes `share`."""
+    """Changes the shape of a stacked batch to `replicas` replicas with `share` examples each."""
     part = tuple(stacked.shape[1:])
     if part and part[0] == old_share:
         part = (share, *part[1:])
@@ -212,19 +212,19 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
 
 
 def _filled(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns the argument that replaces a leaf of the batch."""
+    """Returns the argument that the step receives for an array of its batch: one component per replica."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
 
 
 def _filled_whole(leaf: Leaf, value: jax.Array) -> Any:
-    """Returns the argument that replaces another leaf: `value` in the type of the leaf."""
+    """Returns the argument that the step receives for an array outside of its batch, in the original's type."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
 
 def _plain(result: Leaf) -> Any:
-    """Returns the array of a leaf, without its distributed type."""
+    """Returns the array in a per-replica or mirrored value; other values unchanged."""
     if isinstance(result, Mirrored):
         return result.value
     if isinstance(result, PerReplica) and result.device_assignment is not None:
@@ -246,7 +246,7 @@ def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
 
 
 def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssignment:
-    """Returns an assignment of `replicas` abstract devices."""
+    """Returns the assignment of `replicas` replicas to devices that need not exist."""
     elsewhere = DeviceAssignment((device_assignment.devices[0],) * replicas, replicas)
     # `mesh` is a cached property. Setting the cached value replaces the mesh of real devices with an abstract one.
     elsewhere.__dict__["mesh"] = AbstractMesh((replicas,), (AXIS,), axis_types=(AxisType.Auto,))
@@ -255,7 +255,7 @@ def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssig
 
 @contextmanager
 def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None) -> Iterator[None]:
-    """Replaces the device assignment of strategies inside the block."""
+    """Gives strategies another device assignment inside the block."""
     before = [strategy._device_assignment for strategy in strategies]
     try:
         for strategy in strategies:
@@ -269,7 +269,7 @@ def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None
 def _no_strategy() -> ArgumentError:
     return ArgumentError(
         "mirrored plan",
-        found="a step without a strategy: it reads no mirrored variable and is not called in a strategy's scope",
-        rule="a plan for several replicas requires a step that runs on replicas",
+        found="the step has no strategy: it reads no mirrored variable and is not called in a strategy's scope",
+        rule="a step must run on replicas, so that its time on more of them can be predicted",
         remedy="create the variables in strategy.scope() and call strategy.run in the step",
     )

@@ -1,4 +1,4 @@
-"""Step detection: finds the compiled function that is a program's training step, its arguments and its timing."""
+"""Step detection: finds the compiled function that is a program's training step, with its arguments and times."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WARM_UP = 2
 
 
 class _SeenEnough(BaseException):
-    """Ends the observed program. Not an `Exception`, so that the program's own handlers do not catch it."""
+    """Raised to end the observed program; not an `Exception`, so that the program's own handlers do not catch it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectedStep:
-    """A program's training step.
+    """The compiled function that is a program's training step, with its arguments and times.
 
     Attributes:
         function: The compiled function with the most calls.
@@ -127,11 +127,12 @@ def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
         most = 0 if found is None else len(found[1].step)
         raise ArgumentError(
             called,
-            found=f"a program that calls no compiled function more than {most} times"
+            found=f"the most-called compiled function was called {most} times"
             if most
-            else "a program that calls no compiled function",
-            rule=f"its training step is a mirrored.function that is called at least {_WARM_UP + 1} times",
-            remedy="call strategy.run and the rest of the step in a function decorated with mirrored.function",
+            else "the program called no compiled function",
+            rule=f"the training step must be a mirrored.function; at least {_WARM_UP + 1} calls are needed to time it",
+            remedy="call strategy.run and the rest of the step in a function decorated with mirrored.function, or run "
+            "more steps",
         )
     function, record = found
     return DetectedStep(

@@ -1,4 +1,4 @@
-"""Times calls that run on devices, and measures the compute rate and the memory bandwidth of this machine."""
+"""Times calls that run on devices, and measures the compute rate and memory bandwidth of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARM_UP, _FEWEST, _MOST, _ENOUGH_SECONDS = 3, 5, 200, 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The timing of a series of synchronous calls.
+    """The median and dispatch times of a series of calls, each of which waits for its result.
 
     Attributes:
         seconds: The median time until the result is ready.
@@ -60,7 +60,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The rates of one device, used to compare costs of programs that cannot run here.
+    """The compute rate and memory bandwidth of one device, to compare the costs of programs that cannot run here.
 
     Attributes:
         flops_per_second: The rate of a large matrix product in float32.
@@ -71,12 +71,12 @@ class Machine:
     bytes_per_second: float
 
     def seconds(self, flops: float, moved_bytes: float) -> float:
-        """Returns the time of this work at full speed, without overlap of compute and memory traffic."""
+        """Returns the time of so many operations and bytes at full speed, without overlap of the two."""
         return flops / self.flops_per_second + moved_bytes / self.bytes_per_second
 
 
 def measure_machine() -> Machine:
-    """Measures the rates of the first device. Takes about a second."""
+    """Measures the compute rate and memory bandwidth of the first device in about a second."""
     a = jnp.ones((_SIDE, _SIDE), jnp.float32)
     large = jnp.ones((16 * _MIB,), jnp.float32)
     product, sum_ = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1.0)

@@ -13,7 +13,7 @@ import jax
 
 @dataclasses.dataclass
 class Counted:
-    """What JAX did inside `count_work`.
+    """The numbers of traces, compilations and new live arrays inside a `count_work` block.
 
     Attributes:
         traces: The number of functions that JAX traced.
@@ -27,7 +27,7 @@ class Counted:
 
 
 class _Counters:
-    """The open `count_work` blocks. JAX has no public API to remove a listener, so one listener serves all blocks."""
+    """The open `count_work` blocks, which share one listener, because JAX cannot remove one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

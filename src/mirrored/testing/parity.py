@@ -10,7 +10,7 @@ from mirrored.variables import Variable, VariableSynchronization
 
 
 def assert_same_bits(actual: PyTree, expected: PyTree) -> None:
-    """Asserts that two trees of arrays are bit-identical (NaN equals NaN with the same bits; 0.0 differs from -0.0).
+    """Asserts that two pytrees are bit-identical (NaN equals NaN with the same bits; 0.0 differs from -0.0).
 
     Args:
         actual: A tree of arrays, numbers or variables.

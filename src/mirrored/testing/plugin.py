@@ -30,12 +30,12 @@ _DEFAULT_DEVICES = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declares the ini option."""
+    """Declares the ini option `mirrored_devices`."""
     parser.addini("mirrored_devices", "number of CPU devices to simulate (default: 8 if a test needs them)", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker, and sets up the simulated devices before test modules are imported."""
+    """Declares the marker of execution modes, and simulates devices before test modules are imported."""
     config.addinivalue_line("markers", "ways(modes, replicas): restrict the fixture `way` of mirrored")
     wanted = config.getini("mirrored_devices")
     if wanted:
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrizes `way` over the ways that the marker selects."""
+    """Runs each test that uses `way` in the execution modes and replica counts that its marker selects."""
     if "way" not in metafunc.fixturenames:
         return
     from mirrored.testing.ways import select_ways
@@ -57,19 +57,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sets up the simulated devices if a test needs them and the ini option is not set."""
+    """Simulates the devices if a test needs them and the ini option is not set."""
     if not config.getini("mirrored_devices") and any("way" in getattr(item, "fixturenames", ()) for item in items):
         set_virtual_devices(_DEFAULT_DEVICES)
 
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> Way:
-    """A way to run a replica program: an execution mode, a replica count and a new strategy."""
+    """Returns an execution mode and a replica count with a new strategy, in which the test runs a replica program."""
     opened: Way = request.param.open()
     return opened
 
 
 @pytest.fixture
 def strategy(way: Way) -> object:
-    """The strategy of `way`."""
+    """Returns the strategy of the fixture `way`."""
     return way.strategy

@@ -1,4 +1,4 @@
-"""All ways to run a replica program: eager, compiled and folded (virtual replicas), on 1 to 8 replicas."""
+"""The execution modes of a replica program: eager, compiled and folded (virtual replicas), on 1 to 8 replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLICA_COUNTS: Final = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class WaySpec:
-    """The specification of a way: an execution mode and a replica count. It accesses no device.
+    """An execution mode and a replica count, without devices.
 
     Attributes:
         mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one
@@ -42,7 +42,7 @@ class WaySpec:
         return f"{self.mode}-{self.num_replicas}"
 
     def open(self, **options: Any) -> Way:
-        """Creates the way with a strategy on the first devices of the machine.
+        """Creates the `Way` with a strategy on the first devices of the machine.
 
         Args:
             **options: Options of `MirroredStrategy`, such as ``deterministic=True``.
@@ -54,8 +54,8 @@ class WaySpec:
         if len(devices) < self.num_devices:
             raise DeviceError(
                 f"mirrored.testing, way {self.id}",
-                found=f"{len(devices)} device{'s' * (len(devices) != 1)}",
-                rule=f"this way needs {self.num_devices}",
+                found=f"there {'is 1 device' if len(devices) == 1 else f'are {len(devices)} devices'}",
+                rule=f"a test with {self.num_replicas} replicas in the mode {self.mode!r} needs {self.num_devices}",
                 remedy="set the ini option mirrored_devices = 8, and access no JAX device during test collection",
             )
         strategy = MirroredStrategy(devices[: self.num_devices], num_replicas=self.num_replicas, **options)
@@ -64,7 +64,7 @@ class WaySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to run a replica program; the value of the fixture `way`.
+    """An execution mode and a replica count with a strategy; the value of the fixture `way`.
 
     Attributes:
         spec: The mode and the replica count.
@@ -104,7 +104,7 @@ class Way:
         return self.mode == "eager"
 
     def compile(self, f: F, **options: Any) -> F:
-        """Returns `f` itself in eager mode, else `mirrored.function(f, **options)`."""
+        """Returns `f` itself in eager mode, otherwise `mirrored.function(f, **options)`."""
         if self.is_eager:
             return f
         return cast(F, function(f, **options))
@@ -118,7 +118,7 @@ WAYS: Final = tuple(
 def select_ways(
     *, modes: Sequence[str] = MODES, replicas: Sequence[int] = REPLICA_COUNTS, called: str = "select_ways"
 ) -> list[WaySpec]:
-    """Returns the ways with these modes and replica counts.
+    """Returns the execution modes and replica counts (`WAYS`) that have one of these modes and counts.
 
     Raises:
         ArgumentError: No way matches.
@@ -127,8 +127,8 @@ def select_ways(
     if not chosen:
         raise ArgumentError(
             called,
-            found=f"modes={modes!r}, replicas={replicas!r}",
-            rule=f"a way is one of {', '.join(spec.id for spec in WAYS)}",
+            found=f"modes={modes!r} and replicas={replicas!r} select no execution mode",
+            rule=f"at least one of {', '.join(spec.id for spec in WAYS)} must be selected",
             remedy="choose a mode and a replica count that occur together in this list",
         )
     return chosen

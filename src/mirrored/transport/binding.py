@@ -1,4 +1,4 @@
-"""Chooses the interface to listen on, so that a port is open no wider than the job needs."""
+"""Chooses the network interface to listen on, so that a port is reachable only from where the job needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALL_INTERFACES: Final = ""
 
 
 def interface_of(host: str) -> str:
-    """Returns the address to listen at, for peers that connect to `host`; the empty string for all interfaces.
+    """Returns the local address to listen at for peers that connect to `host`; an empty string for all interfaces.
 
     An address of this machine, or a name that resolves to one such address, determines the interface. Otherwise it is
     unknown, and the result is all interfaces: for an address that belongs to a translating router (NAT), a name with
@@ -60,7 +60,7 @@ def _addresses(name: str) -> set[str]:
 
 
 def _is_local(address: str) -> bool:
-    """Returns whether an interface of this machine has the address."""
+    """Returns whether the address belongs to an interface of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -33,7 +33,7 @@ class RefusedError(ConnectionError):
 
 
 class Channel:
-    """One side of an authenticated connection.
+    """One end of an authenticated connection.
 
     Context: any thread may send; one thread receives.
 
@@ -56,7 +56,7 @@ class Channel:
 
     @classmethod
     def accept(cls, connection: socket.socket, secret: bytes, seconds: float) -> Self:
-        """Authenticates a peer that has connected to this process.
+        """Returns the channel to a peer that has connected, after both have proved that they know the secret.
 
         Args:
             connection: An accepted socket.
@@ -79,7 +79,7 @@ class Channel:
 
     @classmethod
     def connect(cls, address: tuple[str, int], secret: bytes, seconds: float) -> Self:
-        """Connects to a server that knows the secret.
+        """Returns a channel to a server that knows the same secret.
 
         Args:
             address: Host and port.
@@ -112,7 +112,7 @@ class Channel:
             raise
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Sends a message. Returns whether it was sent; if not, the channel is broken permanently."""
+        """Sends a message, and returns whether it was sent; if not, the channel is broken permanently."""
         text = json.dumps(message).encode()
         with self._lock:
             line = _mac(self._key, self._send_direction, self._sent, text) + b" " + text + b"\n"
@@ -151,11 +151,11 @@ class Channel:
 
     @property
     def peer(self) -> str:
-        """The address of the other side."""
+        """The network address of the other end."""
         return str(self._connection.getpeername()[0])
 
     def fileno(self) -> int:
-        """The descriptor of the socket."""
+        """Returns the file descriptor of the socket."""
         return self._connection.fileno()
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Channel:
 
 
 class _Handshake:
-    """Exchanges short lines of words until a deadline."""
+    """Sends and receives short lines of words, until a deadline."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
@@ -181,7 +181,7 @@ class _Handshake:
         self._connection.sendall(" ".join(words).encode() + b"\n")
 
     def hear(self, count: int) -> list[str]:
-        """Receives the words of one line.
+        """Returns the words of the next line.
 
         Raises:
             RefusedError: The line does not have `count` words, is too long, or does not arrive in time.

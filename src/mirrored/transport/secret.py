@@ -58,7 +58,7 @@ def _default_file(environment: Mapping[str, str]) -> Path:
 
 
 def _generate(path: Path) -> None:
-    """Creates the file atomically: of two processes that do so at once, both use the file that is created first."""
+    """Creates the secret's file; of two processes that do so at once, both use the file that is created first."""
     if path.exists():
         return
     try:
@@ -89,16 +89,16 @@ def _read(path: Path, called: str) -> bytes:
             content = file.read(_MOST_BYTES).strip()
     except OSError as error:
         raise _error(
-            called, f"{path} cannot be read ({error.strerror})", "give a file that this user can read"
+            called, f"{path} cannot be read ({error.strerror})", "pass a file that this user can read"
         ) from error
     if mode & 0o007:
-        raise _error(called, f"{path} has the mode {mode:o}: every user can use it", f"chmod 600 {path}")
+        raise _error(called, f"{path} has the mode {mode:o}: every user can use it", f"run chmod 600 {path}")
     return content
 
 
 def _checked(secret: bytes, called: str) -> bytes:
     if len(secret) < settings.LEAST_SECRET_BYTES:
-        raise _error(called, f"a secret of {len(secret)} bytes", "generate one: openssl rand -hex 32")
+        raise _error(called, f"the secret has {len(secret)} bytes", "generate one: openssl rand -hex 32")
     return secret
 
 
@@ -106,7 +106,7 @@ def _error(called: str, found: str, remedy: str) -> ArgumentError:
     return ArgumentError(
         called,
         found=found,
-        rule=f"the processes of a job share a secret of {settings.LEAST_SECRET_BYTES} bytes or more that no other "
+        rule=f"the processes of a job must share a secret of {settings.LEAST_SECRET_BYTES} bytes or more that no other "
         "user can read",
         remedy=remedy,
     )

@@ -1,4 +1,4 @@
-"""A server that serves only processes that know the secret."""
+"""A server that serves only peers that know the job's secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Serve = Callable[[Channel], None]
 
 
 class Server:
-    """Listens at a port until it is closed.
+    """Listens at a port until it is closed, and calls a function with each authenticated connection.
 
     Connections that do not authenticate in time are dropped; if too many are unauthenticated, so is the oldest.
 
@@ -53,7 +53,7 @@ class Server:
         self._socket.close()
 
     def forget(self) -> None:
-        """Closes the descriptors of this server in a forked child, while the parent continues to listen."""
+        """Closes this server's descriptors in a forked child, while the parent continues to listen."""
         for one in (self._socket, *self._unauthenticated):
             one.close()
 

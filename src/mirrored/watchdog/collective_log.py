@@ -31,7 +31,7 @@ class _Place:
 
 
 class CollectiveLog:
-    """Numbered log of the collective operations of this process, in program order.
+    """The newest operations of this process that all workers execute together, numbered in program order.
 
     The main thread writes it; the watchdog's thread reads it. Consecutive calls of one operation at one line form one
     span: a million calls of one step are one span. The log keeps the newest spans, every program line that has made a
@@ -84,7 +84,7 @@ class CollectiveLog:
         return place
 
     def depart(self, token: object = None) -> None:
-        """Records that the operation has returned, as far as this host can tell.
+        """Records that a collective operation has returned, as far as this host can tell.
 
         Args:
             token: An output array of the operation. The operation counts as running until the devices have computed it.
@@ -94,7 +94,7 @@ class CollectiveLog:
 
     @contextmanager
     def at(self, label: str, line: str = "") -> Iterator[None]:
-        """Records the block as one collective operation."""
+        """A context manager that records its block as one collective operation."""
         self.arrive(label, line)
         try:
             yield
@@ -102,7 +102,7 @@ class CollectiveLog:
             self.depart()
 
     def standing(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
-        """Returns this worker's progress.
+        """Returns how far this worker is in its collective operations.
 
         Args:
             beat: The number of this heartbeat.

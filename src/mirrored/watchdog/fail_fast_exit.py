@@ -43,7 +43,7 @@ def in_forked_children(reset: Callable[[], None]) -> None:
 
 
 def all_stacks() -> str:
-    """Returns the stack of each thread, the main thread first, without the threads of mirrored itself."""
+    """Formats the stack of each thread, the main thread first, without the threads of `mirrored` itself."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
@@ -62,7 +62,7 @@ FOLLOWS: Final = "(follows)"
 
 
 def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
-    """Returns the error that names a lost worker.
+    """Returns the error that says which worker has ended while others still train, and how.
 
     Args:
         worker: The index of the lost worker.
@@ -79,7 +79,7 @@ def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent
     return AbsentWorkerError(
         "training on several workers",
         found=f"worker {worker}{name} {how}",
-        rule="the workers of a job execute every step together; none can continue without the others",
+        rule="the workers of a job must execute every step together; none can continue without the others",
         remedy=f"check the output of worker {worker} and its machine's log, then restart all workers: they resume "
         "from the newest checkpoint (mirrored run --max-restarts 3 does so automatically)",
     )
@@ -93,7 +93,7 @@ def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent
 
 
 def delay_aborts() -> bool:
-    """Makes an abort of this process sleep before it takes effect.
+    """Makes an abort of this process wait some seconds before it takes effect.
 
     C calls a handler with the signal's number, so that `sleep` waits SIGABRT (6 on Linux) seconds.
 
@@ -144,7 +144,7 @@ _LOST_PEER_MESSAGES: Final = (
 
 
 class LauncherChannel:
-    """The worker's end of the socket between a worker and its launcher.
+    """The worker's end of the socket that connects it to its launcher.
 
     Args:
         descriptor: The file descriptor of the socket.
@@ -172,7 +172,7 @@ class LauncherChannel:
         self._socket.close()
 
     def announce(self, kind: str, code: int, text: str) -> None:
-        """Announces the failure of this worker, and waits until the launcher lets it print its error."""
+        """Tells the launcher that this worker fails, and waits until it may print its error."""
         line = " ".join(text.split())
         with contextlib.suppress(OSError):
             self._socket.sendall(f"failing {kind} {code} {line}\n".encode(errors="replace"))
@@ -185,14 +185,14 @@ class LauncherChannel:
             self._socket.sendall(f"note {line}\n".encode(errors="replace"))
 
     def has_shown(self) -> None:
-        """Reports that the error is printed, and waits for the launcher to end this process."""
+        """Tells the launcher that the error is printed, and waits until the launcher ends this process."""
         with contextlib.suppress(OSError):
             self._socket.sendall(b"shown\n")
             self._thread.join(_END_SECONDS)
 
 
 class _Process:
-    """Process-wide state: the channel to the launcher, and the callbacks of the watchdog."""
+    """State of this process: the channel to its launcher, and the watchdog's callbacks."""
 
     launcher: LauncherChannel | None = None
     exiting = threading.Lock()
@@ -201,13 +201,13 @@ class _Process:
 
 
 def connect(descriptor: int) -> None:
-    """Opens the channel to the launcher. Called once per process."""
+    """Opens the channel to the launcher; called once per process."""
     _Process.launcher = LauncherChannel(descriptor)
     in_forked_children(_reset)
 
 
 def _reset() -> None:
-    """Detaches a forked child from the job: its end is not the worker's, and its errors are its own."""
+    """Detaches a forked child from the job: its end and its errors are not those of the worker."""
     launcher, _Process.launcher = _Process.launcher, None
     _Process.report = _Process.suspect = None
     _Process.exiting = threading.Lock()
@@ -223,7 +223,7 @@ def has_launcher() -> bool:
 
 
 def report_exit_by(report: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:
-    """Registers the watchdog's callbacks for the exit of this worker.
+    """Registers the functions by which the watchdog reports this worker's end and names a lost worker.
 
     Args:
         report: Sends the exit report to the other workers; called with the kind of the exit and its cause.
@@ -264,7 +264,7 @@ def fail_fast(kind: str, code: int, text: str, show: Callable[[], object]) -> No
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Returns whether an error is JAX's report that another worker has ended."""
+    """Returns whether an exception is JAX's report that another worker has ended."""
     if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError"):
         return False
     message = str(error).lower()
@@ -272,7 +272,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def fail_fast_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-    """Ends this process for an uncaught exception: prints its traceback, and does not wait for the other workers."""
+    """Ends this process after an uncaught exception: prints it, and does not wait for the other workers."""
     if isinstance(error, KeyboardInterrupt):
         fail_fast("exit", 130, "was interrupted", lambda: None)
     notes = sum(note.count("\n") + 1 for note in getattr(error, "__notes__", ()))
@@ -304,7 +304,7 @@ _original_hook = [sys.__excepthook__]
 
 
 def install_fail_fast() -> None:
-    """Makes every uncaught exception of the main thread end this process at once, except in an interactive session."""
+    """Makes every uncaught exception of the main thread end the process at once (not in interactive sessions)."""
     if hasattr(sys, "ps1") or sys.flags.interactive or sys.excepthook is _fail_fast_hook:
         return
     _original_hook[0] = sys.excepthook

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from mirrored.watchdog.worker_progress import CallSite, WorkerProgress
 
-_RULE = "All workers make the same calls in the same order"
+_RULE = "All workers must make the same calls in the same order"
 _REMEDY = "move the call out of the Python branch that only some workers enter"
 
 
 def apart(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes the first mismatch: two workers that execute different operations under one number; None without one.
+    """Describes the first mismatch: two workers that execute different operations with one number; None without one.
 
     Such workers cannot continue: each waits for the other, or has already exchanged data with another operation.
     """
@@ -37,7 +37,7 @@ def apart(standings: Mapping[int, WorkerProgress]) -> str | None:
 
 
 def _first_difference(one: WorkerProgress, other: WorkerProgress) -> int | None:
-    """Returns the first number, among those that both still remember, at which the operations differ."""
+    """Returns the first number at which two workers' operations differ, among those that both remember."""
     start, end = max(one.oldest, other.oldest), min(one.count, other.count)
     begins = {stretch.first for stretch in (*one.stretches, *other.stretches)} | {start}
     return next(
@@ -52,7 +52,7 @@ def _first_mark(one: WorkerProgress, other: WorkerProgress) -> int | None:
 
 
 def left_behind(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes a worker whose program has ended before an operation that another one waits in; None without one."""
+    """Describes a worker whose program ended before an operation in which another worker waits; None without one."""
     for worker, progress in sorted(standings.items()):
         ahead = [other for other, its_progress in sorted(standings.items()) if its_progress.count > progress.count]
         if progress.has_ended and ahead:
@@ -60,14 +60,14 @@ def left_behind(standings: Mapping[int, WorkerProgress]) -> str | None:
             return (
                 f"worker {worker} ({progress.name}) has ended after operation {progress.count} ({progress.newest}), "
                 f"and worker {ahead[0]} has reached operation {waiting.count}: {waiting.newest}."
-                f"{_sentences(alone(standings))} All workers make the same calls: the same number of steps, and no "
-                "call on the chief only"
+                f"{_sentences(alone(standings))} All workers must make the same calls: the same number of steps, "
+                "and no call on the chief only"
             )
     return None
 
 
 def alone(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, str, str], str]:
-    """Finds lines from which one worker has called an operation while another worker has passed them without a call.
+    """Describes program lines that call an operation on one worker and that another worker passed without a call.
 
     The other worker has matched that call with a call at another line. This is harmless if the line is in one branch
     of an `if` whose other branch calls the operation at a line that all workers reach now and then. Otherwise the
@@ -107,7 +107,7 @@ def _times(count: int) -> str:
 
 
 def stuck(standings: Mapping[int, WorkerProgress], still_seconds: float, limit_seconds: float) -> str | None:
-    """Describes a deadlock: which workers have arrived at the newest operation and which have not; None without one.
+    """Describes a deadlock: which workers have reached the newest operation and which have not; None without one.
 
     Args:
         standings: The progress of each worker.

@@ -1,4 +1,4 @@
-"""The watchdog of one worker: posts its progress for the others, and ends a job that cannot continue."""
+"""The watchdog of one worker: posts the worker's progress for the others, and ends a job that cannot continue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ENDING_SECONDS: Final = 0.2
 
 
 class Watchdog:
-    """Detects deadlocks, mismatched collectives and lost peers in two threads.
+    """Detects deadlocks, mismatched collectives and lost workers, in two background threads.
 
     One thread posts this worker's progress to the coordinator's key-value store and reads that of the others. The other
     thread evaluates it. They are separate because a stopped coordinator blocks the first one, and must be reported too.
@@ -84,7 +84,7 @@ class Watchdog:
         in_forked_children(self._reset)
 
     def _reset(self) -> None:
-        """Detaches a forked child, which is not a worker: its end is not that of one."""
+        """Stops watching in a forked child, which is not a worker."""
         atexit.unregister(self._end)
         self._has_ended, self._peers = True, None
 
@@ -168,13 +168,13 @@ class Watchdog:
                 self._fail(f"{verdict}\n  (the limit is {settings.WATCHDOG_SECONDS.name}={limit:g})")
 
     def _confirm(self, certain: str | None) -> None:
-        """Fails when a mismatch is seen for the second time, with the first description: it is closest to the cause."""
+        """Ends the job when a mismatch is seen for the second time, with its first description, nearest the cause."""
         self._suspicions = [] if certain is None else [*self._suspicions, certain]
         if len(self._suspicions) >= _CONFIRMATIONS:
             self._fail(self._suspicions[0])
 
     def _warn_of_unmatched_calls(self, board: Mapping[int, WorkerProgress]) -> None:
-        """Warns of a call of this worker that others may have matched with another one.
+        """Warns of a line of this worker whose call others may have paired with one of another line.
 
         Only the next mismatch proves it.
         """
@@ -189,7 +189,7 @@ class Watchdog:
                 self._reported_alone.add(key)
 
     def _report_silence(self) -> None:
-        """Reports workers without a heartbeat, shortly before JAX's runtime ends the other workers for them."""
+        """Reports workers without a heartbeat, shortly before JAX's runtime ends the other workers because of them."""
         limit, now = 0.7 * self._heartbeat_seconds, time.monotonic()
         if now - self._answered_at > limit:
             silent = [0]
@@ -209,14 +209,14 @@ class Watchdog:
             tell_launcher(text)
 
     def _report_exit(self, kind: str, text: str) -> None:
-        """Sends this worker's exit report to the others, marked as `FOLLOWS` if they detect the cause themselves."""
+        """Tells the other workers why this one ends, marked as `FOLLOWS` if they see the cause themselves."""
         if self._peers is not None and kind not in ("hang", "lost-peer"):
             self._peers.say("failing", text)
         elif self._peers is not None:
             self._peers.say("failing", f"{FOLLOWS} {text}")
 
     def _on_lost_peer(self, worker: int, report: str) -> None:
-        """Ends this worker because another one is lost."""
+        """Ends this worker because another one has ended."""
         if report.startswith(FOLLOWS):
             time.sleep(_OWN_REPORT_SECONDS)  # this worker detects the same cause in a moment, and reports it better
         age = self._age(worker)
@@ -226,7 +226,7 @@ class Watchdog:
         fail_fast("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
 
     def _wait_for_jax_message(self, lost: int) -> None:
-        """Waits for JAX's runtime to print its message, so that our message is the last one.
+        """Waits until JAX's runtime has printed its message, so that ours is the last one.
 
         Worker 0 waits for the others to end instead: its own end makes JAX's runtime abort them.
         """
@@ -244,7 +244,7 @@ class Watchdog:
         return time.monotonic() - self._changed_at.get(worker, self._answered_at)
 
     def _suspect(self) -> str | None:
-        """Returns the error for the worker with the oldest heartbeat; None if that one is recent enough."""
+        """Returns the error that names the worker with the oldest heartbeat; None if all are recent."""
         limit = 3 * self._interval()
         if time.monotonic() - self._answered_at > limit:
             worker = 0

@@ -29,7 +29,7 @@ Lost = Callable[[int, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """The port of worker 0, and the token with which the workers of this job authenticate each other.
+    """The port of worker 0, and the token with which the job's workers authenticate each other.
 
     The workers read it from JAX's coordinator. A secret that the user has configured is required in addition.
     """
@@ -39,12 +39,12 @@ class Address:
 
     @property
     def secret(self) -> bytes:
-        """The secret that both sides must know."""
+        """The secret for the connections, the token, followed by the secret that the user has configured."""
         return self.token.encode() + given_secret()
 
 
 class PeerConnection:
-    """This worker's end of its connection to worker 0, or on worker 0 of the connections to all others.
+    """This worker's connection to worker 0; on worker 0 the connections to all others.
 
     Args:
         worker: The index of this worker.
@@ -83,7 +83,7 @@ class PeerConnection:
         start(threading.Thread(target=self._connect, args=arguments, name="mirrored-peer-connection", daemon=True))
 
     def say(self, kind: str, text: str = "") -> None:
-        """Sends the other workers that this one ends: ``bye``, or ``failing`` with the cause as `text`."""
+        """Tells the other workers that this one ends: ``bye``, or ``failing`` with the cause as `text`."""
         self._send({"kind": kind, "worker": self._worker, "text": " ".join(text.split())[:_REPORT_CHARACTERS]})
 
     def _send(self, message: dict[str, Any], *, but: int | None = None) -> None:
@@ -94,7 +94,7 @@ class PeerConnection:
                 channel.send(message)
 
     def _serve(self, channel: Channel) -> None:
-        """Worker 0: receives from a worker, after the message that identifies it."""
+        """Worker 0: receives the messages of a worker that has identified itself."""
         messages = channel.receive()
         worker = next(messages, {}).get("here")
         if isinstance(worker, int) and worker > 0:
@@ -108,7 +108,7 @@ class PeerConnection:
             channel.close()
 
     def _receive(self, other: int, channel: Channel, messages: Iterator[dict[str, Any]]) -> None:
-        """Receives from another worker until it ends, and forwards what it reports of itself or of a third worker."""
+        """Receives another worker's messages until it ends, and passes on what they report of any worker."""
         channel.keep_alive(self._heartbeat_seconds)
         with self._lock:
             self._channels[other] = channel
@@ -127,7 +127,7 @@ class PeerConnection:
         self._lost(worker, text)
 
     def _forget(self) -> None:
-        """Closes only the descriptors in a forked child: the connections remain the parent's."""
+        """Closes only the descriptors in a forked child, because the connections remain the parent's."""
         if self._server is not None:
             self._server.forget()
         for channel in self._channels.values():

@@ -1,4 +1,4 @@
-"""Worker progress: how far a worker is in the sequence of collective operations, in the form that it posts."""
+"""How far a worker is in the numbered sequence of collective operations, in the form that it posts for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class CallSpan:
-    """Consecutive calls of one operation at one line.
+    """Consecutive calls of one collective operation from one program line.
 
     Attributes:
         first: The number of the first call among all operations.
@@ -26,7 +26,7 @@ class CallSpan:
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """A program line that calls an operation.
+    """A program line that calls a collective operation.
 
     Attributes:
         label: The name of the operation.
@@ -43,7 +43,7 @@ class CallSite:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgress:
-    """The progress of one worker.
+    """How far one worker is in the numbered sequence of collective operations.
 
     Attributes:
         count: The number of operations that it has reached.
@@ -93,18 +93,18 @@ class WorkerProgress:
         return self.stretches[0].first if self.stretches else self.count + 1
 
     def stretch_of(self, number: int) -> CallSpan | None:
-        """Returns the span of an operation; None if it is not reached yet, or forgotten."""
+        """Returns the consecutive calls that contain operation `number`; None if it is not reached or forgotten."""
         if not self.oldest <= number <= self.count:
             return None
         return self.stretches[bisect.bisect_right([one.first for one in self.stretches], number) - 1]
 
     def called(self, number: int) -> str | None:
-        """Returns an operation's label and how many times it had been called; None as for `stretch_of`."""
+        """Returns an operation's label and its number of calls until then; None if not reached or forgotten."""
         stretch = self.stretch_of(number)
         return None if stretch is None else f"{stretch.label} (time {stretch.time + number - stretch.first})"
 
     def described(self, number: int) -> str:
-        """Returns an operation's label, number of calls and program line, for messages."""
+        """Formats an operation's label, number of calls and program line, for messages."""
         stretch = self.stretch_of(number)
         if stretch is None:
             return "the start" if number == 0 else "an operation that is forgotten"
@@ -112,5 +112,5 @@ class WorkerProgress:
 
     @property
     def newest(self) -> str:
-        """The newest operation, for messages."""
+        """The newest operation's label, number of calls and program line, for messages."""
         return self.described(self.count)

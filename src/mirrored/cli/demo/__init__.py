@@ -1,1 +1,1 @@
-"""`mirrored demo`: trains a convnet on handwritten digits with several replicas."""
+"""`mirrored demo`: trains a small network on handwritten digits with several replicas."""

@@ -1,4 +1,4 @@
-"""Runs the demo from start to end, with its output on the terminal."""
+"""Runs the demo from start to end, and prints its progress and results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> 
 
 
 def _devices_for(num_replicas: int) -> list[jax.Device]:
-    """Returns the most devices among which the replicas divide evenly: accelerators, or new virtual CPU devices."""
+    """Returns as many devices as possible among which the replicas divide evenly, if necessary virtual CPU devices."""
     try:
         mr.config.set_virtual_devices(num_replicas)
     except mr.errors.ContextError:
@@ -95,7 +95,7 @@ def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: 
 def _train_deterministically(
     num_replicas: int, devices: list[jax.Device], train: Examples, epochs: int, console: Console
 ) -> dict[int, str]:
-    """Repeats one training on 1, 2, 4, ... devices, and returns the hash of the final weights of each."""
+    """Repeats one training on 1, 2, 4, ... devices, and returns a hash of the final weights of each."""
     console.rule("[bold]Bitwise reproducible on any number of devices")
     hashes: dict[int, str] = {}
     for count in (n for n in range(1, len(devices) + 1) if num_replicas % n == 0):

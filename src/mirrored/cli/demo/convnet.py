@@ -12,7 +12,7 @@ import mirrored as mr
 
 
 class ConvNet:
-    """The model. Its variables are mirrored if it is created in a strategy's scope.
+    """A convolutional network for 8 x 8 images, with mirrored variables if created in a strategy's scope.
 
     Args:
         seed: The seed of the initial values.
@@ -27,7 +27,7 @@ class ConvNet:
 
     @property
     def variables(self) -> list[mr.Variable]:
-        """All variables, each of them trainable."""
+        """All variables, each of which is trainable."""
         kernels = (self.filters_1, self.filters_2, self.weights_3, self.weights_4)
         biases = (self.bias_1, self.bias_2, self.bias_3, self.bias_4)
         return [variable for layer in zip(kernels, biases, strict=True) for variable in layer]
@@ -53,7 +53,7 @@ class ConvNet:
 
 
 def _layer(name: str, key: jax.Array, shape: tuple[int, ...]) -> tuple[mr.Variable, mr.Variable]:
-    """Creates kernel and bias. He initialization: K. He et al., Delving Deep into Rectifiers, 2015."""
+    """Creates a layer's kernel and bias by He initialization (He et al., Delving Deep into Rectifiers, 2015)."""
     kernel = jax.nn.initializers.he_normal()(key, shape, jnp.float32)
     return mr.Variable(kernel, name=f"{name}/kernel"), mr.Variable(jnp.zeros(shape[-1]), name=f"{name}/bias")
 

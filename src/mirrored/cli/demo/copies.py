@@ -13,7 +13,7 @@ import mirrored as mr
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """The copies of one variable, one per replica.
+    """The hashes of one variable's copies, one per replica.
 
     Attributes:
         name: The name of the variable.

@@ -32,7 +32,7 @@ class Examples:
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> Examples:
-        """Returns the examples at these positions."""
+        """Returns the examples at the given indices."""
         return Examples(self.images[indices], self.labels[indices])
 
 
@@ -51,7 +51,7 @@ def load_digits() -> tuple[Examples, Examples]:
 
 @dataclasses.dataclass
 class Batches:
-    """A re-iterable of global batches ``(images, labels)``; with a seed, each pass has a different order.
+    """An iterable of global batches ``(images, labels)``; with a seed, each iteration has a different order.
 
     Attributes:
         examples: The examples.

@@ -65,7 +65,7 @@ def _pyplot() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The results of the demo.
+    """What the demo measured and checked.
 
     Attributes:
         device_assignment: The device of each replica.
@@ -87,7 +87,7 @@ class Findings:
 
     @property
     def num_right(self) -> int:
-        """The number of correct predictions; 0 if the predictions do not match the test images one to one."""
+        """The number of correct predictions; 0 if there is not exactly one prediction per test image."""
         return int((self.digits == self.test.labels).sum()) if len(self.digits) == len(self.test) else 0
 
     @property
@@ -107,7 +107,7 @@ class Findings:
 
 
 def write_report(findings: Findings, folder: Path) -> list[Path]:
-    """Writes ``loss.png``, ``predictions.png`` and ``summary.md``; returns their paths."""
+    """Writes ``loss.png``, ``predictions.png`` and ``summary.md``, and returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     loss, predictions, summary = folder / "loss.png", folder / "predictions.png", folder / "summary.md"
     replicas = findings.device_assignment.num_replicas

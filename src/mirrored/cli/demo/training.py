@@ -1,4 +1,4 @@
-"""The training loop: a strategy's scope, a compiled step that calls `run`, a tape, an optimizer, a reduction."""
+"""The demo's training loop: a strategy's scope, a compiled step that calls `run`, a tape, an optimizer, a reduction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mirrored.values.distributed_values import DistributedValues
 
 @dataclasses.dataclass
 class History:
-    """The history of a training.
+    """The losses and times of a training.
 
     Attributes:
         losses: The loss of each step.
@@ -50,7 +50,7 @@ SEED = 1
 
 
 class Trainer:
-    """A model and its optimizer on a strategy.
+    """A model and its optimizer, trained by a strategy.
 
     Args:
         strategy: The strategy that runs the replicas.
@@ -65,12 +65,12 @@ class Trainer:
         self.predict: Callable[..., Any] = mr.function(self._predict)
 
     def _step(self, batch: tuple[DistributedValues | jax.Array, DistributedValues | jax.Array]) -> Any:
-        """Performs one update, in cross-replica context: `batch` contains every replica's batch."""
+        """Updates the model by one global batch, in cross-replica context."""
         losses = self.strategy.run(self._replica_step, args=batch)
         return self.strategy.reduce(mr.ReduceOp.SUM, losses, axis=None)
 
     def _replica_step(self, images: jax.Array, labels: jax.Array) -> Any:
-        """Computes the gradients of one replica's batch; the optimizer sums them over all replicas."""
+        """Applies the gradients of one replica's batch, which the optimizer sums over all replicas."""
         variables = self.model.variables
         with mr.GradientTape() as tape:
             scores = self.model(images, self._dropout_key())
@@ -79,18 +79,18 @@ class Trainer:
         return loss
 
     def _dropout_key(self) -> Any:
-        """Returns a PRNG key by seed, step and replica, but not by device: independent of the device assignment."""
+        """Returns a PRNG key that depends on seed, step and replica, but not on the device."""
         replica: Any = mr.get_replica_context()
         at_step = jax.random.fold_in(jax.random.key(SEED), self.optimizer.iterations.read_value())
         return jax.random.fold_in(at_step, replica.replica_id_in_sync_group)
 
     def _predict(self, images: DistributedValues | jax.Array, is_real: DistributedValues | jax.Array) -> Any:
-        """Predicts the digit of each image of all replicas, in batch order; also returns which are not padding."""
+        """Predicts the digits of a global batch, in order; also returns which rows are not padding."""
         digits = self.strategy.run(lambda batch: self.model(batch).argmax(axis=-1), args=(images,))
         return self.strategy.gather(digits, axis=0), self.strategy.gather(is_real, axis=0)
 
     def train(self, examples: Examples, epochs: int, on_step: Callable[[int, float, float], None]) -> History:
-        """Trains for some epochs.
+        """Trains for the given number of epochs, and returns their losses and times.
 
         Args:
             examples: The training examples.

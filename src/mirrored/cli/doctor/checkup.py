@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def examine(folder: Path | None) -> list[str]:
-    """Collects the facts of all workers, measures the links between them, and prints the findings on worker 0.
+    """Collects the facts of all workers, measures the links between them, and prints the faults on worker 0.
 
     Args:
         folder: The folder for checkpoints; None to skip the check of the disk.
@@ -85,7 +85,7 @@ def _all_facts(folder: Path | None) -> list[Facts]:
 
 
 def _all_links() -> list[Link]:
-    """Measures every pair of neighbours alone, then all workers together."""
+    """Measures the all-reduce of every pair of neighbouring workers alone, then that of all workers together."""
     first: dict[int, jax.Device] = {}
     for device in sorted(jax.devices(), key=lambda device: (device.process_index, device.id)):
         first.setdefault(device.process_index, device)

@@ -21,7 +21,7 @@ _PROBE_BYTES: Final = 32 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The facts about one worker.
+    """What `mirrored doctor` compares between workers: versions, settings, devices, disk, clock.
 
     Attributes:
         host: The name of its machine.
@@ -59,7 +59,7 @@ class Facts:
 
 
 def local_facts(folder: Path | None, token: str) -> Facts:
-    """Collects the facts about this worker.
+    """Collects the versions, settings, devices and disk rate of this worker.
 
     Args:
         folder: The folder for checkpoints, in which worker 0 has created a file named `token`; None for no check.

@@ -1,4 +1,4 @@
-"""Finds faults of a cluster, each with its host."""
+"""Finds the faults of a cluster from the facts and links of its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLOW_TIMES: Final = 5.0
 
 
 def findings(workers: Sequence[Facts], links: Sequence[Link], clock_error_seconds: float = 0.0) -> list[str]:
-    """Returns the faults, each with the worker and its host.
+    """Describes each fault with the worker that has it and its host.
 
     Args:
         workers: The facts of each worker.
@@ -60,7 +60,7 @@ def _disk(one: Facts) -> list[str]:
 
 
 def _slow(links: Sequence[Link], names: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """Attributes slow links to a worker if all its links are slow, otherwise to the link.
+    """Describes slow links: a worker whose links are all slow is named instead of its links.
 
     Links within a machine are compared with each other, and links between machines likewise.
     """
@@ -79,7 +79,7 @@ def _slow(links: Sequence[Link], names: Sequence[str], hosts: Sequence[str]) -> 
 
 
 def _slower_than_usual(links: Sequence[Link]) -> list[Link]:
-    """Returns the links slower than usual.
+    """Returns the links that are much slower than the best quarter of the links.
 
     The usual rate is that of the best quarter: one slow worker in a ring of three or four slows half of the links.
     """

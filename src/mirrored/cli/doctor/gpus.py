@@ -74,12 +74,12 @@ class GpuFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GpuFacts:
-        """Restores the facts from the data of `dataclasses.asdict`."""
+        """Restores the facts from the dict that `dataclasses.asdict` made of them."""
         return cls(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
 
 
 def gpu_facts(visible: int, environment: Mapping[str, str] | None = None) -> GpuFacts | None:
-    """Collects the facts about this machine's GPUs.
+    """Collects what is known about this machine's GPUs.
 
     Args:
         visible: How many GPUs JAX uses.
@@ -157,7 +157,7 @@ def _memory_settings(settings: Mapping[str, str]) -> list[str]:
 
 
 def preallocation(settings: Mapping[str, str]) -> str:
-    """Returns how JAX allocates the GPU's memory under these environment variables, in words."""
+    """Describes how JAX allocates GPU memory under these environment variables."""
     allocator = settings.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default")
     if allocator == "platform":
         return "none: every array is allocated by the driver (XLA_PYTHON_CLIENT_ALLOCATOR=platform, slow)"
@@ -194,7 +194,7 @@ def _of(facts: GpuFacts) -> str:
 
 
 def unverified(workers: Sequence[GpuFacts | None]) -> list[str]:
-    """Returns what a checkup on these workers cannot verify."""
+    """Describes what a checkup of these workers cannot verify."""
     there = [one for one in workers if one is not None]
     if not there:
         return []

@@ -49,7 +49,7 @@ _MAPPING: Final = (indexed.Mapped, indexed.RandomMapped, streams.StreamMapped, s
 
 
 def is_batched(node: Node) -> bool | None:
-    """Returns whether the elements are batches; None if the steps do not determine it.
+    """Returns whether the pipeline's elements are batches; None if its steps do not determine that.
 
     A generator, a tensor (`from_tensors`) and a function of scalars (file names, for example) can return either.
 

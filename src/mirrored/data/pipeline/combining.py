@@ -37,7 +37,7 @@ class Combining(Steps):
             raise ArgumentError(
                 "Dataset.zip",
                 found=f"{structure!r}",
-                rule="zip takes datasets, or one pytree of datasets",
+                rule="the arguments of zip must be datasets, or one pytree of datasets",
                 remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
             )
         parts = [member._node for member in members]
@@ -89,7 +89,7 @@ class Combining(Steps):
             raise StructureError(
                 called,
                 found=f"the function returned {type(made).__name__} for element {number}",
-                rule="the function returns a Dataset",
+                rule="the function must return a Dataset",
                 remedy="wrap the result: Dataset.from_tensor_slices(...), or use .map to return one element",
             )
 

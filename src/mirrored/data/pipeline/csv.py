@@ -24,7 +24,7 @@ _KINDS: Final = ("int32", "int64", "float32", "float64", "object")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """How the fields of a column are converted to values.
+    """The dtype of a column, and the default for its empty fields.
 
     Attributes:
         dtype: The dtype of the values; object for bytes.
@@ -49,9 +49,9 @@ class Column:
         if array.size > 1 or dtype.name not in _KINDS:
             raise ArgumentError(
                 "record_defaults",
-                found=f"{given!r}",
-                rule="a column has a default of type int32, int64, float32, float64 or string, or one of these dtypes",
-                remedy="pass one number or string per column",
+                found=f"{given!r} is neither a supported default nor a supported dtype",
+                rule="a column must have a default or dtype that is int32, int64, float32, float64 or string",
+                remedy="pass one number, string or dtype per column",
             )
         if array.size == 0:
             return cls(dtype, None)
@@ -59,7 +59,7 @@ class Column:
         return cls(dtype, _bytes(value) if dtype == _TEXT else dtype.type(value))
 
     def value(self, text: str, place: str) -> Any:
-        """Converts the text of a field to its value.
+        """Converts the text of one field to a value of the column's dtype.
 
         Raises:
             StructureError: The text is not valid for the dtype, or it is empty and the column has no default.
@@ -110,7 +110,7 @@ def _refused(place: str, found: str) -> StructureError:
     return StructureError(
         "CSV",
         found=f"{place} {found}",
-        rule="every field of a column can be parsed as its dtype, or is empty and the column has a default",
+        rule="every field of a column must have the form of the column's dtype, or be empty if it has a default",
         remedy="give the column another dtype or a default, or pass the marker of missing values as na_value",
     )
 
@@ -159,7 +159,7 @@ def _wrong_line(line: bytes, found: str) -> StructureError:
     return StructureError(
         "CSV",
         found=f"{found}, in the line {line[:80]!r}",
-        rule="all lines have the same fields and the same quoting",
+        rule="all lines must have the same fields and the same quoting",
         remedy="check field_delim and use_quote_delim, or omit the columns with select_cols",
     )
 
@@ -182,7 +182,7 @@ def columns_of(lines: Sequence[bytes], form: Format, columns: Sequence[Column]) 
 
 @dataclasses.dataclass(frozen=True)
 class Readable:
-    """A predicate: whether a line can be parsed."""
+    """A predicate for `filter`: whether a line can be parsed."""
 
     form: Format
     columns: tuple[Column, ...]
@@ -279,7 +279,7 @@ class ReadRecord:
 
 
 def inferred(texts: Sequence[str]) -> Column:
-    """Infers the narrowest column type that holds all texts: int32, int64, float32, float64 or string.
+    """Returns the narrowest dtype that holds all texts: int32, int64, float32, float64 or string.
 
     Empty texts are ignored.
 

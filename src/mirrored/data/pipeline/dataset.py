@@ -160,8 +160,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         if not 0 <= index < num_shards:
             raise ArgumentError(
                 "Dataset.shard",
-                found=f"index={index} of {num_shards} shards",
-                rule="0 <= index < num_shards",
+                found=f"index={index} is not one of {num_shards} shards",
+                rule="index must be at least 0 and less than num_shards",
                 remedy="pass the index of this worker or input pipeline, counted from 0",
             )
         if isinstance(self._node, IndexedNode):

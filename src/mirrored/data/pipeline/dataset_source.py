@@ -1,4 +1,4 @@
-"""The `Source` of a `Dataset`: what the distribution of datasets asks of their pipelines."""
+"""Adapts `Dataset` to `Source`, the interface by which the distribution of datasets reads any kind of dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mirrored.errors import EndOfDataError, StructureError
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSource(Source):
-    """The elements of a `Dataset`.
+    """Adapts a `Dataset` to `Source`, the interface from which distributed datasets read.
 
     Attributes:
         dataset: The dataset.
@@ -71,12 +71,12 @@ class DatasetSource(Source):
             raise StructureError(
                 called,
                 found=f"the dataset is not batched: no step of {self.dataset!r} makes batches of its examples",
-                rule="each element of a distributed dataset is a global batch, which is split into per-replica batches",
+                rule="each element of a distributed dataset must be a global batch, which is then split",
                 remedy=f"{self.batching}; if the elements are batches, pass a list or a Dataset.from_generator",
             )
 
     def of_worker(self, share: WorkerShare, called: str) -> Source | None:
-        """Returns the source of this worker's files, or of the whole dataset, in batches for its own replicas."""
+        """Returns the source of this worker's own batches, from its files or from the whole dataset."""
         policy = self.dataset.options().experimental_distribute.auto_shard_policy
         if policy not in (AutoShardPolicy.OFF, AutoShardPolicy.FILE):
             return None
@@ -110,7 +110,7 @@ class DatasetSource(Source):
 
 
 def source_of_arrays(arrays: PyTree, examples_per_batch: int) -> Source:
-    """Returns the source of batches of consecutive rows of arrays."""
+    """Returns a source of batches of consecutive rows of arrays."""
     return DatasetSource(Dataset.from_tensor_slices(arrays).batch(examples_per_batch))
 
 

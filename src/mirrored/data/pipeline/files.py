@@ -41,7 +41,7 @@ FileNames: TypeAlias = str | bytes | os.PathLike[Any] | Sequence[str | bytes | o
 
 
 def file_names(files: FileNames, called: str) -> tuple[str, ...]:
-    """Converts one path or several to strings.
+    """Converts one path or several paths to a list of strings.
 
     Raises:
         ArgumentError: A value is not a path.
@@ -53,14 +53,14 @@ def file_names(files: FileNames, called: str) -> tuple[str, ...]:
         raise ArgumentError(
             called,
             found=f"the file names {files!r}",
-            rule="a file name is a str, bytes or a path object",
+            rule="a file name must be a str, bytes or a path object",
             remedy="pass a path or a list of paths, or use .flat_map on a dataset of paths",
         ) from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileSource(StreamNode):
-    """Reads the records of several files in sequence.
+    """Reads the records of several files, one file after the other.
 
     Attributes:
         files: The paths.
@@ -123,7 +123,7 @@ class _FileCursor:
 
 
 def open_file(path: str, compression: str, called: str) -> Any:
-    """Opens a file for reading.
+    """Opens a file for reading, and decompresses it if required.
 
     Raises:
         DataFileError: It cannot be opened.
@@ -139,13 +139,13 @@ def open_file(path: str, compression: str, called: str) -> Any:
         raise DataFileError(
             called,
             found=f"the file {path} cannot be opened: {error}",
-            rule="every file of a dataset exists and is readable when the dataset reaches it",
+            rule="every file of a dataset must exist and be readable when the dataset reaches it",
             remedy="check the path, and that nothing removes files while they are being read",
         ) from error
 
 
 def check_compression(compression: str | None, called: str) -> str:
-    """Returns the compression after checking it.
+    """Returns the normalized compression type; raises ArgumentError if it is not supported.
 
     Raises:
         ArgumentError: `compression` is not "", "GZIP" or "ZLIB".
@@ -153,15 +153,15 @@ def check_compression(compression: str | None, called: str) -> str:
     if (compression or "") not in _COMPRESSIONS:
         raise ArgumentError(
             called,
-            found=f"compression_type={compression!r}",
-            rule=f"compression_type is one of {_COMPRESSIONS}",
+            found=f"compression_type={compression!r} is not supported",
+            rule=f"compression_type must be one of {_COMPRESSIONS}",
             remedy="decompress the files, or pass their compression",
         )
     return compression or ""
 
 
 def read_line(file: IO[bytes], path: str, record: int) -> bytes | None:
-    r"""Returns the next line without its line break (``\n`` or ``\r\n``); None at the end of the file."""
+    r"""Returns the next line of a file without its line break (``\n`` or ``\r\n``); None at the end of the file."""
     line = file.readline()
     if not line:
         return None
@@ -191,7 +191,7 @@ def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
 
 
 def masked_crc(data: bytes) -> int:
-    """Returns the CRC32C of `data`, masked as in TFRecord files."""
+    """Returns the CRC32C of `data` in the masked form that TFRecord files store."""
     crc = int(crc32c().value(data))
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -200,7 +200,7 @@ def _damaged(called: str, path: str, record: int, found: str) -> DataFileError:
     return DataFileError(
         called,
         found=f"record {record} of {path}: {found}",
-        rule="every record of a file is complete and matches its checksum",
+        rule="every record of a file must be complete and match its checksum",
         remedy="write the file again, or omit it from the dataset",
     )
 
@@ -233,7 +233,7 @@ class TFRecordWriter:
         self._packer = zlib.compressobj() if packing == "ZLIB" else None
 
     def write(self, record: bytes) -> None:
-        """Appends a record.
+        """Appends a record to the file.
 
         Raises:
             ArgumentTypeError: `record` is not bytes.
@@ -242,15 +242,15 @@ class TFRecordWriter:
         if not isinstance(record, bytes):
             raise ArgumentTypeError(
                 "TFRecordWriter.write",
-                found=f"a record of type {type(record).__name__}",
-                rule="a record is a bytes object",
+                found=f"the record is a {type(record).__name__}",
+                rule="a record must be a bytes object",
                 remedy="write example.SerializeToString(), or text.encode()",
             )
         if self._file.closed:
             raise InputError(
                 "TFRecordWriter.write",
                 found="the writer is closed",
-                rule="records are written before close()",
+                rule="records must be written before close()",
                 remedy="write inside the with block, or open another file",
             )
         length = struct.pack("<Q", len(record))
@@ -287,7 +287,7 @@ class TFRecordWriter:
 
 
 def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
-    """Returns the pipeline over the files of one worker: file `worker` and every `workers`-th file after it.
+    """Returns the pipeline reading only one worker's files: file `worker` and every `workers`-th file after it.
 
     The files are those passed to a `TextLineDataset` or `TFRecordDataset`. If the pipeline opens files in a function
     (`interleave`, `flat_map`), they are the names from `list_files` or `from_tensor_slices`.
@@ -302,7 +302,7 @@ def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
         raise ArgumentError(
             called,
             found=f"AutoShardPolicy.FILE for {workers} workers, and a dataset of {what}",
-            rule="each worker reads at least one file that no other worker reads",
+            rule="each worker must have at least one file that no other worker reads",
             remedy="use AutoShardPolicy.DATA (or AUTO), or split the data into at least as many files as workers",
         )
     replaced: Node = _replaced(node, {id(step) for step in found}, worker, workers)

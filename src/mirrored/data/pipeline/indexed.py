@@ -1,4 +1,4 @@
-"""Indexed transformations: each computes its element i by mapping i to positions of its parent.
+"""Steps whose element i can be computed directly, from elements of the parent at indices that follow from i.
 
 A chain such as ``from_tensor_slices(...).shuffle(...).repeat().batch(512)`` therefore becomes index arithmetic and one
 gather per batch, regardless of its length.
@@ -38,7 +38,7 @@ _EPOCHS_KEPT = 64
 
 
 class ItemRows(abc.ABC):
-    """Base class of `Rows` that implement only `item`. `rows` stacks single items."""
+    """Base class for `Rows` that implement only `item`: `rows` calls it for each position and stacks the results."""
 
     length: int
 
@@ -47,13 +47,13 @@ class ItemRows(abc.ABC):
         """Returns element `index`."""
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Returns the elements at `positions`, stacked."""
+        """Returns the elements at `positions`, stacked into one batch."""
         return stack([self.item(int(index)) for index in positions])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneParent(LikeParent, IndexedNode):
-    """An indexed step with one parent."""
+    """Base class of indexed steps that have one parent."""
 
     parent: IndexedNode
 
@@ -115,7 +115,7 @@ class _RandomMappedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sliced(CountedRows, OneParent):
-    """Keeps the elements start, start + step, ... before stop: take, skip and shard."""
+    """Keeps the elements start, start + step, ... before stop, for take, skip and shard."""
 
     start: int
     stop: int | None
@@ -147,7 +147,7 @@ class _SlicedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeated(CountedRows, OneParent):
-    """Repeats the parent `count` times, each time as a new epoch."""
+    """Repeats the parent `count` times, each time as a new epoch, which shuffles differently."""
 
     count: int
 
@@ -156,7 +156,7 @@ class Repeated(CountedRows, OneParent):
 
 
 class _RepeatedRows:
-    """Caches the rows of a few epochs: a batch across an epoch boundary needs two, a shuffle after a repeat all."""
+    """Elements of a repeated parent, which opens each epoch once and keeps the few that were used last."""
 
     def __init__(self, parent: IndexedNode, run: Run, count: int) -> None:
         self._parent, self._run = parent, run
@@ -196,7 +196,7 @@ class _RepeatedRows:
 
 
 def joined(parts: list[Element]) -> Element:
-    """Concatenates batches."""
+    """Concatenates batches along their first dim."""
     if len(parts) == 1:
         return parts[0]
     return jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
@@ -204,7 +204,7 @@ def joined(parts: list[Element]) -> Element:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zipped(CountedRows, IndexedNode):
-    """Zips the elements at the same position into a pytree, and ends with the shortest parent."""
+    """Zips the elements at the same index into a pytree, and ends with the shortest parent."""
 
     members: tuple[IndexedNode, ...]
     treedef: Any
@@ -235,7 +235,7 @@ class _ZippedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenated(CountedRows, IndexedNode):
-    """Concatenates the parents."""
+    """The elements of all parents, one parent after the other."""
 
     members: tuple[IndexedNode, ...]
 
@@ -300,7 +300,7 @@ class _BatchedRows(ItemRows):
         return self._parent.rows(self.positions(index))
 
     def positions(self, index: int) -> range:
-        """Returns the parent's positions in batch `index`."""
+        """Returns the indices of the parent's elements that form batch `index`."""
         return range(index * self._size, min((index + 1) * self._size, self._parent.length))
 
 
@@ -332,7 +332,7 @@ class _PaddedRows(_BatchedRows):
 
 
 def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
-    """Returns the spec of padded batches. Only dims that the caller passed in `shapes` are known."""
+    """Returns the spec of padded batches, in which only dims that the caller passed in `shapes` are known."""
     if shapes is not None:
         given = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple))
         leaves = jax.tree.leaves(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
@@ -344,7 +344,7 @@ def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(OneParent):
-    """Prefetches in a thread if it is the last step of the indexed pipeline; has no effect before other steps."""
+    """Prefetches elements in a thread if it is the last step of an indexed pipeline; otherwise has no effect."""
 
     size: int
 

@@ -1,4 +1,4 @@
-"""Sources of indexed pipelines, and mixes of several datasets."""
+"""Datasets in memory (ranges, arrays, lists), and mixes of several datasets by a dataset of choices."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class RangeSource(IndexedNode):
 
     @property
     def length(self) -> int:
-        """Implements `Rows`."""
+        """The number of integers in the range."""
         return len(self.numbers)
 
     def item(self, index: int) -> Element:
-        """Implements `Rows`."""
+        """Returns the integer at `index`."""
         return np.int64(self.numbers[index])
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Implements `Rows`."""
+        """Returns the integers at `positions` as a vector."""
         out = aligned_empty((len(positions),), np.int64)
         out[...] = positions
         out *= self.numbers.step
@@ -72,7 +72,7 @@ class ArraySource(IndexedNode):
 
     @classmethod
     def of(cls, tensors: PyTree, called: str) -> ArraySource:
-        """Creates a source from a snapshot of `tensors`.
+        """Creates the step from a copy of the arrays, so that later changes of them have no effect.
 
         Raises:
             StructureError: A leaf has no leading dim, or the leading dims differ.
@@ -93,11 +93,11 @@ class ArraySource(IndexedNode):
         return map_specs(lambda leaf: leaf.unbatched(), spec_of(self.arrays))
 
     def item(self, index: int) -> Element:
-        """Implements `Rows`."""
+        """Returns row `index` of every array."""
         return jax.tree.map(lambda leaf: leaf[index], self.arrays)
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Implements `Rows`; returns a view of the source for a range."""
+        """Returns the rows at `positions`; for a range, a view of the arrays."""
         return jax.tree.map(lambda leaf: take(leaf, positions), self.arrays)
 
     def open(self, run: Run) -> Rows:
@@ -127,15 +127,15 @@ class ListSource(IndexedNode):
 
     @property
     def length(self) -> int:
-        """Implements `Rows`."""
+        """The number of elements in the list."""
         return len(self.elements)
 
     def item(self, index: int) -> Element:
-        """Implements `Rows`."""
+        """Returns element `index` of the list."""
         return self.elements[index]
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Implements `Rows`."""
+        """Returns the elements at `positions`, stacked into one batch."""
         return stack([self.elements[index] for index in positions])
 
     def open(self, run: Run) -> Rows:
@@ -147,7 +147,7 @@ class ListSource(IndexedNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen(StreamNode):
-    """For each choice, returns the next element of the chosen member.
+    """Mixes datasets: for each index that the first dataset returns, the next element of the dataset with that index.
 
     Attributes:
         choices: A dataset of member indices.
@@ -190,7 +190,7 @@ class Chosen(StreamNode):
 
 
 class _ChoiceCursor:
-    """The cursor of `Chosen`.
+    """The iterator of `Chosen`, which saves the position of each dataset that it mixes.
 
     Source: the order of TensorFlow's DirectedInterleaveDataset.
     """
@@ -215,26 +215,26 @@ class _ChoiceCursor:
         if np.shape(choice) != () or np.asarray(choice).dtype.kind not in "iu" or not 0 <= choice < len(self._members):
             raise ArgumentError(
                 self._called,
-                found=f"the choice {choice!r} of {len(self._members)} datasets",
-                rule="a choice is a scalar integer, the index of a dataset counted from 0",
-                remedy="map the elements of choice_dataset to such indices",
+                found=f"the choice {choice!r} is not an index of the {len(self._members)} datasets",
+                rule="a choice must be a scalar integer: the index of a dataset, counted from 0",
+                remedy="map the elements of choice_dataset to indices of the datasets",
             )
         return int(choice)
 
     def get_state(self) -> Any:
-        """Returns the positions of the choices and of all members."""
+        """Returns the positions in the dataset of choices and in all mixed datasets."""
         members = [member.get_state() for member in self._members]
         return {"choices": self._choices.get_state(), "members": members, "ended": list(self._ended)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the positions of the choices and of all members."""
+        """Continues from saved positions in the dataset of choices and in all mixed datasets."""
         self._choices.set_state(state["choices"])
         for member, position in zip(self._members, state["members"], strict=True):
             member.set_state(position)
         self._ended = list(state["ended"])
 
     def close(self) -> None:
-        """Closes the choices and all members."""
+        """Closes the iterators of the choices and of all mixed datasets."""
         for reading in (self._choices, *self._members):
             reading.close()
 
@@ -255,7 +255,7 @@ class ByWeight:
 
 
 def check_weights(weights: npt.ArrayLike, name: str, called: str) -> np.ndarray:
-    """Returns the weights as a float64 vector after checking them.
+    """Returns the weights as a float64 vector; raises ArgumentError if they are no relative frequencies.
 
     Raises:
         ArgumentError: A weight is negative or not finite, all weights are zero, or `weights` is not a vector.
@@ -265,7 +265,7 @@ def check_weights(weights: npt.ArrayLike, name: str, called: str) -> np.ndarray:
         raise ArgumentError(
             called,
             found=f"{name}={np.asarray(weights).tolist()}",
-            rule=f"{name} is a vector of finite numbers that are at least 0 and not all zero",
+            rule=f"{name} must be a vector of finite numbers that are at least 0 and not all zero",
             remedy="pass one relative frequency for each dataset or class",
         )
     return vector

@@ -1,4 +1,4 @@
-"""Iterators of datasets: elements, positions and the end of the data; and the base class of the parts of `Dataset`."""
+"""The iterator of datasets, with a position that can be saved; and the base class of the method groups of `Dataset`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VERSION: Final = 1
 
 
 class Epochs:
-    """Counts the iterations over a dataset and holds the seeds of its shuffles.
+    """Counts the iterations over a dataset, and keeps the seeds that its shuffles use.
 
     A restored position restores both, so that later epochs have the same order as in the run that saved it.
     """
@@ -34,7 +34,7 @@ class Epochs:
         self._lock = threading.Lock()
 
     def begin(self) -> int:
-        """Returns the number of a new iteration."""
+        """Counts a new iteration, and returns its number."""
         with self._lock:
             self.next += 1
             return self.next - 1
@@ -116,12 +116,12 @@ class DatasetIterator:
         return self._end_error(
             "DatasetIterator.get_next",
             found="End of sequence: the dataset has no more elements",
-            rule="get_next is called only while elements remain",
+            rule="get_next can be called only while elements remain",
             remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as JSON-like data, including the seeds of shuffles without a given seed."""
+        """Returns the position in the data as JSON-like data, with the seeds that shuffles drew themselves."""
         return {
             "version": _VERSION,
             "pipeline": self._outline,
@@ -134,7 +134,7 @@ class DatasetIterator:
         }
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Restores a position. If the pipeline now has another batch size, restores only the start of its epoch.
+        """Continues from a saved position; at the start of its epoch if the pipeline has another batch size now.
 
         Returns:
             Whether the position itself was restored.
@@ -146,7 +146,7 @@ class DatasetIterator:
         return False
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position of the same pipeline, possibly saved in another process.
+        """Continues from a position of the same pipeline, possibly saved in another process.
 
         Args:
             state: A result of `get_state`.
@@ -162,8 +162,8 @@ class DatasetIterator:
         if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
-                found=f"a position of the pipeline {state.get('pipeline')}",
-                rule=f"the position belongs to the same pipeline as the dataset, which is {self._outline}",
+                found=f"a position of the pipeline {state.get('pipeline')} was passed to one of {self._outline}",
+                rule="a position can be restored only in a dataset with the same steps",
                 remedy="build the dataset with the same steps as when the position was saved",
             )
         if state["position"] is not None:
@@ -204,7 +204,7 @@ class DatasetIterator:
 
     @property
     def outline(self) -> str:
-        """The names of the pipeline steps that determine what a position means."""
+        """The names of the pipeline steps, without those (prefetching) that do not change positions."""
         return self._outline
 
     @property
@@ -217,7 +217,7 @@ class DatasetIterator:
         return list(self._seeds.values())
 
     def take_seeds(self, seeds: list[int]) -> None:
-        """Replaces the seeds of the shuffles. Context: before the first element."""
+        """Replaces the seeds of the pipeline's shuffles. Context: before the first element."""
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
         self._continues = True
 
@@ -231,7 +231,7 @@ class DatasetIterator:
             raise InputError(
                 "DatasetIterator",
                 found="it was used after close(), or after it raised an error",
-                rule="a closed iterator returns no elements",
+                rule="a closed iterator cannot return elements",
                 remedy="create a new one with iter(dataset)",
             )
         if self._reading is None:
@@ -259,7 +259,7 @@ class DatasetIterator:
 
 
 def _outline(node: Node) -> str:
-    """Returns the names of the steps that determine what a position means. Prefetching does not change positions."""
+    """Returns the names of the pipeline steps, without those (prefetching) that do not change positions."""
     steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
     return " < ".join(f"{type(step).__name__}{_size(step)}" for step in steps)
 
@@ -273,7 +273,7 @@ def _size(step: Node) -> str:
 
 
 class Steps:
-    """The fields of a dataset: its pipeline, options and iteration counter."""
+    """Base class of the method groups of `Dataset`: a dataset's pipeline, options and iteration counter."""
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
@@ -292,18 +292,18 @@ class Steps:
 
     @property
     def node(self) -> Node:
-        """The last node of the pipeline, for the code that distributes it."""
+        """The last step of the pipeline, for the code that distributes the dataset."""
         return self._node
 
 
 def at_least(least: int, value: int, called: str, name: str) -> int:
-    """Returns `value` after checking its lower bound.
+    """Returns `value`; raises ArgumentError if it is less than `least`.
 
     Raises:
         ArgumentError: `value` is less than `least`.
     """
     if value < least:
         raise ArgumentError(
-            called, found=f"{name}={value}", rule=f"{name} is at least {least}", remedy=f"pass a larger {name}"
+            called, found=f"{name}={value}", rule=f"{name} must be at least {least}", remedy=f"pass a larger {name}"
         )
     return value

@@ -103,7 +103,7 @@ class Making(Steps):
             raise ArgumentError(
                 "Dataset.list_files",
                 found=f"no file matches {', '.join(patterns)}",
-                rule="at least one file matches",
+                rule="at least one file must match",
                 remedy="check the pattern; append /* to list the files of a folder",
             )
         listed: Any = cls(indexed_sources.ListSource(tuple(os.fsencode(path) for path in found)))
@@ -136,7 +136,7 @@ class Making(Steps):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: object = None, compression: str | None = None) -> Self:
-        """Creates an indexed dataset of the elements that `save` has written.
+        """Creates a dataset of the elements that `save` has written, which can be read at any index.
 
         Args:
             path: The folder.

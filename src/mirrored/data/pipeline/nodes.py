@@ -1,4 +1,4 @@
-"""The pipeline of a dataset: a tree of steps that each iteration binds to a `Run`.
+"""The steps of a pipeline, as a tree, and the data of one iteration over it (`Run`).
 
 Every step is a `Node`. An `IndexedNode` can compute its element i without the preceding ones; it becomes a Grain
 `MapDataset` over positions. Any other step is a `StreamNode` and becomes a Grain `IterDataset`.
@@ -28,7 +28,7 @@ ENDLESS: Final = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One iteration over a dataset.
+    """The numbers and seeds that belong to one iteration over a dataset.
 
     Attributes:
         path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
@@ -43,17 +43,17 @@ class Run:
     continues: bool = False
 
     def epoch(self, number: int) -> Run:
-        """Returns the same run inside epoch `number` of a `repeat`."""
+        """Returns the data of the same iteration for repetition `number` of a `repeat`."""
         return Run((*self.path, number), self.seeds, self.continues)
 
 
 def pinned(run: Run) -> Run:
-    """Returns the run without its epoch path. The steps before a cache run once, so they never reshuffle."""
+    """Returns the run without iteration and epoch numbers, for the steps before a cache, which run once."""
     return Run(seeds=run.seeds, continues=run.continues)
 
 
 class Rows(Protocol):
-    """An indexed node, bound to a run."""
+    """The elements of an indexed step in one iteration."""
 
     @property
     def length(self) -> int:
@@ -65,12 +65,12 @@ class Rows(Protocol):
         ...
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Returns the elements at `positions`, stacked."""
+        """Returns the elements at `positions`, stacked into one batch."""
         ...
 
 
 class Node(abc.ABC):
-    """One step of a pipeline."""
+    """One step of a pipeline: a source of elements, or a transformation of the elements of its parents."""
 
     makes_datasets: ClassVar[bool] = False
     """Whether a function of the step makes datasets whose elements it returns."""
@@ -92,32 +92,32 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def stream(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` of the elements."""
+        """Returns the elements of one iteration as a Grain `IterDataset`."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the seeds of preceding steps whose elements are kept in a file, by the `id` of the step."""
+        """Returns the seeds with which a file of cached elements was written, by the `id` of the step using each."""
         return {}
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new cursor over the elements."""
+        """Returns a new iterator over the elements, which can save its position."""
         reading: Cursor = iter(self.stream(run))
         return reading
 
 
 class IndexedNode(Node):
-    """A step whose elements are computed by position."""
+    """A step that can compute its element i without computing the elements before it."""
 
     @abc.abstractmethod
     def open(self, run: Run) -> Rows:
-        """Binds the step to a run."""
+        """Returns the elements of one iteration, for access by index."""
 
     def stream(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` over positions."""
+        """Returns the elements of one iteration as a Grain `IterDataset`."""
         rows = self.open(run)
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new cursor over the elements: Grain's iterator with threads, a `PositionCursor` without.
+        """Returns a new iterator over the elements: Grain's if threads are requested, else a `PositionCursor`.
 
         The statistics of Grain's iterator take 25 us per element, as long as placing a batch on its devices.
         """
@@ -125,12 +125,12 @@ class IndexedNode(Node):
 
     @property
     def wants_threads(self) -> bool:
-        """Whether Grain's threads read the elements."""
+        """Whether a map in the pipeline requests threads, so that Grain's threads read the elements."""
         return parallel_calls(self) > 0
 
 
 class PositionCursor:
-    """Reads rows one by one. Its state has the format of Grain's iterator over positions."""
+    """An iterator over indexed elements, in the caller's thread; it saves its position in Grain's format."""
 
     def __init__(self, rows: Rows) -> None:
         self._item, self._length, self._next = rows.item, rows.length, 0
@@ -143,7 +143,7 @@ class PositionCursor:
         return element
 
     def get_state(self) -> Any:
-        """Returns the next position."""
+        """Returns the index of the next element."""
         return {"next_index": self._next}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -161,43 +161,43 @@ class PositionCursor:
 
 
 class StreamNode(Node):
-    """A step whose elements can only be read in sequence."""
+    """A step whose elements can only be computed one after the other."""
 
 
 class Parallel(Protocol):
-    """A node that requests threads."""
+    """A step that requests threads."""
 
     num_parallel_calls: int
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """Yields the node and all its ancestors, depth first. A node with several children appears once for each."""
+    """Yields a step and all steps before it, depth first; a step that several steps read appears once for each."""
     yield node
     for parent in node.parents:
         yield from nodes(parent)
 
 
 def seeded(node: Node) -> list[Any]:
-    """Returns the steps that draw random numbers, each once. `nodes` repeats a node that has several children."""
+    """Returns each step that draws random numbers, once."""
     return list({id(step): step for step in nodes(node) if hasattr(step, "seed")}.values())
 
 
 def seeds_of(node: Node, run: Run) -> dict[int, int]:
-    """Returns the seeds that the steps have in a run, by the `id` of the step."""
+    """Returns the seeds that the steps use in one iteration, by the `id` of the step."""
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 
 class DrawnSeed(int):
-    """A random seed of a step for which the user gave none."""
+    """A seed that was drawn at random, because the user gave none."""
 
 
 def new_seed() -> DrawnSeed:
-    """Returns a random seed for a step without a given one. Positions contain it, so restored runs shuffle alike."""
+    """Draws a seed for a step without a given one. Saved positions contain it, so restored iterations shuffle alike."""
     return DrawnSeed(secrets.randbits(31))
 
 
 def inner_run(node: Node, run: Run, number: int, seed: int) -> Run:
-    """Returns the run of a dataset that a function of the user has made for an element.
+    """Returns the iteration over a dataset that a user function has made from an element, with reproducible seeds.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored.
@@ -220,22 +220,22 @@ def _derived(seed: int, number: int, place: int) -> int:
 
 
 def parallel_calls(node: Node) -> int:
-    """Returns the number of threads that the maps of an indexed pipeline request."""
+    """Returns the largest number of threads that a map of an indexed pipeline requests."""
     return max(getattr(step, "num_parallel_calls", 0) for step in nodes(node))
 
 
 def length_as_cardinality(length: int) -> int:
-    """Converts the length of an indexed node to a cardinality: INFINITE_CARDINALITY for an infinite length."""
+    """Converts the length of an indexed step to a cardinality: INFINITE_CARDINALITY for an infinite length."""
     return INFINITE_CARDINALITY if length >= ENDLESS else length
 
 
 def cardinality_as_length(cardinality: int) -> int:
-    """Converts a cardinality to the length of an indexed node."""
+    """Converts a cardinality to the length of an indexed step."""
     return ENDLESS if cardinality == INFINITE_CARDINALITY else cardinality
 
 
 def first_element(node: Node) -> Element:
-    """Returns the first element in a separate run, for specs that depend on an element.
+    """Returns the first element from an iteration of its own, for specs that depend on an element.
 
     Raises:
         NoElementError: The dataset is empty.
@@ -250,7 +250,7 @@ def first_element(node: Node) -> Element:
 
 
 def spec_of_first(node: Node) -> Any:
-    """Returns the spec of the first element, with the dims unknown.
+    """Returns the spec of the first element, with its dims unknown, because other elements may differ in them.
 
     Raises:
         NoElementError: The dataset is empty.
@@ -259,12 +259,12 @@ def spec_of_first(node: Node) -> Any:
 
 
 def with_open_dims(element: Element) -> Any:
-    """Returns the spec of an element with None for every dim: the dims of the other elements can differ."""
+    """Returns the spec of an element with all its dims unknown, because other elements may differ in them."""
     return specs.map_specs(lambda leaf: specs.ArraySpec((None,) * len(leaf.shape), leaf.dtype), specs.spec_of(element))
 
 
 def merged_spec(members: Sequence[Node]) -> Any:
-    """Returns the spec that accepts the elements of all members.
+    """Returns the spec that accepts the elements of all given steps.
 
     Members without an element are ignored if their spec depends on it.
 
@@ -283,13 +283,13 @@ def merged_spec(members: Sequence[Node]) -> Any:
 
 
 class LikeParent:
-    """A mixin for steps with one parent, whose cardinality and spec they inherit by default."""
+    """A mixin for steps with one parent, whose cardinality and spec they have unless they override them."""
 
     parent: Any
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The parent step."""
+        """The one step that this step reads from."""
         return (self.parent,)
 
     @property
@@ -308,9 +308,9 @@ class _Openable(Protocol):
 
 
 class CountedRows:
-    """A mixin for indexed steps whose cardinality is the length of their rows."""
+    """A mixin for indexed steps that compute their cardinality from the length of their elements."""
 
     @property
     def cardinality(self: _Openable) -> int:
-        """The number of rows."""
+        """The number of elements, or INFINITE_CARDINALITY."""
         return length_as_cardinality(self.open(Run()).length)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NamedDType(Protocol):
-    """A dtype of a facade, which has the name of one of NumPy's."""
+    """A dtype of another library that has the name of a NumPy dtype, such as `tf.int64`."""
 
     @property
     def name(self) -> str: ...
@@ -101,7 +101,7 @@ class Sampling(Steps):
             raise ArgumentError(
                 called,
                 found=f"weights of shape {list(given.shape)} for {len(members)} datasets",
-                rule="there is one weight per dataset",
+                rule="there must be one weight per dataset",
                 remedy="pass as many weights as datasets",
             )
         known = indexed_sources.check_weights(given, "weights", called)
@@ -137,7 +137,7 @@ class Sampling(Steps):
             raise ArgumentTypeError(
                 called,
                 found=f"choice_dataset is a {type(choice_dataset).__name__}",
-                rule="choice_dataset is a dataset of integers",
+                rule="choice_dataset must be a dataset of integers",
                 remedy="create one with Dataset.range(...) or Dataset.from_tensor_slices(...)",
             )
         members = tuple(_checked_members(datasets, called))
@@ -168,7 +168,7 @@ class Sampling(Steps):
             raise ArgumentError(
                 called,
                 found=f"{initial.size} classes in initial_dist, {target.size} in target_dist",
-                rule="both have one frequency per class",
+                rule="both must have one frequency per class",
                 remedy="pass one number per class",
             )
         draws = type(self)(_uniform(seed, None))
@@ -204,7 +204,7 @@ class Sampling(Steps):
             raise ArgumentError(
                 "Dataset.group_by_window",
                 found=f"window_size={window_size}, window_size_func={window_size_func}",
-                rule="exactly one of the two is given",
+                rule="exactly one of window_size and window_size_func must be given",
                 remedy="pass one number for all keys, or a function from a key to a number",
             )
         known = window_size
@@ -220,7 +220,7 @@ class Sampling(Steps):
             raise StructureError(
                 "Dataset.group_by_window",
                 found=f"reduce_func returned {type(made).__name__} for window {number}",
-                rule="reduce_func returns a Dataset",
+                rule="reduce_func must return a Dataset",
                 remedy="return window.batch(...), or Dataset.from_tensors(...) of the result",
             )
 
@@ -266,7 +266,7 @@ class Sampling(Steps):
             raise ArgumentError(
                 called,
                 found=f"{len(sizes)} bucket_batch_sizes and {len(bounds)} bucket_boundaries",
-                rule="there is one more batch size than boundaries: the last bucket has no upper bound",
+                rule="there must be one more batch size than boundaries, because the last bucket has no upper bound",
                 remedy="add the size of the last bucket",
             )
         shapes = _BucketShapes(self._node, padded_shapes, bounds) if pad_to_bucket_boundary else None
@@ -328,7 +328,7 @@ class Sampling(Steps):
             raise ArgumentError(
                 "Dataset.get_single_element",
                 found="the dataset is empty" if not found else "the dataset has more than one element",
-                rule="the dataset has exactly one element",
+                rule="the dataset must have exactly one element",
                 remedy="use .take(1), or .batch(n) with n at least the number of elements",
             )
         return found[0]
@@ -336,7 +336,7 @@ class Sampling(Steps):
 
 @dataclasses.dataclass(frozen=True)
 class _BucketShapes:
-    """Computes the padded shapes of a bucket: dims that vary get the bucket's boundary minus 1."""
+    """Computes the shapes to which a bucket's elements are padded: dims that vary get the bucket's boundary minus 1."""
 
     node: Node
     shapes: Any
@@ -347,8 +347,8 @@ class _BucketShapes:
         if bucket == len(self.bounds):
             raise ArgumentError(
                 called,
-                found=f"an element of length {self.bounds[-1] if self.bounds else 0} or more",
-                rule="with pad_to_bucket_boundary=True all elements are shorter than the last boundary",
+                found=f"an element has the length {self.bounds[-1] if self.bounds else 0} or more",
+                rule="with pad_to_bucket_boundary=True all elements must be shorter than the last boundary",
                 remedy="filter out longer elements, or add a boundary",
             )
         size = self.bounds[bucket] - 1
@@ -358,7 +358,7 @@ class _BucketShapes:
             raise ArgumentError(
                 called,
                 found=f"no dim of the shapes {known} varies",
-                rule="pad_to_bucket_boundary pads the dims that vary",
+                rule="pad_to_bucket_boundary pads the dims that vary, so at least one dim must vary",
                 remedy="pass padded_shapes, with None for the dims to pad",
             )
         return filled
@@ -386,7 +386,7 @@ def _checked_members(datasets: Sequence[Steps], called: str) -> list[Node]:
         raise ArgumentError(
             called,
             found=f"datasets={members!r}",
-            rule="datasets is a list of at least one dataset",
+            rule="datasets must be a list of at least one dataset",
             remedy="pass a list of datasets; wrap arrays with Dataset.from_tensor_slices",
         )
     return [member._node for member in members]

@@ -1,4 +1,4 @@
-"""Shuffle steps, the shuffle buffer of stream pipelines, and random numbers as an indexed dataset."""
+"""Shuffle steps, the shuffle buffer of pipelines that are read in sequence, and random numbers by index."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class BufferCursor:
 
 
 def _leave(buffer: list[Any], draw: float) -> Any:
-    """Removes and returns the element that `draw` selects. The last element moves into its slot."""
+    """Removes and returns the element that `draw` selects, and moves the last element into its slot."""
     slot = int(draw * len(buffer))
     buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
     return buffer.pop()
@@ -129,7 +129,7 @@ _LIMIT: Final = 2**31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Uniform(IndexedNode):
-    """An infinite sequence of float64 scalars in [0, 1).
+    """An infinite sequence of random numbers in [0, 1), as float64 scalars.
 
     Attributes:
         seed: The random seed.
@@ -176,7 +176,7 @@ def as_integer(uniform: float | np.floating[Any]) -> np.int64:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Endless(IndexedNode):
-    """The infinite sequence 0, 1, 2, ..."""
+    """The infinite sequence 0, 1, 2, ..., as int64 scalars."""
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -206,7 +206,7 @@ class _EndlessRows(ItemRows):
 
 
 def generator(seed: int, run: Run, reshuffle: bool) -> np.random.Generator:
-    """Returns the random generator for one epoch of a shuffle."""
+    """Returns the NumPy random generator for one epoch of a shuffle."""
     return np.random.default_rng(_key(seed, run, reshuffle))
 
 
@@ -215,7 +215,7 @@ def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the order in which a shuffle buffer returns the positions 0..size-1.
+    """Returns the order in which a shuffle buffer emits the positions 0..size-1.
 
     The buffer holds `buffer_size` positions. Each draw removes a random one and puts the next position in its slot. If
     the buffer is as large as the data, the order is a uniform permutation.
@@ -276,7 +276,7 @@ class _ShuffledRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamShuffled(StreamStep):
-    """Shuffles a stream with a buffer of `buffer_size` elements."""
+    """Shuffles elements that are read in sequence, with a buffer of `buffer_size` elements."""
 
     buffer_size: int
     seed: int

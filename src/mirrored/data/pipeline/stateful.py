@@ -44,7 +44,7 @@ from mirrored.errors import ArgumentError, InputError, StructureError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(OneParent):
-    """Caches every computed element by position. If no step before it computes anything, it fixes only the order.
+    """Caches every computed element by its index; where nothing before it computes, it only fixes the shuffled order.
 
     Attributes:
         items: The elements by position, for each set of seeds. A restored position has its own seeds.
@@ -72,7 +72,7 @@ class _CachedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamCached(StreamStep):
-    """Caches the elements of a stream after it has been read to its end.
+    """Caches the elements in memory once they have all been read in sequence.
 
     Attributes:
         complete: All elements, for each set of seeds. A restored position has its own seeds.
@@ -132,12 +132,12 @@ class _CacheCursor:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Remembering(StreamStep):
-    """A step written as a generator over its parent's elements."""
+class StatefulStep(StreamStep):
+    """A step with state, written as a generator over its parent's elements."""
 
     @abc.abstractmethod
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
-        """Yields the step's output for the parent's elements."""
+        """Yields the elements of this step, given those of its parent."""
 
     @property
     def cardinality(self) -> int:
@@ -164,7 +164,7 @@ def _elements(node: Node, run: Run) -> Iterator[Element]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scanned(Remembering):
+class Scanned(StatefulStep):
     """Applies ``state, out = function(state, element)`` to every element, and returns `out`."""
 
     initial_state: Element
@@ -192,7 +192,7 @@ class Scanned(Remembering):
             raise StructureError(
                 "Dataset.scan",
                 found=f"scan_func returned {type(pair).__name__}",
-                rule="scan_func returns a pair: the next state and the output element",
+                rule="scan_func must return a pair: the next state and the output element",
                 remedy="return (state, element)",
             )
         return _like(old, own_element(pair[0], "Dataset.scan")), own_element(pair[1], "Dataset.scan")
@@ -200,7 +200,7 @@ class Scanned(Remembering):
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """Adapts a function of (state, element) to `call`, which passes the parts of an element."""
+    """Adapts a function of (state, element) to `call`, which passes the items of a tuple as separate arguments."""
 
     function: Callable[[Any, Any], Any]
     state: Element
@@ -215,7 +215,7 @@ def _copied(leaf: object) -> Any:
 
 
 def _like(old: Element, new: Element) -> Element:
-    """Casts the next state to the dtypes of the previous one after checking its structure. Shapes can change."""
+    """Casts the next state of a scan to the dtypes of the previous one, after checking that both have one structure."""
     before: Any = jax.tree.structure(old)
     after: Any = jax.tree.structure(new)
     leaves = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False))
@@ -223,7 +223,7 @@ def _like(old: Element, new: Element) -> Element:
         raise StructureError(
             "Dataset.scan",
             found=f"scan_func changed the state from {specs.spec_of(old)} to {specs.spec_of(new)}",
-            rule="the state keeps its structure and dtypes",
+            rule="the state must keep its structure and dtypes",
             remedy="cast the next state, or pass an initial_state of that dtype",
         )
     return jax.tree.map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
@@ -234,7 +234,7 @@ def _dtype(leaf: object) -> np.dtype[Any]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unique(Remembering):
+class Unique(StatefulStep):
     """Keeps the first occurrence of every element."""
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
@@ -254,14 +254,14 @@ def _identity(element: Element) -> Any:
         raise StructureError(
             "Dataset.unique",
             found=f"the element {specs.spec_of(element)}",
-            rule="the elements passed to unique are single arrays of integers, booleans or bytes",
+            rule="each element passed to unique must be one array of integers, booleans or bytes",
             remedy="map them to such a key; floating-point numbers are rarely equal",
         )
     return element.shape, tuple(element.ravel()) if element.dtype.hasobject else element.tobytes()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Grouped(Remembering):
+class Grouped(StatefulStep):
     """Groups elements of equal keys into windows, and returns the elements of the datasets that `reduce` returns.
 
     Attributes:
@@ -316,14 +316,14 @@ class Grouped(Remembering):
             raise ArgumentError(
                 "Dataset.group_by_window",
                 found=f"a window of {size} elements for the key {key}",
-                rule="a window has at least one element",
+                rule="a window must have at least one element",
                 remedy="pass a larger window_size",
             )
         return size
 
 
 def _open_batch(spec: specs.ArraySpec) -> specs.ArraySpec:
-    """Replaces the leading dim with None: the size of a window varies, and so does that of a batch of its elements."""
+    """Replaces the leading dim by None, because the number of elements in a window varies."""
     return specs.ArraySpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
 
 
@@ -333,14 +333,14 @@ def _integer(value: object, name: str, rule: str) -> int:
         raise StructureError(
             "Dataset.group_by_window",
             found=f"{name} returned {value!r}",
-            rule=f"{name} returns {rule}",
+            rule=f"{name} must return {rule}",
             remedy="cast the result to an integer",
         )
     return int(array)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Resampled(Remembering):
+class Resampled(StatefulStep):
     """Drops elements at random to reach a target class distribution, and returns pairs (class, element).
 
     The elements of the parent are pairs (element, uniform number in [0, 1)).
@@ -379,8 +379,8 @@ class Resampled(Remembering):
             raise StructureError(
                 "Dataset.rejection_resample",
                 found=f"class_func returned {value!r} for element {index}",
-                rule=f"a class is an integer in [0, {len(self.target)}), an index into target_dist",
-                remedy="map the labels to such integers",
+                rule=f"a class must be an integer in [0, {len(self.target)}), an index into target_dist",
+                remedy="return an index into target_dist for every label",
             )
         return int(array)
 
@@ -426,8 +426,8 @@ class _WhileCursor:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Promised(Remembering):
-    """Checks while reading that the parent has `count` elements."""
+class Promised(StatefulStep):
+    """Checks while reading that the parent has as many elements as `assert_cardinality` states."""
 
     count: int
 
@@ -450,6 +450,6 @@ def _broken_promise(promised: int, found: str) -> InputError:
     return InputError(
         "assert_cardinality",
         found=f"the dataset has {found} elements, expected_cardinality is {promised}",
-        rule="the dataset has exactly the expected number of elements",
+        rule="the dataset must have exactly the expected number of elements",
         remedy="pass the actual number of elements, or omit assert_cardinality",
     )

@@ -58,7 +58,7 @@ _KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
 
 
 def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | None = None) -> None:
-    """Writes the elements of one iteration to a folder, and replaces elements stored there before.
+    """Writes the elements of one iteration to a file in a folder, and replaces the file of an earlier `store`.
 
     Args:
         node: The pipeline.
@@ -74,7 +74,7 @@ def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | No
     if node.cardinality == INFINITE_CARDINALITY:
         raise ArgumentError(
             called,
-            found="an infinite dataset",
+            found="the dataset is infinite",
             rule="only a finite dataset can be written to a file",
             remedy="call .take(n) first, or call .repeat() afterwards",
         )
@@ -92,21 +92,21 @@ def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | No
 
 
 def _check_replaceable(folder: Path, called: str) -> None:
-    """Refuses a path where the file would replace something that `store` has not written."""
+    """Raises ArgumentError if writing to the folder would replace a file that `store` has not written."""
     path = folder / FILE
     is_file = folder.exists() and not folder.is_dir()
     if not is_file and (not os.path.lexists(path) or (path.is_file() and _is_stored(path))):
         return
     raise ArgumentError(
         called,
-        found=f"{folder} is a file" if is_file else f"{path} is there, and does not hold elements of a dataset",
-        rule="elements replace only elements that were saved before; nothing was written",
-        remedy="give another folder, or move away what is there",
+        found=f"{folder} is a file" if is_file else f"{path} exists and was not written by Dataset.save/cache/snapshot",
+        rule="only a file that Dataset.save, cache or snapshot has written can be replaced; nothing was overwritten",
+        remedy="pass another folder, or move the existing file away",
     )
 
 
 def _is_stored(path: Path) -> bool:
-    """Whether a file begins as those of `store` do, or is empty."""
+    """Returns whether a file is empty or begins like those that `store` writes."""
     with path.open("rb") as file:
         begin = file.read(_HEAD_OFFSET_BYTES + len(_HEAD_BEGIN))
     return not begin or begin[_HEAD_OFFSET_BYTES:] == _HEAD_BEGIN
@@ -149,7 +149,7 @@ def _rest_of(cursor: Cursor) -> Iterator[Element]:
 
 
 def _structure_of(node: Node, first: list[Element], called: str) -> Any:
-    """Returns the structure of the elements, or None if there are no elements and their spec depends on one."""
+    """Returns the structure of the elements; None if there are none and the spec would need one."""
     try:
         spec = node.spec
     except NoElementError:  # in a separate run; the run that is stored can have elements
@@ -160,13 +160,13 @@ def _structure_of(node: Node, first: list[Element], called: str) -> Any:
 
 
 def _structure(spec: PyTree, called: str) -> Any:
-    """Converts a spec to JSON-like data."""
+    """Converts a spec to JSON-like data, which the file contains."""
     if isinstance(spec, dict):
         if not all(isinstance(key, str) for key in spec):
             raise StructureError(
                 called,
                 found=f"a dictionary with the keys {list(spec)}",
-                rule="the keys of stored dictionaries are strings",
+                rule="the keys of stored dictionaries must be strings",
                 remedy="map the elements to dictionaries with string keys, or to tuples",
             )
         return {"dict": {key: _structure(part, called) for key, part in spec.items()}}
@@ -176,8 +176,8 @@ def _structure(spec: PyTree, called: str) -> Any:
         raise StructureError(
             called,
             found=f"elements that contain {spec!r}",
-            rule="stored elements are dictionaries and tuples of arrays and bytes",
-            remedy="map the elements to such structures",
+            rule="stored elements must be dictionaries and tuples of arrays and bytes",
+            remedy="map the elements to dictionaries or tuples before they are stored",
         )
     return {"dtype": _TEXT if spec.dtype.kind in "OSU" else spec.dtype.name, "shape": list(spec.shape)}
 
@@ -209,14 +209,14 @@ def _pack(element: Element, structure: Mapping[str, Any], out: IO[bytes], called
 def _differs(called: str, found: str, structure: Mapping[str, Any]) -> StructureError:
     return StructureError(
         called,
-        found=f"an element with {found} where the first ones had {json.dumps(structure)}",
-        rule="all stored elements have the same structure, dtypes and number of dims",
+        found=f"an element has {found}, the first ones have {json.dumps(structure)}",
+        rule="all stored elements must have the same structure, dtypes and number of dims",
         remedy="map all elements to one structure and dtype",
     )
 
 
 class Stored:
-    """The elements of a file. Several threads can read concurrently.
+    """The elements in a file that `store` wrote; several threads can read them concurrently.
 
     Args:
         folder: The folder passed to `store`.
@@ -246,7 +246,7 @@ class Stored:
 
     @property
     def spec(self) -> Any:
-        """The spec of the elements.
+        """The spec of the elements, from the structure in the file.
 
         Raises:
             NoElementError: The file has no element, and the spec of the stored dataset depended on one.
@@ -284,7 +284,7 @@ class Stored:
         return DataFileError(
             self._called,
             found=f"{self._path}: {found}",
-            rule="the file was not changed after Dataset.save, cache or snapshot wrote it",
+            rule="the file must stay as Dataset.save, cache or snapshot wrote it",
             remedy="delete the file and write it again",
         )
 
@@ -324,7 +324,7 @@ def _rebuilt(structure: Mapping[str, Any], make: Callable[[Any], Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredSource(IndexedNode):
-    """The elements of an existing file."""
+    """The dataset of the elements in a file that `Dataset.save` wrote."""
 
     stored: Stored
 
@@ -354,7 +354,7 @@ class _StoredRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept(StreamStep):
-    """Reads the parent's elements from a file. The first iteration writes the file before it returns an element.
+    """Caches the parent's elements in a file, which the first iteration writes before it returns an element.
 
     Attributes:
         folder: The folder of the file.
@@ -370,7 +370,7 @@ class Kept(StreamStep):
         return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._open(run))), self.called)
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the seeds that the file has, by the `id` of the preceding steps; {} if it does not exist.
+        """Returns the seeds with which the file was written, by the `id` of the step that uses each; {} without a file.
 
         An earlier run of the program can have written the file, with other seeds than those of the steps.
         """
@@ -393,10 +393,11 @@ class Kept(StreamStep):
         if run.continues and any(run.seeds.get(step, seed) != seed for step, seed in self.kept_seeds().items()):
             raise InputError(
                 self.called,
-                found=f"the elements in {self.folder} were written with other random seeds than those of the position "
-                "or of the first worker",
-                rule="an iteration continues in the same elements; another order would lose or repeat elements",
-                remedy="delete the folder, so that it is written with these seeds, or copy the folder of the run that "
-                "saved the position",
+                found=f"{self.folder} was written with other shuffle seeds than the position that you restore (or than "
+                "worker 0 uses)",
+                rule="the stored order must be the order in which the iteration began; another order would lose or "
+                "repeat elements",
+                remedy="delete the folder, so that it is written again with the right seeds, or copy the folder of the "
+                "run that saved the position",
             )
         return stored

@@ -1,4 +1,4 @@
-"""Stream transformations: uses Grain's implementations where they exist, and `mirrored.data.cursors` otherwise."""
+"""Steps that are read in sequence: Grain's implementations where they exist, otherwise `mirrored.data.cursors`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from mirrored.errors import StructureError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamStep(LikeParent, StreamNode):
-    """A stream step with one parent. It inherits the parent's cardinality and spec unless a subclass overrides them."""
+    """Base class of steps with one parent that is read in sequence; they have its cardinality and spec by default."""
 
     parent: Node
 
@@ -94,7 +94,7 @@ class IterableSource(StreamNode):
 
 
 class _Noting:
-    """An iterator that adds the index of the element to exceptions."""
+    """An iterator that adds to exceptions the index of the element at which they were raised."""
 
     def __init__(self, iterable: Iterable[Any], called: str) -> None:
         self._iterator, self._called, self._count = iter(iterable), called, 0
@@ -201,7 +201,7 @@ def _same(value: Element, _: int) -> Element:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strided(StreamStep):
-    """Keeps every `step`-th element, beginning at index `start`: skip and shard."""
+    """Keeps every `step`-th element, beginning at index `start`, for skip and shard."""
 
     start: int
     step: int = 1
@@ -239,7 +239,7 @@ class StreamRepeated(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamZipped(StreamNode):
-    """Zips the elements at the same position into a pytree, and ends with the shortest member."""
+    """Zips the elements at the same index into a pytree, and ends with the shortest dataset."""
 
     members: tuple[Node, ...]
     treedef: Any
@@ -266,7 +266,7 @@ class StreamZipped(StreamNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamConcatenated(StreamNode):
-    """Concatenates the members."""
+    """The elements of all datasets, one dataset after the other."""
 
     members: tuple[Node, ...]
 
@@ -406,7 +406,7 @@ class Interleaved(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windowed(StreamStep):
-    """Groups elements into windows, and applies `make` to the list of elements of each window."""
+    """Groups elements into windows, and returns `make(elements)` for each window."""
 
     size: int
     shift: int

@@ -133,8 +133,8 @@ class Tables(Steps):
         if label_name is not None and label_name not in chosen:
             raise ArgumentError(
                 called,
-                found=f"label_name={label_name!r}",
-                rule=f"label_name is one of the columns {chosen}",
+                found=f"label_name={label_name!r} is not a column that is read",
+                rule=f"label_name must be one of the columns {chosen}",
                 remedy="pass the name of one of these columns",
             )
         columns = _columns(column_defaults, head, places, called)
@@ -173,7 +173,7 @@ class Tables(Steps):
 
 
 class _Head:
-    """Reads the start of a file: column names, and rows to infer dtypes from."""
+    """Reads the start of a CSV file: column names, and rows from which dtypes are inferred."""
 
     def __init__(
         self, path: str, form: csv.Format, header: bool, compression: str | None, rows: int | None, called: str
@@ -182,7 +182,7 @@ class _Head:
         self._compression, self._called = files.check_compression(compression, called), called
 
     def names(self) -> list[str]:
-        """Returns the column names in the header.
+        """Returns the column names in the file's first line.
 
         Raises:
             ArgumentError: The file has no header.
@@ -194,12 +194,12 @@ class _Head:
         raise ArgumentError(
             self._called,
             found=f"header={self._header} and no column_names, for {self._path}",
-            rule="column names come from the header or from column_names",
+            rule="column names must come from the header or from column_names",
             remedy="pass column_names",
         )
 
     def columns(self, places: Sequence[int]) -> list[csv.Column]:
-        """Infers the columns from the first rows."""
+        """Infers the dtypes of the columns from the first rows."""
         rows = [self._form.texts(line) for line in itertools.islice(self._lines(skip=self._header), self._rows)]
         return [csv.inferred([row[place] for row in rows if place < len(row)]) for place in places]
 
@@ -218,7 +218,7 @@ def _check_encoding(encoding: str, called: str) -> None:
         raise ArgumentError(
             called,
             found=f"encoding={encoding!r}",
-            rule="files are read as UTF-8",
+            rule="encoding must be UTF-8",
             remedy="convert the file first, or read it with pandas and use Dataset.from_tensor_slices(dict(frame))",
         )
 
@@ -230,7 +230,7 @@ def _matching(file_pattern: files.FileNames, called: str) -> list[str]:
         raise ArgumentError(
             called,
             found=f"no file matches {', '.join(patterns)}",
-            rule="at least one file matches",
+            rule="at least one file must match",
             remedy="check the pattern; append /* to read the files of a folder",
         )
     return found
@@ -239,7 +239,10 @@ def _matching(file_pattern: files.FileNames, called: str) -> list[str]:
 def _places(select: Sequence[Any] | None, names: list[str], called: str) -> list[int]:
     if len(set(names)) != len(names):
         raise ArgumentError(
-            called, found=f"the columns {names}", rule="column names are unique", remedy="pass unique column_names"
+            called,
+            found=f"a name occurs twice in {names}",
+            rule="column names must be unique",
+            remedy="pass unique column_names",
         )
     if select is None:
         return list(range(len(names)))
@@ -247,9 +250,9 @@ def _places(select: Sequence[Any] | None, names: list[str], called: str) -> list
     if unknown:
         raise ArgumentError(
             called,
-            found=f"select_columns={list(select)}",
-            rule=f"select_columns are among the columns {names}",
-            remedy=f"omit {unknown}",
+            found=f"select_columns={list(select)} contains {unknown}",
+            rule=f"select_columns must be names or indices of the columns {names}",
+            remedy=f"omit {unknown} from select_columns",
         )
     return sorted({names.index(one) if isinstance(one, str) else int(one) for one in select})
 
@@ -260,8 +263,8 @@ def _columns(defaults: Sequence[Any] | None, head: _Head, places: list[int], cal
     if len(defaults) != len(places):
         raise ArgumentError(
             called,
-            found=f"{len(defaults)} column_defaults for {len(places)} columns",
-            rule="every column that is read has a default or a dtype",
+            found=f"{len(defaults)} column_defaults were passed for {len(places)} columns",
+            rule="column_defaults must have a default or a dtype for every column that is read",
             remedy="pass one for each column, in the order of the file",
         )
     return [csv.Column.of(given) for given in defaults]
@@ -270,12 +273,12 @@ def _columns(defaults: Sequence[Any] | None, head: _Head, places: list[int], cal
 def _wanted_fields(
     select: Sequence[int] | None, exclude: Sequence[int] | None, count: int, called: str
 ) -> tuple[tuple[int, ...] | None, int | None]:
-    """Returns the indices of the fields to read, and the required number of fields per line; None: all or any."""
+    """Returns the indices of the fields to read (None: all), and the fields that a line must have (None: any)."""
     chosen = list(select) if select is not None else None
     if chosen is not None and exclude is not None:
-        rule = "only one of select_cols and exclude_cols is given"
+        rule = "only one of select_cols and exclude_cols can be given"
     elif chosen is not None and (sorted(set(chosen)) != chosen or len(chosen) != count):
-        rule = f"select_cols is increasing, with one index for each of the {count} record_defaults"
+        rule = f"select_cols must be increasing, with one index for each of the {count} record_defaults"
     elif chosen is not None:
         return tuple(chosen), None
     elif exclude is not None:
@@ -285,5 +288,8 @@ def _wanted_fields(
     else:
         return None, count
     raise ArgumentError(
-        called, found=f"select_cols={select}, exclude_cols={exclude}", rule=rule, remedy="pass the columns to read"
+        called,
+        found=f"select_cols={select}, exclude_cols={exclude}",
+        rule=rule,
+        remedy="pass the indices of the columns to read as select_cols, in increasing order",
     )

@@ -19,10 +19,10 @@ equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox
 
 
 class EquinoxBridge:
-    """Converts the Equinox objects that hold state, for `mirror`."""
+    """Converts `equinox.nn.State` for `mirror` and `unmirror`."""
 
     def is_whole(self, value: object) -> bool:
-        """Whether `value` is a state. Modules are ordinary pytrees."""
+        """Returns whether `value` is an `equinox.nn.State`; modules are ordinary pytrees."""
         return isinstance(value, equinox.nn.State)
 
     def mirror(self, value: PyTree, path: str) -> Any:

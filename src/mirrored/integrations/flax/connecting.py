@@ -1,4 +1,4 @@
-"""Connects NNX: patches variables, the optimizer and the trace-level checks, and provides the bridge."""
+"""Connects NNX: patches its variables, optimizer and trace-level checks, and converts its objects for `mirror`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def disconnect() -> None:
 
 
 def _staging(check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the check so that NNX can also flatten a module in the trace of a compiled function.
+    """Wraps NNX's check of the trace level so that a compiled function can flatten a module in its own trace.
 
     There the variables stage their assignments, so changes under that trace are safe.
     """
@@ -60,7 +60,7 @@ def _staging(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps attribute assignment, which NNX's check still rejects in a trace.
+    """Wraps attribute assignment to keep NNX's original check, which rejects assignments in a trace.
 
     An attribute set in a trace would be set only once, when the function is traced.
     """
@@ -79,27 +79,27 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
 
 
 class NNXBridge:
-    """Converts NNX modules, optimizers and states in place, for `mirror`: their variables become backed by ours."""
+    """Converts NNX modules, optimizers and states for `mirror` and `unmirror`."""
 
     def is_whole(self, value: object) -> bool:
-        """Whether `value` is an NNX object."""
+        """Returns whether `value` is an NNX object."""
         return isinstance(value, (nnx.Pytree, nnx.Variable, nnx.State))
 
     def mirror(self, value: PyTree, path: str) -> Any:
-        """Returns the same object, with all of its variables backed by ours."""
+        """Returns the same object after a `mirrored` variable was created behind each of its NNX variables."""
         for where, variable in nnx.to_flat_state(nnx.state(value)):
             adopt(variable, "/".join(map(str, ([path] if path else []) + list(where))))
         return value
 
     def unmirror(self, value: PyTree) -> Any:
-        """Returns an independent copy of the object, with plain values."""
+        """Returns an independent copy of the object, whose NNX variables hold plain arrays."""
         graph, state = nnx.split(value)
         # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
 
 
 def _plain(variable: object) -> Any:
-    """Returns a new, unbacked variable with the current value of this one."""
+    """Returns a new NNX variable with the current value of `variable`, without a `mirrored` variable behind it."""
     if not isinstance(variable, nnx.Variable):
         return variable
     content = held(variable)
@@ -107,7 +107,7 @@ def _plain(variable: object) -> Any:
 
 
 def is_mirrored(variable: NNXVariable[Any]) -> bool:
-    """Whether an NNX variable is backed by one of our variables."""
+    """Returns whether a `mirrored` variable is behind an NNX variable."""
     return is_ours(held(variable))
 
 

@@ -1,4 +1,4 @@
-"""Access to the variables that back NNX variables, and their creation by the type of the NNX variable."""
+"""Gives access to the `mirrored` variables behind NNX variables, and creates them; the NNX type decides their kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaKey:
-    """A random key in a mirrored variable.
+    """A random key in a mirrored variable, from which each replica derives its own key.
 
     In replica context, reading returns `jax.random.fold_in` of the key and the replica number. So replicas draw
     different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets the
@@ -58,7 +58,7 @@ class ReplicaKey:
         self.variable = Variable(jax.random.key_data(key), trainable=False, name=name)
 
     def read_value(self) -> Any:
-        """Returns the key for the current context."""
+        """Returns the replica's own key in replica context, otherwise the stored key."""
         key = self._wrapped(self.variable.read_value())
         replica = ambient().replica
         if replica is None or replica.num_replicas_in_sync == 1:
@@ -89,7 +89,7 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def name_by_path(attribute: str, value: object) -> None:
-    """Names the variables of a new module attribute: ``kernel``, and ``inner/kernel`` in the enclosing module.
+    """Names the variables in a new attribute of a module: ``kernel``, and ``inner/kernel`` if the module is nested.
 
     Args:
         attribute: The attribute's name.
@@ -120,7 +120,7 @@ def _variables(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
 
 
 def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps NNX's function for the current trace to return the trace below all tapes.
+    """Wraps NNX's function that returns the current trace, so that it returns the trace below all tapes.
 
     A tape only records operations, so it is not a trace level of its own for NNX.
     """
@@ -150,7 +150,7 @@ def _marked(state: Any, trace: object) -> Any:
 
 
 def renew(module: Pytree) -> None:
-    """Allows changes to a module outside the compiled function that has flattened and unflattened it.
+    """Permits changes to a module again after a compiled function has flattened and unflattened it.
 
     `nnx.value_and_grad` in a compiled function does that with the model itself, so NNX records the function's trace as
     the trace in which the model was created. Changes to a module that still holds a tracer are rejected.
@@ -169,7 +169,7 @@ def _is_traced(value: object) -> bool:
 
 
 def refuse_in_turn(variable: NNXVariable[Any]) -> None:
-    """Raises if an eager run of several replicas assigns an NNX variable without a strategy.
+    """Raises an error if an eager run of several replicas assigns an NNX variable created without a strategy.
 
     Raises:
         ContextError: The variable was not created in this run.
@@ -183,8 +183,9 @@ def refuse_in_turn(variable: NNXVariable[Any]) -> None:
     kind = type(variable).__name__
     raise ContextError(
         f"nnx.{kind}.set_value",
-        found=f"a new value, in strategy.run, for an nnx.{kind} that was created outside strategy.scope()",
-        rule="it has no per-replica copies: each replica in turn would change it by its own part of the batch",
+        found=f"strategy.run assigns a new value to an nnx.{kind} that was created outside strategy.scope()",
+        rule="only a variable of the strategy can be assigned in strategy.run: this one has no per-replica copies, so "
+        "each replica in turn would change it by its own part of the batch",
         remedy="create the model inside `with strategy.scope():`, or convert it: mirrored.mirror(model)",
     )
 
@@ -193,7 +194,7 @@ _UNSET = object()
 
 
 def held(variable: NNXVariable[Any]) -> Any:
-    """Returns the content of an NNX variable's slot: a backing `Variable` or `ReplicaKey`, or the plain value."""
+    """Returns what an NNX variable stores: a `mirrored.Variable` or `ReplicaKey` behind it, or a plain value."""
     try:
         return raw_value_slot.__get__(variable)
     except AttributeError:
@@ -206,12 +207,12 @@ def hold(variable: NNXVariable[Any], value: object) -> None:
 
 
 def is_ours(content: object) -> bool:
-    """Whether a slot's content is a backing `Variable` or `ReplicaKey`."""
+    """Returns whether what an NNX variable stores is a `mirrored.Variable` or a `ReplicaKey`."""
     return isinstance(content, (Variable, ReplicaKey))
 
 
 def value_of(content: Variable | ReplicaKey) -> Any:
-    """Returns the value of a backing variable, also inside NNX transforms (`nnx.grad`, `nnx.vmap`) in eager code.
+    """Returns the value of the variable behind an NNX variable, also in eager NNX transforms (`nnx.grad`, `nnx.vmap`).
 
     In these transforms the value is read eagerly and becomes a constant of their trace. That is safe: they flatten and
     copy the model while they run and do not reuse the trace, so the constant cannot become stale.
@@ -225,13 +226,13 @@ def value_of(content: Variable | ReplicaKey) -> Any:
 
 
 def is_nested() -> bool:
-    """Whether a JAX transform is active above the trace in which variables can be assigned."""
+    """Returns whether a JAX transform is active inside the trace in which variables can be assigned."""
     trace, store = recording_parent(current_trace()), ambient().store
     return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 
 
 def adopt(variable: NNXVariable[Any], name: str = "") -> None:
-    """Moves the value of an NNX variable to a new backing variable of the current strategy."""
+    """Moves the value of an NNX variable to a new `mirrored` variable behind it, of the current strategy."""
     content = held(variable)
     if is_ours(content):
         owner = content.variable if isinstance(content, ReplicaKey) else content

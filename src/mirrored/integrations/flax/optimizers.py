@@ -43,7 +43,7 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_distributed(model: PyTree) -> bool:
-    """Whether the model's variables belong to a strategy."""
+    """Returns whether the model's variables belong to a strategy."""
     variables = jax.tree.leaves(nnx.state(model), is_leaf=_is_nnx_variable)
     contents = (held(variable) for variable in variables if _is_nnx_variable(variable))
     return any(isinstance(content, Variable) and content.device_assignment is not None for content in contents)
@@ -54,8 +54,8 @@ def _summed(grads: PyTree) -> Any:
     if context is None or not ambient().strategies:
         raise ContextError(
             "nnx.Optimizer.update",
-            found="a call in cross-replica context",
-            rule="each replica passes its own gradients, and the optimizer sums them over all replicas",
+            found="it was called in cross-replica context",
+            rule="each replica must pass its own gradients, which the optimizer sums over all replicas",
             remedy="call it inside the function passed to strategy.run",
         )
     if context.num_replicas_in_sync == 1:

@@ -1,4 +1,4 @@
-"""Patches `nnx.Variable` so that a `mirrored.Variable` can back it: reads and writes of its value go to the backing.
+"""Patches `nnx.Variable` so that reads and writes of its value can go to a `mirrored.Variable` behind it.
 
 NNX stores a variable's value in the slot `_raw_value`, which is also the variable's only child as a pytree. A backed
 variable holds a `mirrored.Variable` in that slot. So `nnx.state(model, nnx.Param)` is a pytree of our variables, which
@@ -59,13 +59,13 @@ def connect_variables() -> None:
 
 
 def _child(variable: NNXVariable[Any]) -> Any:
-    """Returns the variable's child as a pytree. A backing variable is returned itself, not its value."""
+    """Returns what NNX flattens the variable to: the `mirrored.Variable` behind it if there is one, not its value."""
     content = held(variable)
     return value_of(content) if isinstance(content, ReplicaKey) else content
 
 
 def _write(variable: NNXVariable[Any], value: object) -> None:
-    """Handles every assignment to the slot."""
+    """Handles every assignment to an NNX variable's slot."""
     content = held(variable)
     if not is_ours(content):
         if value is not content:
@@ -81,8 +81,8 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
     if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex, np.generic))):
         raise ArgumentTypeError(
             f"{type(variable).__name__}.set_value",
-            found=f"a {type(value).__name__} for a variable that is backed by mirrored variable {_name_of(content)!r}",
-            rule="its value is an array with a fixed shape and dtype",
+            found=f"a {type(value).__name__} was assigned to mirrored variable {_name_of(content)!r} of a strategy",
+            rule="the value of a strategy's variable must be an array with a fixed shape and dtype",
             remedy="store values of other types in an nnx.Variable that is created outside strategy.scope()",
         )
     if isinstance(content, ReplicaKey):
@@ -97,7 +97,7 @@ def _name_of(content: Variable | ReplicaKey) -> str:
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the constructor: in a strategy's scope, a variable of the strategy backs the new NNX variable."""
+    """Wraps the constructor, so that in a strategy's scope a `mirrored.Variable` is created behind the NNX variable."""
 
     @functools.wraps(make)
     def adopting(self: NNXVariable[Any], *args: Any, **kwargs: Any) -> None:
@@ -111,7 +111,7 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the constructor that unflattens a variable from its child.
+    """Wraps the constructor that NNX calls to unflatten a variable.
 
     Inside a transform the new variable gets the plain value, so it is a copy. NNX propagates its changes to the
     original variable when the transform returns.
@@ -125,7 +125,7 @@ def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `__getattr__`: attributes other than metadata are those of the value."""
+    """Wraps `__getattr__`, so that attributes other than metadata are those of the value."""
 
     @functools.wraps(forward)
     def forwarding(self: NNXVariable[Any], name: str) -> Any:
@@ -153,7 +153,7 @@ def _permitting(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _updatable(can_update: property) -> Any:
-    """Wraps `_can_update`, which NNX's transforms read when they flatten a module.
+    """Wraps `_can_update`, which tells NNX's transforms whether a variable can be updated.
 
     The check runs here because an error later in the transform would leave the module flattened.
     """

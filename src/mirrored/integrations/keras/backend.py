@@ -11,7 +11,7 @@ from mirrored.errors import ContextError
 
 
 def load() -> Any:
-    """Returns the module `keras`, on the JAX backend.
+    """Returns the module `keras`, running on the JAX backend.
 
     Raises:
         MissingExtraError: Keras is not installed.
@@ -24,7 +24,7 @@ def load() -> Any:
         raise ContextError(
             "mirrored.integrations.keras",
             found=f"Keras is running on the backend {keras.backend.backend()!r}",
-            rule="Keras models of a strategy require the JAX backend",
+            rule="Keras must run on the JAX backend for models of a strategy",
             remedy="write at the top of the program, before the first import of keras: "
             "import os; os.environ['KERAS_BACKEND'] = 'jax'",
         )

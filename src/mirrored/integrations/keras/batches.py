@@ -1,4 +1,4 @@
-"""Global batches of Keras loops: on one device if deterministic, and assembled from several workers' rows."""
+"""Global batches of Keras' loops: on one device if deterministic, and assembled from the rows of several workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def device_for(strategy: Strategy | None, called: str) -> Any:
-    """Returns the device on which `fit` computes, or None if it splits batches over all devices.
+    """Returns the device on which `fit` computes everything, or None if it splits batches over all devices.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.
@@ -47,15 +47,15 @@ def device_for(strategy: Strategy | None, called: str) -> Any:
     if device_assignment.spans_processes:
         raise ContextError(
             called,
-            found="a model of a deterministic strategy over several workers",
-            rule="with deterministic=True, Keras computes each global batch on one device, in one process",
+            found="the model belongs to a deterministic strategy over several workers",
+            rule="with deterministic=True, Keras can train only in one process: a batch is computed on one device",
             remedy="write a custom loop with strategy.run, or create the strategy without deterministic=True",
         )
     return device_assignment.devices[0]
 
 
 def put_on(device: jax.Device) -> Callable[..., Any]:
-    """Returns a replacement for Keras' `distribute_data_input` that places a batch on one device."""
+    """Returns a replacement for Keras' `distribute_data_input` that puts a batch on one device."""
 
     def distribute_data_input(batch: Array | HostArray | None, layout: object, batch_dim_name: object) -> Any:
         del layout, batch_dim_name
@@ -65,7 +65,7 @@ def put_on(device: jax.Device) -> Callable[..., Any]:
 
 
 def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return the state on one device.
+    """Wraps `Trainer._get_jax_state` to return the model's state on one device.
 
     Args:
         get_state: The wrapped method.
@@ -87,7 +87,7 @@ def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]
 
 
 def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_state_sharding_spec` to match the state of `on_one_device`."""
+    """Wraps `Trainer._get_state_sharding_spec` to match the state on one device."""
 
     @functools.wraps(get_shardings)
     def getting(self: Model) -> Any:
@@ -101,14 +101,14 @@ def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], A
 
 
 def _on_device(variable: KerasVariable, device: jax.Device) -> Any:
-    """Returns a copy, which the step can donate. The variable keeps its value until the step's result is assigned."""
+    """Returns a copy of a value, which the step can donate while the variable keeps its value."""
     made = getattr(variable, "mirrored", None)
     value = _same_component(made) if isinstance(made, Variable) else None
     return jnp.array(jax.device_put(variable.value if value is None else value, device), copy=True)
 
 
 def _same_component(made: Variable) -> Any:
-    """Returns the component of a statistic if it is bit-identical on all replicas, else None.
+    """Returns a statistic's component if it is bit-identical on all replicas, otherwise None.
 
     The mean of equal components can differ from them in the last bit.
     """
@@ -124,7 +124,7 @@ def _same_component(made: Variable) -> Any:
 
 
 def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:
-    """Returns a function that places a Keras batch on the devices of all workers.
+    """Returns a function that puts a Keras batch on the devices of all workers.
 
     Keras assumes that each worker passes its own part of the global batch. Here all workers read the same arrays or the
     same dataset, so each has the global batch and contributes its own rows. Only a distributed dataset yields parts.
@@ -164,7 +164,7 @@ def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: NamedSharding) 
         raise ArgumentError(
             f"Model.{called}",
             found=f"a batch of a distributed dataset with {host.shape[0]} rows on this worker, and {local} devices",
-            rule="with several workers, the rows of a worker's batch are divisible by its number of devices",
+            rule="with several workers, the rows of a worker's batch must be divisible by its number of devices",
             remedy="pass the undistributed dataset, which Keras can split unevenly, or batch(..., drop_remainder=True)",
         )
     return jax.make_array_from_process_local_data(sharding, host)

@@ -41,7 +41,7 @@ _STATEFUL = (
 
 
 def connect_noticing() -> None:
-    """Wraps `Layer.__setattr__`, so that a restored checkpoint can fill objects that a layer creates later."""
+    """Wraps `Layer.__setattr__`, so that a restored checkpoint can fill objects that a layer creates afterwards."""
     replace("keras", keras.Layer, "__setattr__", _reporting(keras.Layer.__setattr__))
 
 
@@ -64,7 +64,7 @@ def connect_belonging() -> None:
 
 
 def strategy_of(model: Model) -> Any:
-    """Returns the strategy that a model's variables belong to, or None."""
+    """Returns the strategy that a model's variables belong to; None without one."""
     for variable in model.variables:
         if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
             return variable.mirrored.strategy if variable.mirrored.device_assignment is not None else None
@@ -102,7 +102,7 @@ def check_belonging(model: Model, called: str) -> None:
 
 
 def has_value(variable: KerasVariable) -> bool:
-    """Whether Keras has initialized a variable."""
+    """Returns whether Keras has initialized a variable."""
     return not isinstance(variable, StrategyVariable) or variable.mirrored is not None
 
 
@@ -127,20 +127,20 @@ def _apart(called: str, variable: KerasVariable, theirs: Strategy | None, strate
             called,
             found=f"the model was created outside strategy.scope(), and its optimizer or metric has variable "
             f"{variable.path!r} of {theirs!r}",
-            rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+            rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
             remedy="create the model inside `with strategy.scope():` too",
         )
     found = "no strategy" if theirs is None else f"another strategy, {theirs!r}"
     return ContextError(
         called,
         found=f"variable {variable.path!r} belongs to {found}, and the model to {strategy!r}",
-        rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+        rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
         remedy="create all of them inside `with strategy.scope():`",
     )
 
 
 def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the constructor to record the current strategy, so that a later `build` runs in the strategy's scope."""
+    """Wraps the constructor of models to record the current strategy, in whose scope a later `build` runs."""
 
     @functools.wraps(make)
     def noting(self: Model, *args: Any, **kwargs: Any) -> None:
@@ -154,7 +154,7 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _deep_copy(model: Model, memo: dict[int, Any]) -> Any:
-    """Copies a model like Keras, by serialization, in the scope of the model's strategy."""
+    """Copies a model in the scope of its strategy, by serialization as Keras does."""
     with scope_of(model):
         load_model, arguments = model.__reduce__()
         memo[id(model)] = made = load_model(*arguments)
@@ -171,7 +171,7 @@ def _in_scope(model: Model, build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `compile` to create optimizers and metrics given by name in the scope of the model's strategy."""
+    """Wraps `compile` to create optimizers and metrics that are given by name in the model's strategy's scope."""
 
     @functools.wraps(compile_model)
     def compiling(self: Model, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ def _elsewhere(model: Model, own: Strategy | None, current: Strategy | None) -> 
         found=f"the model {model.name!r} was created "
         + ("outside strategy.scope()" if own is None else f"in the scope of {own!r}")
         + f", and is compiled in the scope of {current!r}",
-        rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+        rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
         remedy="create the model inside this scope, or compile it outside",
     )
 
@@ -207,7 +207,7 @@ _prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in
 
 @contextmanager
 def converted_by(convert: Convert) -> Iterator[None]:
-    """Runs user-defined layers with the converted form of their `call` inside the block.
+    """A context manager in which user-defined layers run with a converted `call` (AutoGraph).
 
     Args:
         convert: Returns the converted form of a function, or the function itself if it is not to be converted.
@@ -220,7 +220,7 @@ def converted_by(convert: Convert) -> Iterator[None]:
 
 
 def connect_calls() -> None:
-    """Wraps `Layer.__call__` to prepare the class of a layer for conversion on its first call."""
+    """Wraps `Layer.__call__` to make the layer's class ready for conversion (AutoGraph) at its first call."""
     replace("keras", keras.layers.Layer, "__call__", _preparing(keras.layers.Layer.__call__))
 
 
@@ -238,7 +238,7 @@ def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _prepare(layer_class: type) -> None:
-    """Makes the `call` of a class and of its base classes convertible, except for Keras' own classes."""
+    """Makes the `call` of a user-defined class and its base classes convertible by AutoGraph."""
     for one in layer_class.__mro__:
         call = vars(one).get("call")
         if one not in _prepared and callable(call) and not one.__module__.startswith("keras."):

@@ -54,7 +54,7 @@ _skipped_batches: contextvars.ContextVar[int] = contextvars.ContextVar("_skipped
 
 
 def connect_resuming() -> None:
-    """Wraps the callback, `fit`, and the iterator over the batches of an epoch."""
+    """Wraps `BackupAndRestore`, `fit` and its iterator over batches, so that training resumes within an epoch."""
     callback: Any = keras.callbacks.BackupAndRestore
     replace("keras", callback, "on_epoch_begin", _noting_number(callback.on_epoch_begin))
     replace("keras", callback, "on_train_batch_end", _noting_batch(callback.on_train_batch_end))
@@ -76,7 +76,7 @@ def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
 
 
 def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `on_epoch_begin` to record the number of the epoch.
+    """Wraps `on_epoch_begin` to record the epoch's number.
 
     Keras sets it only at the end of the previous epoch, so it is 0 in the first epoch of every `fit`.
     """
@@ -122,7 +122,7 @@ def _is_shared(model: Model) -> bool:
 
 
 def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
-    """Lets Keras write the backup to temporary names, records the batch in it, and renames it.
+    """Makes Keras write the backup to temporary names, records the batch in it, and renames it.
 
     Raises:
         CheckpointError: It cannot be written. The previous backup is unchanged.
@@ -149,7 +149,7 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
         raise CheckpointError(
             _CALLED,
             found=f"the backup {weights} could not be written: {error}",
-            rule="a backup is written completely or not at all; the previous one is unchanged",
+            rule="a backup must be written completely or not at all; the previous one is unchanged",
             remedy="check the folder and its file system, and restart",
         ) from error
     finally:
@@ -160,13 +160,13 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
 
 
 def _read_along(callback: BackupAndRestore) -> None:
-    """Takes part in the collective reads of variables whose value is a mean over replicas."""
+    """Joins the collective reads that another worker's backup makes of variables that are means over replicas."""
     with tempfile.TemporaryDirectory() as folder:
         callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
 
 
 def _ending(end: Callable[..., None]) -> Callable[..., None]:
-    """Removes the backup once for all workers. No worker continues before it is removed."""
+    """Removes the backup once for all workers, which wait until it is removed."""
 
     @functools.wraps(end)
     def ending(self: BackupAndRestore, logs: dict[str, Any] | None = None) -> None:
@@ -226,8 +226,8 @@ def _skipping(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
         if first and last <= first:
             raise InputError(
                 "BackupAndRestore",
-                found=f"the epoch was interrupted after {first} batches, and the data have {last}",
-                rule="a resumed run uses the same data as the interrupted run",
+                found=f"the epoch was interrupted after {first} batches, and the data have {last} batches",
+                rule="a resumed run must use the same data as the interrupted run",
                 remedy="pass the same data, or another backup_dir to start a new run",
             )
 
@@ -256,7 +256,7 @@ _ONE_FILE: Final = (".weights.h5", ".h5", ".keras")
 
 
 def connect_saving() -> None:
-    """Wraps both methods."""
+    """Wraps Keras' methods that save models and weights, so that a file is replaced only when complete."""
     replace("keras", keras.Model, "save", _whole(keras.Model.save))
     replace("keras", keras.Model, "save_weights", _whole(keras.Model.save_weights))
 
@@ -280,7 +280,7 @@ def _whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replaceable(filepath: object, overwrite: bool) -> Path | None:
-    """Returns the path if a local file can be placed there. Keras handles all other paths, questions and errors."""
+    """Returns the path if a local file can be replaced there, otherwise None: Keras handles the other cases."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in os.fspath(filepath):
         return None
     path = Path(filepath)
@@ -292,7 +292,7 @@ def _replaceable(filepath: object, overwrite: bool) -> Path | None:
 
 
 def connect_tensorboard() -> None:
-    """Replaces the writer of `keras.callbacks.TensorBoard`, which is TensorFlow's, if TensorFlow is not installed."""
+    """Replaces the TensorFlow writer of `keras.callbacks.TensorBoard` if TensorFlow is not installed."""
     if importlib.util.find_spec("tensorflow") is not None:
         return
     callback: Any = keras.callbacks.TensorBoard
@@ -306,7 +306,7 @@ def _summary(callback: TensorBoard) -> Any:
 
 
 def _without_graph(write: Callable[..., None]) -> Callable[..., None]:
-    """Omits the graph of the model, which needs a TensorFlow format."""
+    """Omits the model's graph, which would need a format of TensorFlow."""
 
     @functools.wraps(write)
     def without_graph(self: TensorBoard) -> None:

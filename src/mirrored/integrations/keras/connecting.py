@@ -59,7 +59,7 @@ def disconnect() -> None:
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the constructor of Keras variables to convert them to `StrategyVariable`.
+    """Wraps the constructor of Keras variables to convert them to `StrategyVariable` in a strategy's scope.
 
     A Keras distribution could do the same, but `clear_session` would reset it.
     """
@@ -74,5 +74,5 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _carry_state() -> None:
-    """Registers Keras' thread-local state to be copied to replica threads. Cached, so that it runs only once."""
+    """Makes replica threads start with a copy of Keras' thread-local state."""
     carry(keras_state)

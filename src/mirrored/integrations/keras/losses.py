@@ -20,7 +20,7 @@ _MEANS = ("mean", "mean_with_sample_weight", "sum_over_batch_size")
 
 
 class LossReductionWarning(UserWarning):
-    """Warns that a Keras loss averages over one replica's batch, so the step is too large by the number of replicas."""
+    """A Keras loss averages over one replica's batch, so the step is too large by the number of replicas."""
 
 
 def connect_losses() -> None:
@@ -38,7 +38,7 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_reduction(loss: Loss) -> None:
-    """Warns once per loss, and only under a tape: a mean that is not differentiated (a metric) is correct."""
+    """Warns once per loss whose mean over one replica's batch is recorded by a tape."""
     context = get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync
     recorded = any(hasattr(listener, "gradient") for listener in ambient().listeners)
@@ -49,8 +49,8 @@ def _check_reduction(loss: Loss) -> None:
     warnings.warn(
         f"{kind}(reduction={loss.reduction!r}) under a tape in strategy.run: it averages over the examples of one "
         f"replica, and the optimizer sums the gradients of all {replicas}, so the step is {replicas} times too large\n"
-        "  rule:   a replica's loss is its part of the mean over the global batch\n"
-        f"  remedy: loss_fn = keras.losses.{kind}(reduction=None), and in the step "
+        "  rule:   a replica's loss must be its part of the mean over the global batch\n"
+        f"  remedy: write loss_fn = keras.losses.{kind}(reduction=None), and in the step "
         "loss = mirrored.losses.average_loss(loss_fn(y, prediction)) (or tf.nn.compute_average_loss)",
         LossReductionWarning,
         stacklevel=4,

@@ -50,7 +50,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]
 
 
 def connect_normalization() -> None:
-    """Makes Keras' own layer accept ``synchronized=True``, and adds the layer under its TensorFlow path."""
+    """Makes Keras' `BatchNormalization` accept ``synchronized=True``, and adds TensorFlow's path of the layer."""
     replace("keras", _BatchNormalization, "__init__", _accepting(_BatchNormalization.__init__))
     replace("keras", _BatchNormalization, "_moments", _over_replicas(_BatchNormalization._moments))
     experimental = types.ModuleType("keras.layers.experimental", "TensorFlow's tf.keras.layers.experimental.")
@@ -62,7 +62,7 @@ def connect_normalization() -> None:
 
 
 def _accepting(make: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the constructor to accept the option, which Keras rejects on the JAX backend."""
+    """Wraps the constructor to accept ``synchronized=True``, which Keras rejects on the JAX backend."""
 
     @functools.wraps(make)
     def accepting(self: BatchNormalization, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:

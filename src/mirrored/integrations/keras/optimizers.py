@@ -1,4 +1,4 @@
-"""Patches Keras optimizers to all-reduce gradients in replica context and then run as a pure function."""
+"""Patches Keras optimizers to sum gradients over replicas in replica context, and then run as a pure function."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SCALE: Final = "_mirrored_scale"
 
 
 def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Optimizer.apply` for variables of a strategy; other variables use the original method."""
+    """Wraps `Optimizer.apply` to sum gradients over replicas if the variables belong to a strategy."""
 
     @functools.wraps(apply)
     def apply_over_replicas(
@@ -68,7 +68,7 @@ def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `LossScaleOptimizer.build` to reuse the scale variables that `scale_loss` has already created."""
+    """Wraps `LossScaleOptimizer.build` to reuse the variables that `scale_loss` has already created."""
 
     @functools.wraps(build)
     def build_for(self: Optimizer, variables: Sequence[Any]) -> Any:
@@ -90,7 +90,7 @@ def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `LossScaleOptimizer.scale_loss` for a function that is traced before the optimizer's first step.
+    """Wraps `LossScaleOptimizer.scale_loss`, so that it can be traced before the optimizer's first step.
 
     Keras multiplies by the Python number `initial_scale` until the optimizer is built. A trace would keep that number
     as a constant in all later steps, while the gradients are divided by the current scale. So the scale variables are
@@ -110,7 +110,7 @@ def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _made_scale(optimizer: LossScaleOptimizer) -> dict[str, Any]:
-    """Creates the variables that `LossScaleOptimizer.build` would create, in the same order."""
+    """Creates the scale variables that `LossScaleOptimizer.build` would create, in the same order."""
     constant = keras.initializers.Constant
     add = functools.partial(optimizer.add_variable, shape=(), aggregation="none")
     return {
@@ -146,8 +146,8 @@ def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
         shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         raise ArgumentError(
             f"{type(optimizer).__name__}.apply_gradients",
-            found=f"variables that the optimizer was not built with: {shown}",
-            rule="a Keras optimizer creates the slots of all its variables at once, at the latest in its first step",
+            found=f"the optimizer was not built with these variables: {shown}",
+            rule="a Keras optimizer must create the slots of all variables at once, at the latest in its first step",
             remedy="for one optimizer over several models write, before the first step: "
             "optimizer.build(first_model.trainable_variables + second_model.trainable_variables)",
         )
@@ -158,8 +158,8 @@ def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
     if context is None:
         raise ContextError(
             f"{type(optimizer).__name__}.apply_gradients",
-            found="a call in cross-replica context",
-            rule="every replica applies a Keras optimizer, which first sums the gradients over replicas",
+            found="it was called in cross-replica context",
+            rule="every replica must apply a Keras optimizer, which first sums the gradients over replicas",
             remedy="call it inside the function passed to strategy.run",
         )
     if context.num_replicas_in_sync == 1:
@@ -171,7 +171,7 @@ def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
 
 
 def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
-    """Runs the optimizer on values and assigns the results.
+    """Runs the optimizer as a pure function of values, and assigns its results to the variables.
 
     This includes clipping, weight decay, loss scaling and moving averages.
     """
@@ -197,7 +197,7 @@ def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> 
 
 
 def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., Any]:
-    """Returns the optimizer as a function of arrays.
+    """Returns the optimizer's update as a function of arrays.
 
     For eager code the function is compiled and cached, because eager code would dispatch each operation separately. The
     cache key contains the optimizer's scalar settings, which a trace keeps as constants. Under a listener (a tape) the

@@ -1,4 +1,4 @@
-"""The variable store for stateless Keras calls, which pass the values of a model's weights as arguments."""
+"""The variable store inside Keras' stateless calls, which take the values of a model's weights as arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ScopeStore(VariableStore):
-    """The variable store inside a Keras stateless scope.
+    """The variable store inside a Keras stateless scope, from which variables read the given values.
 
     Variables with a value in the scope read and update that value. Other variables behave as outside the scope.
 
@@ -35,7 +35,7 @@ class ScopeStore(VariableStore):
         self.base_trace = base_trace
 
     def whole(self, variable: VariableLike) -> Any:
-        """Returns the scope's value, or the stored value of a variable without a view."""
+        """Returns the value that the scope has for a variable, or the stored one if the scope has none."""
         view = self._view(variable)
         if view is None:
             check_readable(cast(Variable, variable), None, ambient())
@@ -53,11 +53,11 @@ class ScopeStore(VariableStore):
             self._scope.add_update((view, value))
 
     def local(self, variable: VariableLike, replica: int) -> Any:
-        """Same as `whole`."""
+        """Same as `whole`: a stateless call has no replicas."""
         return self.whole(variable)
 
     def set_local(self, variable: VariableLike, replica: int, value: Operand, where: str) -> None:
-        """Same as `set_whole`."""
+        """Same as `set_whole`: a stateless call has no replicas."""
         self.set_whole(variable, value, where)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
@@ -69,7 +69,7 @@ class ScopeStore(VariableStore):
         return restoring_item(self._scope.state_mapping, id(view), self._scope.state_mapping.get(id(view)))
 
     def created(self, variable: VariableLike) -> None:
-        """Does nothing: variables are created eagerly, also in a trace."""
+        """Has no effect: variables are created eagerly, also in a trace."""
 
     def _view(self, variable: VariableLike) -> Any:
         return None if variable.per_replica else self._views.get(id(variable))

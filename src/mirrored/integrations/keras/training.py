@@ -1,4 +1,4 @@
-"""Runs Keras' training loops on a model of a strategy: `fit`, `evaluate`, `predict` split batches over its devices."""
+"""Runs Keras' training loops (`fit`, `evaluate`, `predict`) on all devices of a model's strategy."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Distributing(Distribution):  # type: ignore[misc]
 
     @property
     def num_model_replicas(self) -> int:
-        """The number of devices."""
+        """The number of devices over which batches are split."""
         return len(self._sharding.device_set)
 
     def get_variable_layout(self, variable: object) -> None:
-        """Returns None: the backing variable places its value."""
+        """Returns None: the `mirrored.Variable` behind a Keras variable puts the value on devices."""
 
     def get_tensor_layout(self, path: str) -> None:
         """Returns None: the compiler chooses the sharding of intermediate values."""
@@ -78,14 +78,14 @@ class Distributing(Distribution):  # type: ignore[misc]
 
 
 class _Layout:
-    """The part of the layout interface that Keras uses."""
+    """What Keras requires of a layout: the sharding of an array."""
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
         self.backend_layout = sharding
 
 
 class KerasBatches(_PyDataset):  # type: ignore[misc]
-    """Adapts a `mirrored` dataset to Keras: yields its batches in order and restarts it each epoch."""
+    """Adapts a `mirrored` dataset to Keras: yields its batches in order, and begins again in each epoch."""
 
     def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
@@ -116,14 +116,14 @@ def _is_split(value: object) -> bool:
 
 
 def _whole(value: Leaf) -> Any:
-    """Returns a component of a batch as one array, concatenating the per-replica batches."""
+    """Returns a batch's array, concatenated if it consists of per-replica batches."""
     if not _is_split(value):
         return np.asarray(value)
     return np.concatenate([np.asarray(component) for component in value.values])
 
 
 def wrap_model(model_class: type[Model]) -> None:
-    """Wraps the methods of `keras.Model` that train, evaluate and predict."""
+    """Wraps the methods of `keras.Model` that train, evaluate and predict, so that they use all devices."""
     get_state = on_one_device(model_class._get_jax_state, _device_of)
     replace("keras", model_class, "_get_jax_state", kept_state(get_state))
     replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))
@@ -166,7 +166,7 @@ def _in_order(call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, 
         if call.arguments.get("shuffle"):
             warnings.warn(
                 "keras.Model.fit: shuffle=True has no effect on a dataset, which has an order of its own\n"
-                "  remedy: dataset.shuffle(buffer_size) before .batch(...)",
+                "  remedy: call dataset.shuffle(buffer_size) before .batch(...)",
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
@@ -175,7 +175,7 @@ def _in_order(call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
-    """Wraps the factory of a step function to bound the number of steps in flight.
+    """Wraps the function that makes Keras' step, to bound the number of steps in flight.
 
     Keras dispatches a whole epoch without waiting for the devices.
     """
@@ -206,7 +206,7 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scope_of(strategy: Strategy | None) -> Any:
-    """Returns the strategy's scope, so that slots that Keras creates during the call are mirrored too."""
+    """Returns the scope of the model's strategy, so that slots that Keras creates in the call are mirrored."""
     return nullcontext() if strategy is None else strategy.scope()
 
 
@@ -250,7 +250,7 @@ def _distribution_for(strategy: Strategy | None, called: str, has_parts: bool) -
 
 
 def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """Replicates batches whose size is not divisible by the number of devices, such as the last one.
+    """Replicates a batch over the devices if its size is not divisible by their number, like the last one.
 
     Every device then computes the whole batch, which gives the same values but is slower.
     """

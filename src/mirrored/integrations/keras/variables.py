@@ -1,4 +1,4 @@
-"""Keras variables that are backed by a `mirrored.Variable`.
+"""Keras variables with a `mirrored.Variable` behind them, which stores the value.
 
 The synchronization of the backing variable depends on the role of the Keras variable:
 
@@ -48,7 +48,7 @@ _from_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("_from_fit", de
 
 
 def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the method that assigns the state of `fit` to the model. Nothing else references these arrays."""
+    """Wraps the method that assigns the state of `fit` to the model, so that no copy is made of its arrays."""
 
     @functools.wraps(sync)
     def syncing(self: Model) -> Any:
@@ -62,7 +62,7 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stored_at_once(made: Variable, value: object) -> bool:
-    """Stores `value` and returns True if it needs none of the steps of an ordinary assignment, else returns False."""
+    """Stores `value` and returns True, or returns False if an ordinary assignment is needed."""
     here, device_assignment = ambient(), made.device_assignment
     if (
         here.store is not None
@@ -88,14 +88,14 @@ def stored_at_once(made: Variable, value: object) -> bool:
 
 
 def lose_deleted(variable: Variable) -> None:
-    """Marks a variable as lost if its value was donated to a step that failed."""
+    """Marks a variable's value as lost if a failed step has deleted it by donation."""
     value = variable.initial()
     if isinstance(value, jax.Array) and value.is_deleted():
         variable.lose("it was donated to a step of fit that did not end")
 
 
 def _store_components(made: Variable, value: jax.Array) -> bool:
-    """Stores the value as one component per replica, in one compiled call. A sum is divided into equal parts.
+    """Stores one component per replica, in one compiled call; a sum is divided into equal parts.
 
     With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
     bit-identical to the whole.
@@ -198,7 +198,7 @@ def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras' `compute_output_spec` to run in a separate variable store.
+    """Wraps Keras' `compute_output_spec` to run in a separate variable store, without side effects.
 
     In that store, reads return tracers that carry the shape, and assignments are discarded.
     """
@@ -230,7 +230,7 @@ _SEED_STRIDE = 0x9E3779B9
 
 
 class StrategyVariable(KerasVariable):  # type: ignore[misc]
-    """A Keras variable that is backed by a `mirrored.Variable`. Keras creates it; programs do not instantiate it.
+    """A Keras variable of a strategy: a `mirrored.Variable` behind it stores its value.
 
     Keras stores a variable's array in `_value`. Here `_value` is a property that reads and assigns the backing
     variable. So compiled functions capture reads, tapes record them, and assignments follow the variable's rules.
@@ -238,7 +238,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
 
     @property
     def mirrored(self) -> Variable | None:
-        """The backing variable; None before Keras initializes it."""
+        """The `mirrored.Variable` that stores the value; None before Keras initializes it."""
         return self.__dict__.get("_mirrored")
 
     @property
@@ -275,17 +275,17 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
 
     @property
     def announced(self) -> Any:
-        """The object that reads and writes are reported under to tapes."""
+        """The object under which tapes record reads and writes of this variable."""
         return self
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """The components, one per replica."""
+        """The components of the value, one per replica."""
         return () if self.mirrored is None else tuple(getattr(self.mirrored, "values", (self.mirrored,)))
 
 
 class View(StrategyVariable):
-    """A Keras view of a `mirrored.Variable`, for layers and optimizers that receive one."""
+    """A Keras variable that reads and writes a given `mirrored.Variable`, for layers and optimizers that need one."""
 
     def __init__(self, variable: Variable) -> None:
         self.__dict__["_mirrored"] = variable
@@ -300,11 +300,11 @@ class View(StrategyVariable):
 
     @property
     def announced(self) -> Any:
-        """The backing variable: user code reads it, and can request its gradient by either object."""
+        """The `mirrored.Variable`, so that its gradient can be requested by either object."""
         return self.mirrored
 
     def _initialize_with_initializer(self, initializer: object) -> None:
-        """Does nothing: the backing variable already has a value."""
+        """Has no effect: the `mirrored.Variable` already has a value."""
 
     def _deferred_initialize(self) -> None:
         """Drops the initializer: the backing variable already has a value."""
@@ -312,7 +312,7 @@ class View(StrategyVariable):
 
 
 def as_keras(variable: object) -> Any:
-    """Returns a Keras variable: `variable` itself, or the unique view of a `mirrored.Variable`."""
+    """Returns a Keras variable: `variable` itself, or for a `mirrored.Variable` its unique `View`."""
     if not isinstance(variable, Variable):
         return variable
     view = variable.__dict__.get("_keras_view")
@@ -372,7 +372,7 @@ def _is_seed(variable: KerasVariable) -> bool:
 
 
 def _seeds_of(made: Variable, state: Operand) -> PerReplica:
-    """Returns one seed state per replica, with equal counters and different seeds."""
+    """Returns the state of one seed generator per replica, with equal counters and different seeds."""
     first = as_array(state, made.dtype)
     # Outside of functions a process of several assigns the components of its own replicas.
     replicas = made.device_assignment.addressable_replicas if ambient().store is None else range(made.num_replicas)
@@ -380,7 +380,7 @@ def _seeds_of(made: Variable, state: Operand) -> PerReplica:
 
 
 def _seed_of(state: Operand, replica: int | jax.Array) -> Any:
-    """The seed state of one replica, whose number may be traced."""
+    """Returns the seed generator's state for one replica, whose number may be traced."""
     first = as_array(state)
     return first.at[0].add(jnp.asarray(replica, first.dtype) * np.asarray(_SEED_STRIDE).astype(first.dtype))
 
