@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from mirrored.errors import ArgumentError
 
-_RULE: Final = "a reduction must be ReduceOp.SUM, ReduceOp.MEAN, one of their names, a ReduceOp subclass or another callable"
+_RULE: Final = "a reduction must be ReduceOp.SUM, ReduceOp.MEAN, a name of these, a ReduceOp subclass or a callable"
 _REMEDY: Final = "pass one of these, for instance ReduceOp.SUM"
 
 
