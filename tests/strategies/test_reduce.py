@@ -261,7 +261,7 @@ def test_components_of_different_shapes_are_refused_by_name():
         mr.errors.StructureError, match=r"Strategy.reduce: the components have the shapes \(1,\), \(2,\)"
     ):
         strategy.reduce("SUM", uneven, axis=None)
-    with pytest.raises(mr.errors.StructureError, match=r"ReplicaContext.all_reduce: components of shapes"):
+    with pytest.raises(mr.errors.StructureError, match=r"ReplicaContext.all_reduce: the components have the shapes"):
         strategy.run(
             lambda: mr.get_replica_context().all_reduce(
                 "SUM", jnp.ones([1 + mr.get_replica_context().replica_id_in_sync_group])
