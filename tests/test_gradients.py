@@ -41,7 +41,7 @@ def test_structures_are_kept():
 
 
 def test_what_it_refuses():
-    with pytest.raises(ArgumentError, match="an empty list"):
+    with pytest.raises(ArgumentError, match="the list is empty"):
         aggregate_gradients([])
     with pytest.raises(StructureError, match="at position 1"):
         aggregate_gradients([[A], [A, B]])

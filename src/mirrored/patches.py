@@ -135,7 +135,7 @@ def replace(package: str, owner: type | ModuleType, name: str, value: object) ->
 
 
 def undo(package: str) -> None:
-    """Restores all attributes that were replaced in a package."""
+    """Restores the original of every attribute of a package that mirrored has replaced."""
     for one in [one for one in reversed(_applied) if one.package == package]:
         if one.before is _ABSENT:
             delattr(one.owner, one.name)

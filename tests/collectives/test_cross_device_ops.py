@@ -176,7 +176,7 @@ def test_accumulation_function_is_used() -> None:
 
 
 def test_components_of_different_shapes_are_refused() -> None:
-    with pytest.raises(StructureError, match=r"components that differ: float32\[2\], float32\[3\]"):
+    with pytest.raises(StructureError, match=r"the components differ: float32\[2\], float32\[3\]"):
         AllReduce().reduce_arrays(ReduceOp.SUM, [[jnp.ones(2), jnp.ones(3)]], Group(None, 1, 2))
 
 

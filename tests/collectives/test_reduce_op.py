@@ -68,7 +68,7 @@ def test_members_stay_one_object(member: ReduceOp) -> None:
 
 @pytest.mark.parametrize("value", ["max", "", 3, None, Aggregation.NONE, int, object()])
 def test_anything_else_is_refused(value: Any) -> None:
-    with pytest.raises(ArgumentError, match="a reduction is ReduceOp.SUM, ReduceOp.MEAN"):
+    with pytest.raises(ArgumentError, match="a reduction must be ReduceOp.SUM, ReduceOp.MEAN"):
         as_reduce_op(value)
 
 
@@ -84,7 +84,7 @@ def test_subclasses_and_callables() -> None:
 
 
 def test_class_that_needs_arguments_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"the class Weighted, which cannot be constructed without arguments"):
+    with pytest.raises(ArgumentError, match=r"the class Weighted cannot be constructed without arguments"):
         as_reduce_op(Weighted)
 
 

@@ -759,13 +759,13 @@ def test_input_signature():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((jnp.ones(3),), r"argument 0: float32\[3\][\s\S]*float32\[2\]"),
-        ((jnp.ones((2, 2)),), r"argument 0: float32\[2, 2\]"),
-        ((jnp.ones(2, int),), r"argument 0: int32\[2\]"),
+        ((jnp.ones(3),), r"argument 0 is float32\[3\][\s\S]*float32\[2\]"),
+        ((jnp.ones((2, 2)),), r"argument 0 is float32\[2, 2\]"),
+        ((jnp.ones(2, int),), r"argument 0 is int32\[2\]"),
         ((), r"0 arguments[\s\S]*1 arguments"),
         ((jnp.ones(2), jnp.ones(2)), r"2 arguments"),
-        (([jnp.ones(2), jnp.ones(2)],), r"argument 0: float32\[2, 2\]"),
-        (({"a": jnp.ones(2)},), r"argument 0 of structure"),
+        (([jnp.ones(2), jnp.ones(2)],), r"argument 0 is float32\[2, 2\]"),
+        (({"a": jnp.ones(2)},), r"argument 0 has the structure"),
     ],
     ids=["size", "rank", "dtype", "few", "many", "list", "structure"],
 )

@@ -77,5 +77,5 @@ def test_refuses_replicas_with_batches_of_different_shapes() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     batches = list(strategy.distribute_dataset([np.ones((3, 1), np.float32)] * 2))
     step = mr.function(lambda x: strategy.run(lambda x: x.sum(), args=(x,)), steps_per_call=2)
-    with pytest.raises(mr.errors.ArgumentError, match="per-replica batches differ in shape"):
+    with pytest.raises(mr.errors.ArgumentError, match="per-replica batches of a global batch differ in shape"):
         step(batches)

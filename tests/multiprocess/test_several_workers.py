@@ -182,7 +182,7 @@ def test_a_worker_without_any_data(tmp_path):
             "worker 1 did not arrive within 5 s at: read the sync-on-read variable 'counter' (at apart.py:",
         ),
         ("reads_apart", "DisagreementError", "worker 0 is at: read the sync-on-read variable 'counter' (at apart.py:"),
-        ("elsewhere", "DisagreementError", "worker 1 at: create variable 'other'"),
+        ("elsewhere", "DisagreementError", "worker 1 is at: create variable 'other'"),
         ("arguments", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("later_arguments", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("taped_arguments", "DisagreementError", "array 0 of its arguments on worker 1"),

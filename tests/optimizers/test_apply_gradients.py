@@ -201,7 +201,7 @@ def test_variables_without_a_gradient_are_named_once(way):
         (lambda v, w: [(jnp.ones(2, jnp.int32), v)], StructureError, r"v: int32\[2\] for float32\[2\]"),
         (lambda v, w: [(jnp.ones(2, jnp.complex64), v)], StructureError, r"v: complex64\[2\] for float32\[2\]"),
         (lambda v, w: [("one", w)], StructureError, "w: a str for"),
-        (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), v)], ArgumentError, "variable 'v' twice"),
+        (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), v)], ArgumentError, "variable 'v' was passed twice"),
         (lambda v, w: [jnp.ones(2)], StructureError, "at position 0"),
         (lambda v, w: [(v, jnp.ones(2))], StructureError, "each element must be a pair"),
     ],

@@ -146,7 +146,7 @@ def test_a_state_over_the_whole_list_refuses_to_grow():
     optimizer.apply_gradients([(jnp.ones(2), first)])
     optimizer.apply_gradients([(jnp.ones(2), first)])
     np.testing.assert_allclose(first.numpy(), [0.8, 0.8], rtol=1e-5)
-    with pytest.raises(ArgumentError, match="new variables second for a transform"):
+    with pytest.raises(ArgumentError, match="second are new variables for a transform"):
         optimizer.apply_gradients([(jnp.ones(2), first), (jnp.ones(3), mr.Variable(jnp.ones(3), name="second"))])
     np.testing.assert_allclose(first.numpy(), [0.8, 0.8], rtol=1e-5)
 

@@ -190,7 +190,7 @@ def test_names_that_differ_are_refused(two):
         return mr.Variable(1.0, name=f"p{suffixes[rank]}")
 
     assert two.run(replica, args=(("_1", "_2"),)).name == "p_1"
-    with pytest.raises(MergeError, match="under the names 'pa', 'pb'"):
+    with pytest.raises(MergeError, match="under the names 'pa' and 'pb'"):
         two.run(replica, args=("ab",))
 
 

@@ -85,7 +85,9 @@ def test_destinations(two):
 def test_plain_values_are_reduced_already(two):
     v = variable(two, 0.0)
     assert float(two.extended.reduce_to("MEAN", jnp.float32(1.5), v)) == 1.5
-    with pytest.raises(ArgumentError, match=r"StrategyExtended\.reduce_to: ReduceOp\.SUM of a value that is not per"):
+    with pytest.raises(
+        ArgumentError, match=r"StrategyExtended\.reduce_to: ReduceOp\.SUM was requested for a value that"
+    ):
         two.extended.reduce_to("SUM", jnp.float32(1.5), v)
 
 

@@ -128,7 +128,7 @@ def test_plain_values(two):
     assert float(two.reduce("MEAN", jnp.float32(1.5), axis=None)) == 1.5
     assert float(two.reduce("MEAN", jnp.array([1.0, 3.0]), axis=0)) == 2.0
     for axis in (None, 0):
-        with pytest.raises(ArgumentError, match=r"ReduceOp\.SUM of a value that is not per replica"):
+        with pytest.raises(ArgumentError, match=r"ReduceOp\.SUM was requested for a value that is not per replica"):
             two.reduce("SUM", jnp.ones(2), axis=axis)
 
 
@@ -257,9 +257,11 @@ def test_the_default_strategy_passes_through():
 def test_components_of_different_shapes_are_refused_by_name():
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     uneven = strategy.run(lambda: jnp.ones([1 + mr.get_replica_context().replica_id_in_sync_group]))
-    with pytest.raises(mr.errors.StructureError, match=r"Strategy.reduce: components of shapes \(1,\), \(2,\)"):
+    with pytest.raises(
+        mr.errors.StructureError, match=r"Strategy.reduce: the components have the shapes \(1,\), \(2,\)"
+    ):
         strategy.reduce("SUM", uneven, axis=None)
-    with pytest.raises(mr.errors.StructureError, match=r"ReplicaContext.all_reduce: components of shapes"):
+    with pytest.raises(mr.errors.StructureError, match=r"ReplicaContext.all_reduce: the components have the shapes"):
         strategy.run(
             lambda: mr.get_replica_context().all_reduce(
                 "SUM", jnp.ones([1 + mr.get_replica_context().replica_id_in_sync_group])

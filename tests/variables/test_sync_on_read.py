@@ -245,7 +245,7 @@ def test_assigning_one_component():
         w.values[1].assign(2.0)
     with pytest.raises(ContextError, match=r"m/replica_1\.assign_add: [\s\S]*inside run"):
         strategy.run(lambda: v.values[1].assign_add(2.0))
-    with pytest.raises(VariableError, match=r"a value of shape \(2,\)"):
+    with pytest.raises(VariableError, match=r"the value has shape \(2,\)"):
         v.values[0].assign([1.0, 2.0])
     assert [float(component) for component in v.values] == [0.5, 6.0]
     assert float(w) == 1.0

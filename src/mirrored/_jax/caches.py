@@ -184,7 +184,7 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Makes a replica's token current again after others have run, which may have called `tell_replicas_apart`."""
+    """Makes a replica's token current again after other replicas have run in between."""
     _replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
 

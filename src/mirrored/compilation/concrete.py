@@ -250,7 +250,8 @@ def _is_exported_array(leaf: object) -> bool:
 
 
 def _check(store: FunctionStore, constants: Sequence[Any], out_leaves: Sequence[Any], called: str) -> None:
-    found = remedy = None
+    found: str | None = None
+    remedy = ""
     if store.new:
         found = f"the function creates variables ({', '.join(one.name for one in store.new)})"
         remedy = "call the function once before exporting it, so that its variables exist"
@@ -260,7 +261,7 @@ def _check(store: FunctionStore, constants: Sequence[Any], out_leaves: Sequence[
     elif any(isinstance(one, Tracer) and not isinstance(one, CaptureTracer) for one in constants):
         found = "the function uses a value of an enclosing trace"
         remedy = "export it outside of jit, grad, vmap and strategy.run, or pass the value as an argument"
-    if found is not None and remedy is not None:
+    if found is not None:
         raise ArgumentError(
             called,
             found=found,

@@ -350,7 +350,7 @@ class RecordsMerges(Protocol):
 
 
 class ReplicaRunner(abc.ABC):
-    """One `run` in progress: its local replicas, their merges, and the conversion of values between contexts.
+    """One `run` in progress: runs its local replicas and their merges (collectives, `merge_call`).
 
     Attributes:
         device_assignment: The devices of the replicas.

@@ -90,7 +90,7 @@ def _checked(assignment: Assignment, value: object) -> Any:
 
 
 def check_same_everywhere(assignment: Assignment, value: object) -> None:
-    """Refuses a host value or process-local array that differs between workers.
+    """Raises an error if an assigned value, on the host or on devices of this process, differs between workers.
 
     An array over the devices of all workers passes without a comparison: one program on all workers computed it.
 
