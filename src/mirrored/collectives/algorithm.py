@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.arrays import as_array
-from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_reduction
-from mirrored.collectives.summation import Group, narrow, widen
-from mirrored.errors import ArgumentError, StructureError
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype, check_reduction
+from mirrored.collectives.summation import Group, floating, narrow, widen
+from mirrored.errors import StructureError
 
 if TYPE_CHECKING:
     import jax
@@ -62,8 +62,8 @@ class CrossDeviceOps(abc.ABC):
             group: The placement of the replicas on devices.
 
         Raises:
-            ArgumentError: `op` is a sum or mean and a component is boolean, or `op` is a custom reduction that changes
-                the shape or dtype.
+            ArgumentError: `op` is a sum or mean and a component has booleans or typed PRNG keys, or `op` is a custom
+                reduction that changes the shape or dtype.
             StructureError: The components of an array have different shapes or dtypes.
         """
         return [results[0] for results in self.all_reduce(op, arrays, group)]
@@ -114,9 +114,9 @@ def stack_all(components: Sequence[Any], group: Group) -> Any:
     return stacked if group.axis is None else lax.all_gather(stacked, group.axis, axis=0, tiled=True)
 
 
-def floating(array: jax.Array) -> Any:
-    """Converts integers and booleans to float32. Returns other arrays unchanged."""
-    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
+def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:
+    """Returns the reduction of the only replica's value, with the dtype that it has on any number of replicas."""
+    return floating(array) if op is ReduceOp.MEAN else array
 
 
 def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> Any:
@@ -129,7 +129,7 @@ def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
     """Converts components to arrays, and checks that `op` can reduce them.
 
     Raises:
-        ArgumentError: `op` is a sum or mean and the components are boolean.
+        ArgumentError: `op` is a sum or mean and the components are booleans or typed PRNG keys.
         StructureError: The components have different shapes or dtypes.
     """
     arrays = [as_array(component) for component in components]
@@ -142,13 +142,7 @@ def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
             rule="a value that is reduced over replicas must have the same shape and dtype on all of them",
             remedy="make the shapes equal (pad, or reduce an axis first), or use gather instead",
         )
-    if arrays[0].dtype == jnp.bool_ and op in (ReduceOp.SUM, ReduceOp.MEAN):
-        raise ArgumentError(
-            f"{op!r}",
-            found=f"the components are booleans of shape {arrays[0].shape}",
-            rule="booleans cannot be summed or averaged",
-            remedy="convert them first: value.astype(jnp.int32) for a count, value.astype(jnp.float32) for a rate",
-        )
+    check_dtype(f"{op!r}", op, arrays[0].dtype)
     return arrays
 
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Final, TypeVar
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax.arrays import is_key_dtype
+from mirrored.collectives.summation import floating, sum_along
 from mirrored.errors import ArgumentError
 
 _RULE: Final = "a reduction must be ReduceOp.SUM, ReduceOp.MEAN, one of their names, or a callable"
@@ -47,10 +49,11 @@ class ReduceOp(metaclass=_Members):
     has both.
 
     Attributes:
-        SUM: The sum, in the dtype of the components. 16-bit floats are sent between devices as they are, and their sum
-            may overflow where a float32 would not. Cast them first to avoid this.
+        SUM: The sum, in the dtype of the components, also along an axis. Integers wrap around if their sum overflows.
+            16-bit floats are sent between devices as they are, and their sum may overflow where a float32 would not.
+            Cast the components first to avoid this. Booleans and typed PRNG keys have no sum and no mean.
         MEAN: The sum divided by the number of replicas. 16-bit floats are accumulated in float32. The mean of integers
-            is a float32.
+            is a float32, also of one replica.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,7 +109,8 @@ class _Member(ReduceOp):
 
     def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces over axis 0."""
-        return jnp.mean(per_replica, axis=0) if self is ReduceOp.MEAN else jnp.sum(per_replica, axis=0)
+        check_dtype(repr(self), self, per_replica.dtype)
+        return jnp.mean(floating(per_replica), axis=0) if self is ReduceOp.MEAN else sum_along(per_replica, 0)
 
     @property
     def name(self) -> str:
@@ -173,6 +177,30 @@ def _instance(subclass: type[ReduceOp]) -> ReduceOp:
         ) from error
 
 
+def check_dtype(called: str, op: ReduceOp, dtype: Any) -> None:
+    """Checks that values of a dtype can be reduced. A custom reduction may reduce any dtype.
+
+    Raises:
+        ArgumentError: `op` is a sum or mean, and the values are booleans or typed PRNG keys.
+    """
+    if not isinstance(op, _Member):
+        return
+    if dtype == jnp.bool_:
+        raise ArgumentError(
+            called,
+            found=f"{op!r} of booleans",
+            rule="booleans have no sum and no mean",
+            remedy="convert them first: value.astype(jnp.int32) for a count, value.astype(jnp.float32) for a rate",
+        )
+    if is_key_dtype(dtype):
+        raise ArgumentError(
+            called,
+            found=f"{op!r} of typed PRNG keys, {dtype}",
+            rule="keys have no sum and no mean",
+            remedy="pass one key for all replicas to run as an argument, or gather jax.random.key_data(key)",
+        )
+
+
 def check_reduction(op: object, component: jax.Array | jax.ShapeDtypeStruct, num_replicas: int) -> None:
     """Checks that a custom reduction keeps the shape and dtype of the component.
 
@@ -195,7 +223,7 @@ def check_reduction(op: object, component: jax.Array | jax.ShapeDtypeStruct, num
         raise _unsuitable(op, stacked, f"raised {type(error).__name__}: {error}", expected) from error
     if not isinstance(result, jax.ShapeDtypeStruct):
         raise _unsuitable(op, stacked, f"returned a {type(result).__name__}", expected)
-    if (result.shape, result.dtype) != (tuple(component.shape), jnp.dtype(component.dtype)):
+    if (result.shape, result.dtype) != (tuple(component.shape), component.dtype):
         raise _unsuitable(op, stacked, f"returned {_describe(result)}", expected)
 
 
@@ -209,7 +237,7 @@ def _unsuitable(op: ReduceOp, stacked: jax.ShapeDtypeStruct, what: str, expected
 
 
 def _describe(array: jax.Array | jax.ShapeDtypeStruct) -> str:
-    return f"{jnp.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
 
 
 # Custom reductions of the library: reductions that are robust against outliers, and Adasum.

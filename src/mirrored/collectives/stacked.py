@@ -89,7 +89,8 @@ def reduce_stacked(
         return []
     if any(is_live_box(array) for array in arrays):
         one_device = Group(axis=None, devices=1, local=device_assignment.num_replicas)
-        lists = [[array[k] for k in range(device_assignment.num_replicas)] for array in arrays]
+        together = _on_same_devices(arrays, device_assignment)
+        lists = [[array[k] for k in range(device_assignment.num_replicas)] for array in together]
         return [
             on_all_devices(reduced, device_assignment) for reduced in algorithm.reduce_arrays(op, lists, one_device)
         ]
@@ -98,6 +99,20 @@ def reduce_stacked(
     placed = [jax.device_put(array, device_assignment.sharded) for array in arrays]
     compiled = _compiled_reduction(algorithm, op, device_assignment, len(placed))
     return list(_logged(f"reduce {op!r}", device_assignment, lambda: compiled(*placed)))
+
+
+def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment) -> Sequence[Any]:
+    """Moves arrays to the first device unless they are all on the same devices.
+
+    Components that a tape outside `run` tracks are stacked on the first device, other components over all devices. An
+    algorithm may pass all arrays to one operation.
+    """
+    if (
+        any(isinstance(array, Tracer) for array in arrays)
+        or len({frozenset(array.sharding.device_set) for array in arrays}) == 1
+    ):
+        return arrays
+    return [jax.device_put(array, device_assignment.devices[0]) for array in arrays]
 
 
 def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:

@@ -41,6 +41,19 @@ class Group:
         return self.devices * self.local
 
 
+# The dtypes of sums and means: that of the addends, but float32 for the mean of integers.
+
+
+def floating(array: jax.Array) -> Any:
+    """Converts integers and booleans to float32, the dtype of their mean. Returns other arrays unchanged."""
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
+
+
+def sum_along(array: jax.Array, axes: int | tuple[int, ...]) -> Any:
+    """Sums along axes, in the dtype of the array. `jnp.sum` alone promotes small integers to 32 bits."""
+    return jnp.sum(array, axes, dtype=array.dtype if jnp.issubdtype(array.dtype, jnp.integer) else None)
+
+
 # Conversions of 16-bit floats for sums and means, which accumulate in float32 and round once.
 
 

@@ -434,7 +434,6 @@ class ElementsInTurn:
         self._scalars = False
         self.layout = Layout()
         self._taken = [0] * len(sources)
-        self._rows = 0
         self._ended: set[int] = set()
 
     def read(self) -> tuple[Any, int]:
@@ -468,7 +467,7 @@ class ElementsInTurn:
         except StopIteration:
             self._ended.add(index)
             return _NOTHING
-        self._taken[place] += 1
+        self._taken[index] += 1
         # The source may reuse its buffers for the next replica's element.
         return jax.tree.map(owned, element)
 
@@ -487,7 +486,7 @@ class ElementsInTurn:
     def get_state(self) -> Any:
         """Returns the positions of the sources, and the numbers of elements before them."""
         positions = [cursor.get_state() for cursor in self._cursors]
-        return {"sources": positions, "taken": list(self._taken), "rows": self._rows, **self.layout.get_state()}
+        return {"sources": positions, "taken": list(self._taken), **self.layout.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the positions of the sources, whose number must be the same as when they were saved.
@@ -504,10 +503,9 @@ class ElementsInTurn:
             )
         self._ended.clear()
         self.layout.set_state(state)
-        self._rows = state["rows"]
-        # Positions saved by earlier versions have no "taken".
-        in_rows = self._rows * self._num_replicas // len(self._cursors)
-        self._taken = list(state.get("taken", [in_rows] * len(self._cursors)))
+        # Positions of earlier versions have "rows", the number of elements that each replica has received, instead.
+        of_each = state.get("rows", 0) * self._num_replicas // len(self._cursors)
+        self._taken = list(state.get("taken", [of_each] * len(self._cursors)))
         for cursor, position, taken in zip(self._cursors, state["sources"], self._taken, strict=True):
             if position is not None:
                 cursor.set_state(position)

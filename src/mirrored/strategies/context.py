@@ -10,12 +10,13 @@ import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
 from mirrored._typing import PyTree
-from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
+from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
 from mirrored.strategies.merge_call import call_merged, nested_gather, nested_reduce
-from mirrored.strategies.reducing import check_alike, check_sums_rows, refuse_rows
+from mirrored.strategies.reducing import check_alike, check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures
 from mirrored.values.sparse_rows import SparseRows
 
@@ -108,16 +109,19 @@ class ReplicaContext:
             The same structure. Its gradient is the `all_reduce` of the upstream gradient by the same operation.
 
         Raises:
-            ArgumentError: `reduce_op` is not a valid reduction.
+            ArgumentError: `reduce_op` is not a valid reduction, or booleans or typed PRNG keys are to be summed or
+                averaged.
             MergeError: Not all replicas call it.
         """
         self._check("all_reduce")
         op = as_reduce_op(reduce_op)
         leaves, treedef = structures.flatten(value, also=SparseRows)
         arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, SparseRows)]
+        for array in arrays:
+            check_dtype("ReplicaContext.all_reduce", op, array.dtype)
         runner = ambient().runner
         if runner is None or runner.device_assignment.num_replicas == 1:
-            reduced, given = arrays, [leaf is not None for leaf in leaves]
+            reduced, given = [reduced_alone(op, array) for array in arrays], [leaf is not None for leaf in leaves]
         elif not leaves:
             reduced, given = [], []
         else:
@@ -134,9 +138,7 @@ class ReplicaContext:
         """Returns the sparse rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
         check_sums_rows("ReplicaContext.all_reduce", rows, op)
         values, indices = self.all_gather([rows.values, rows.indices], 0)
-        return type(rows)(
-            values / self.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, rows.dense_shape
-        )
+        return type(rows)(mean_of_rows(op, values, self.num_replicas_in_sync), indices, rows.dense_shape)
 
     def all_gather(self, value: PyTree, axis: int, options: object = None) -> Any:
         """Concatenates `value` of all replicas along `axis` and returns the result on every replica.

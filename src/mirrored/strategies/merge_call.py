@@ -13,9 +13,9 @@ from jax import lax
 
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.local_collectives import replica_gather, replica_sum, run_eagerly
-from mirrored.collectives.algorithm import checked, floating
+from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.collectives.summation import narrow, widen
+from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import Merge, or_undone, run_merge

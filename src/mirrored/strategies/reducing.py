@@ -15,10 +15,11 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Leaf
+from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.host_allgather import host_allgather
-from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype
 from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_devices, reduce_stacked
-from mirrored.collectives.summation import narrow, widen
+from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.lockstep import ReplicaRunner
@@ -81,6 +82,9 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
         reduced_leaves = [_reduce_leaf(strategy, op, leaf, axis, called) for leaf in leaves]
         return structures.unflatten(treedef, reduced_leaves)
     prepared = [as_per_replica(strategy, leaf) for leaf in leaves]
+    for leaf in prepared:
+        # Along axes every reduction adds first.
+        _check_leaf(called, op if axes is None else ReduceOp.SUM, leaf)
     places = [i for i, leaf in enumerate(prepared) if isinstance(leaf, PerReplica)]
     reduced = iter(_reduce_all(strategy, called, op, [prepared[i] for i in places], axes))
     out = [
@@ -99,16 +103,22 @@ def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, call
     shape = leaf.dense_shape
     if isinstance(shape, DistributedValues):
         shape = shape.values[0]
-    return type(leaf)(values / strategy.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, shape)
+    return type(leaf)(mean_of_rows(op, values, strategy.num_replicas_in_sync), indices, shape)
+
+
+def mean_of_rows(op: ReduceOp, values: jax.Array, num_replicas: int) -> Any:
+    """Divides the rows of all replicas by the number of replicas if `op` is MEAN."""
+    return floating(values) / num_replicas if op is ReduceOp.MEAN else values
 
 
 def check_sums_rows(called: str, rows: SparseRows, op: Any, axis: Any = None) -> None:
     """Checks that sparse rows are reduced by a sum or mean, without an axis.
 
     Raises:
-        ArgumentError: The reduction is not SUM or MEAN, or `axis` is given.
+        ArgumentError: The reduction is not SUM or MEAN, `axis` is given, or the rows are booleans or typed PRNG keys.
     """
     if op in (ReduceOp.SUM, ReduceOp.MEAN) and axis is None:
+        _check_leaf(called, op, rows.values)
         return
     kind = type(rows).__name__
     raise ArgumentError(
@@ -117,6 +127,16 @@ def check_sums_rows(called: str, rows: SparseRows, op: Any, axis: Any = None) ->
         rule=f"rows of {kind} are summed when they are applied, so only SUM and MEAN with axis=None can reduce them",
         remedy="convert them to a dense array first: slices.to_dense()",
     )
+
+
+def _check_leaf(called: str, op: ReduceOp, leaf: object) -> None:
+    """Checks that a leaf's dtype can be reduced."""
+    if isinstance(leaf, PerReplica):
+        leaf = leaf.local[0] if isinstance(leaf, LocalPerReplica) else leaf.first()
+    if leaf is None:
+        return
+    dtype = getattr(leaf, "dtype", None)
+    check_dtype(called, op, as_array(leaf).dtype if dtype is None else dtype)
 
 
 def _is_mean_of_means(value: PerReplica) -> bool:
@@ -186,9 +206,9 @@ def _reduce_plain(strategy: Strategy, called: str, op: ReduceOp, leaf: object, a
             "(MEAN returns it unchanged; multiply by num_replicas_in_sync for a sum)",
         )
     if axes is None:
-        return array
+        return reduced_alone(op, array)
     _check_axes(called, array.shape, axes)
-    return jnp.mean(_floating(array), axes) if op is ReduceOp.MEAN else jnp.sum(array, axes)
+    return jnp.mean(floating(array), axes) if op is ReduceOp.MEAN else sum_along(array, axes)
 
 
 def _reduce_all(
@@ -201,7 +221,7 @@ def _reduce_all(
     if axes is None:
         return _reduce_components(strategy, op, values)
     counts = [_map_components(value, lambda x: jnp.asarray(_count(called, x, axes), jnp.float32)) for value in values]
-    summed = [_map_components(value, lambda x: jnp.sum(_addends(x, op), axes)) for value in values]
+    summed = [_map_components(value, lambda x: sum_along(_addends(x, op), axes)) for value in values]
     if op is not ReduceOp.MEAN:
         return _reduce_components(strategy, op, summed)
     totals = _reduce_components(strategy, ReduceOp.SUM, [*summed, *counts])
@@ -225,7 +245,7 @@ def _map_components(value: PerReplica, function: Callable[..., Any]) -> PerRepli
 
 def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerReplica]) -> list[Any]:
     if strategy.num_replicas_in_sync == 1 or strategy.device_assignment is None:
-        return [as_array(value.values[0]) for value in values]
+        return [reduced_alone(op, as_array(value.values[0])) for value in values]
     for value in values:
         if not value.is_stacked and not isinstance(value, LocalPerReplica):
             check_alike("Strategy.reduce", value.values)
@@ -280,14 +300,10 @@ def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> int:
     return int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
 
 
-def _floating(array: jax.Array) -> Any:
-    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
-
-
 def _addends(component: jax.Array, op: ReduceOp) -> Any:
     """Returns a component as it is added: for a mean, integers and 16-bit floats are converted to float32."""
     array = as_array(component)
-    return widen(_floating(array)) if op is ReduceOp.MEAN else array
+    return widen(floating(array)) if op is ReduceOp.MEAN else array
 
 
 def _mean_dtype(value: PerReplica) -> Any:

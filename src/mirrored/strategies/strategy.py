@@ -220,11 +220,12 @@ class Strategy(DistributesInput, OlderNames):
                 per-replica batches.
 
         Returns:
-            Arrays in the structure of `value`.
+            Arrays in the structure of `value`. Their dtype does not depend on the number of replicas: that of the
+            components, and float32 for the MEAN of integers.
 
         Raises:
-            ArgumentError: `reduce_op` is not a valid reduction, an axis is out of range, or a value to sum is not per
-                replica.
+            ArgumentError: `reduce_op` is not a valid reduction, an axis is out of range, a value to sum is not per
+                replica, or booleans or typed PRNG keys are to be summed or averaged.
             ContextError: The call is inside a replica.
 
         Example:

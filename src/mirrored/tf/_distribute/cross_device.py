@@ -9,9 +9,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import jax
+
 from mirrored._typing import PyTree
 from mirrored.collectives import cross_device_ops as core
-from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.reduce_op import ReduceOp, check_dtype
 from mirrored.collectives.stacked import reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import ArgumentError
@@ -34,7 +37,8 @@ class Direct(core.CrossDeviceOps):
 
         Args:
             reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN` (as in TensorFlow, not a name).
-            per_replica_value: The value; a value that is not per-replica is returned unchanged.
+            per_replica_value: The value; of a value that is not per-replica, MEAN converts integers to float32, as with
+                several replicas; otherwise such a value is returned unchanged.
             destinations: A per-replica value or variable, or a device name.
             options: Accepted for compatibility and ignored.
 
@@ -42,11 +46,15 @@ class Direct(core.CrossDeviceOps):
             A mirrored value, or with a device name the unwrapped result.
 
         Raises:
-            ArgumentError: `reduce_op` is not a `ReduceOp`, or there are no destinations.
+            ArgumentError: `reduce_op` is not a `ReduceOp`, there are no destinations, or the value consists of booleans
+                or typed PRNG keys.
         """
         del options
         _check_op(reduce_op)
         _check_destinations(destinations)
+        if isinstance(per_replica_value, jax.Array):
+            check_dtype("CrossDeviceOps.reduce", reduce_op, per_replica_value.dtype)
+            return reduced_alone(reduce_op, per_replica_value)
         if not isinstance(per_replica_value, PerReplica):
             return per_replica_value
         return _delivered(self._reduced(reduce_op, per_replica_value), per_replica_value, destinations)
