@@ -153,7 +153,7 @@ def _checked(options: object, called: str, from_function: bool) -> InputOptions:
         raise ArgumentError(
             called,
             found=f"options={options!r} ({type(options).__name__})",
-            rule="options is a mirrored.data.InputOptions",
+            rule="options is a mirrored.InputOptions",
             remedy="pass tf.data options to dataset.with_options(...)",
         )
     options.check(called, from_function)

@@ -90,7 +90,7 @@ class InputOptions:
                 "prefetch is at least 0, experimental_per_replica_buffer_size at least 1, and stall_seconds more than 0"
             )
         if wrong is not None:
-            raise ArgumentError(called, found=f"{self}", rule=wrong, remedy="see mirrored.data.InputOptions")
+            raise ArgumentError(called, found=f"{self}", rule=wrong, remedy="see mirrored.InputOptions")
 
 
 class InputContext:
