@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names an
     from mirrored import tf as tf
     from mirrored._core import *
     from mirrored.cluster import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from mirrored.data.input_options import InputContext as InputContext
+    from mirrored.data.input_options import InputOptions as InputOptions
+    from mirrored.data.input_options import InputReplicationMode as InputReplicationMode
     from mirrored.gradients import GradientAccumulator as GradientAccumulator
     from mirrored.gradients import aggregate_gradients as aggregate_gradients
     from mirrored.integrations.trees import assign as assign
@@ -72,6 +75,9 @@ _MODULES = (
 )
 _LAZY = {
     "GradientAccumulator": "mirrored.gradients",
+    "InputContext": "mirrored.data.input_options",
+    "InputOptions": "mirrored.data.input_options",
+    "InputReplicationMode": "mirrored.data.input_options",
     "MultiWorkerMirroredStrategy": "mirrored.cluster",
     "aggregate_gradients": "mirrored.gradients",
     "assign": "mirrored.integrations.trees",
@@ -117,6 +123,9 @@ __all__ = [
     "Function",
     "GradientAccumulator",
     "GradientTape",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",

@@ -16,6 +16,7 @@ from typing import Any, Final
 LISTED: Final[Mapping[str, frozenset[str]]] = {
     "keras": frozenset(
         {
+            "ArrayDataAdapter._get_iterator",
             "BackupAndRestore._load_model",
             "BackupAndRestore._save_model",
             "BackupAndRestore.on_epoch_begin",
@@ -28,6 +29,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "BatchNormalization.__init__",
             "BatchNormalization._moments",
             "EpochIterator._enumerate_iterator",
+            "EpochIterator.reset",
             "Layer.__call__",
             "Layer.__setattr__",
             "Loss.__call__",
@@ -52,6 +54,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Model.save_weights",
             "Model.test_on_batch",
             "Model.train_on_batch",
+            "PyDatasetAdapter._finite_generator",
             "StatelessScope.__enter__",
             "StatelessScope.__exit__",
             "StatelessScope.__init__",

@@ -37,6 +37,74 @@ def test_an_if_with_returns_in_both_branches():
     same(f, (3.0,), (-3.0,))
 
 
+def broken_loop(n):
+    i, x = 0, 0
+    while i < n:
+        i += 1
+        x += i
+        if x > 5:
+            break
+    else:
+        x = x - 100
+    return x
+
+
+def unbroken_loop(n):
+    x = 0
+    while x < n:
+        x += 2
+    else:
+        x = x - 100
+    return x
+
+
+def returning_loop(n):
+    for i in tf.range(5):
+        if i * i > n:
+            return i
+    else:
+        return -n
+
+
+def nested_loops(n):
+    total = 0
+    for _step in tf.range(5):
+        for _ in range(2):
+            if total > 20:
+                break
+            total += 1
+        else:
+            total += 10
+            if total > n:
+                break
+    else:
+        return total + 1000
+    return total
+
+
+@pytest.mark.parametrize("function", [broken_loop, unbroken_loop, returning_loop, nested_loops])
+def test_the_else_of_a_loop(function):
+    same(function, (0,), (2,), (9,), (30,))
+
+
+def test_an_error_in_the_else_of_a_loop_names_its_line():
+    @tf.function
+    def f(x):
+        while x > 0:
+            x -= 1
+            if x == 5:
+                break
+        else:
+            raise ValueError("ended")
+        return x
+
+    first = f.python_function.__code__.co_firstlineno
+    with pytest.raises(ValueError, match="ended") as raised:
+        f(tf.constant(3))
+    lines = [frame.lineno for frame in traceback.extract_tb(raised.tb) if frame.filename == __file__]
+    assert first + 7 in lines
+
+
 def test_elif_and_names_of_one_branch_that_nobody_uses_later():
     def f(x):
         if x > 10:

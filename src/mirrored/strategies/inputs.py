@@ -67,7 +67,7 @@ class DistributesInput(abc.ABC):
             dataset: Any re-iterable of batches (pytrees of arrays with a common first dimension). Batch examples
                 first: an unbatched feature vector looks like a batch of scalars, so its features would be split over
                 the replicas.
-            options: See `mirrored.data.InputOptions`.
+            options: See `mirrored.InputOptions`.
 
         Returns:
             A re-iterable of per-replica batches. A batch of m rows over n replicas gives ceil(m / n) rows each; the
@@ -85,7 +85,7 @@ class DistributesInput(abc.ABC):
 
         Args:
             dataset_fn: A function from an `InputContext` to a dataset of per-replica batches.
-            options: See `mirrored.data.InputOptions`.
+            options: See `mirrored.InputOptions`.
         """
         refuse_in_replica("distribute_datasets_from_function")
         return hooks.distribute_from_function(self, dataset_fn, options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import importlib.util
 import json
@@ -11,18 +10,18 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import h5py  # a requirement of Keras
 
 from mirrored.checkpoint.sharing import settled, writes_here
-from mirrored.errors import CheckpointError, InputError
+from mirrored.errors import CheckpointError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.integrations.keras.fit_position import connect_position, position
 from mirrored.integrations.keras.private import (
-    EpochIterator,
     backup_paths,
     previous_backup_paths,
     set_backup_paths,
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 
 # Makes `BackupAndRestore(save_freq=int)` resume an interrupted epoch at the first batch after the backup.
 #
-# Keras records the batch but restarts the epoch, so it trains on the first batches twice. For a model of a strategy,
-# the batches before the backup are skipped. The weights then equal those of an uninterrupted run, provided that the
-# data arrive in the same order (``shuffle=False``, or a dataset that shuffles with a seed).
+# Keras records the batch but restarts the epoch, so it trains on the first batches twice, in another order. For a model
+# of a strategy, the backup also holds the position in the training data (`fit_position`), and training continues there.
+# The weights then equal those of an uninterrupted run.
 #
 # A backup is one file that is renamed once it is complete. The file of the weights also records the epoch and the
 # batch, so that a kill cannot leave one without the other. Of several workers that name one folder, the first one
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 keras = load()
 _CALLED: Final = "BackupAndRestore"
 _NOTE: Final = "mirrored_training_metadata"
-_skipped_batches: contextvars.ContextVar[int] = contextvars.ContextVar("_skipped_batches", default=0)
+_LONGEST_ATTRIBUTE_BYTES: Final = 32_000  # HDF5 allows 64 KiB for all attributes of a group
 
 
 def connect_resuming() -> None:
@@ -62,8 +61,7 @@ def connect_resuming() -> None:
     replace("keras", callback, "on_train_end", _ending(callback.on_train_end))
     replace("keras", callback, "_save_model", _saving_steps(callback._save_model))
     replace("keras", callback, "_load_model", _loading_steps(callback._load_model))
-    replace("keras", EpochIterator, "_enumerate_iterator", _skipping(EpochIterator._enumerate_iterator))
-    replace("keras", keras.Model, "fit", _forgetting(keras.Model.fit))
+    connect_position()
 
 
 def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
@@ -105,6 +103,10 @@ def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
         if strategy_of(self.model) is None:
             save(self)
             return
+        here = position()
+        self._mirrored_data = (
+            None if here is None else here.get_state(self._mirrored_steps_done, _is_shared(self.model))
+        )
         if not _is_shared(self.model):
             _write(self, save)
             return
@@ -140,9 +142,10 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
         set_backup_paths(callback, *beside)
         save(callback)
         about = {**json.loads(beside[1].read_text(encoding="utf-8")), "steps": callback._mirrored_steps_done}
+        about["data"] = callback._mirrored_data
         beside[1].write_text(json.dumps(about), encoding="utf-8")
         with h5py.File(beside[0], "a") as file:
-            file.attrs[_NOTE] = json.dumps(about)
+            _put_note(file, json.dumps(about))
         os.replace(beside[0], weights)
         os.replace(beside[1], metadata)
     except OSError as error:
@@ -157,6 +160,20 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
         for one in beside:
             with contextlib.suppress(OSError):
                 one.unlink(missing_ok=True)
+
+
+def _put_note(file: h5py.File, note: str) -> None:
+    if len(note) <= _LONGEST_ATTRIBUTE_BYTES:
+        file.attrs[_NOTE] = note
+    else:
+        file[_NOTE] = note
+
+
+def _get_note(file: h5py.File) -> str | None:
+    if _NOTE in file:
+        return str(file[_NOTE][()].decode())
+    note = file.attrs.get(_NOTE)
+    return None if note is None else str(note)
 
 
 def _read_along(callback: BackupAndRestore) -> None:
@@ -184,7 +201,7 @@ def _noted(callback: BackupAndRestore) -> dict[str, Any] | None:
     weights, metadata = backup_paths(callback)
     if weights.is_file():
         with h5py.File(weights) as file:
-            note = file.attrs.get(_NOTE)
+            note = _get_note(file)
         if note is not None:
             return dict(json.loads(note))
     return dict(json.loads(metadata.read_text(encoding="utf-8"))) if metadata.is_file() else None
@@ -205,44 +222,11 @@ def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
         # Otherwise the next backup would record the epoch in which the callback was created.
         set_current_epoch(self, epoch)
         set_last_batch(self, max(0, steps - 1))
-        _skipped_batches.set(steps)
+        here = position()
+        if here is not None:
+            here.set_state(about.get("data"), steps)
 
     return loading_steps
-
-
-def _skipping(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(enumerate_steps)
-    def skipping(self: EpochIterator) -> Iterator[Any]:
-        first = _skipped_batches.get()
-        _skipped_batches.set(0)
-        last = 0
-        for begin, end, iterator in enumerate_steps(self):
-            last = end + 1
-            if begin >= first:
-                yield begin, end, iterator
-                continue
-            for _ in range(begin, end + 1):
-                next(iterator, None)
-        if first and last <= first:
-            raise InputError(
-                "BackupAndRestore",
-                found=f"the epoch was interrupted after {first} batches, and the data have {last} batches",
-                rule="a resumed run must use the same data as the interrupted run",
-                remedy="pass the same data, or another backup_dir to start a new run",
-            )
-
-    return skipping
-
-
-def _forgetting(fit: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fit)
-    def forgetting(self: Model, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return fit(self, *args, **kwargs)
-        finally:
-            _skipped_batches.set(0)
-
-    return forgetting
 
 
 # `Model.save` and `save_weights` of models of a strategy write atomically.

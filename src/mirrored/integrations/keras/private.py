@@ -21,12 +21,20 @@ if TYPE_CHECKING:
     from keras.callbacks import BackupAndRestore
     from keras.layers import BatchNormalization
     from keras.optimizers import Optimizer
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter as ArrayDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter as PyDatasetAdapter
+    from keras.src.trainers.data_adapters.torch_data_loader_adapter import (
+        TorchDataLoaderAdapter as TorchDataLoaderAdapter,
+    )
     from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
     from keras.src.utils.tracking import Tracker as Tracker
 
 keras = load()
 if not TYPE_CHECKING:
     EpochIterator = keras.src.trainers.epoch_iterator.EpochIterator
+    ArrayDataAdapter = keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter
+    PyDatasetAdapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter
+    TorchDataLoaderAdapter = keras.src.trainers.data_adapters.torch_data_loader_adapter.TorchDataLoaderAdapter
     Tracker = keras.src.utils.tracking.Tracker
 
 # Modules, one of whose attributes is replaced, and Keras under TensorFlow's names.
@@ -159,3 +167,32 @@ def previous_backup_paths(callback: BackupAndRestore) -> tuple[Path, ...]:
     if not getattr(callback, "double_checkpoint", False):
         return ()
     return Path(callback._prev_weights_path), Path(callback._prev_training_metadata_path)
+
+
+# The training data of `fit`: Keras' iterator over an epoch, and the adapters of the kinds of data.
+
+
+def steps_seen(iterator: EpochIterator) -> int:
+    """Returns the number of batches of the pass in progress; 0 if none is."""
+    return 0 if iterator._current_iterator is None else int(iterator._steps_seen)
+
+
+def num_batches_seen(iterator: EpochIterator) -> int | None:
+    """Returns the number of batches of a pass: of the data, or found at the end of the first pass; None before."""
+    return iterator._num_batches
+
+
+def begin_pass(iterator: EpochIterator, steps: int) -> None:
+    """Begins a pass over the data, of which `steps` batches count as read."""
+    iterator._current_iterator = iter(iterator._get_iterator())
+    iterator._steps_seen = steps
+
+
+def shuffles_arrays(adapter: ArrayDataAdapter) -> bool:
+    """Returns whether the adapter shuffles its arrays in each pass."""
+    return bool(adapter._shuffle)
+
+
+def sampler_of(adapter: TorchDataLoaderAdapter) -> Any:
+    """Returns the sampler of a PyTorch `DataLoader`; None if it has none."""
+    return getattr(adapter._dataloader, "sampler", None)

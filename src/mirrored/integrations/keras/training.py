@@ -110,6 +110,26 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         self._next += 1
         return jax.tree.map(_whole, next(self._iterator), is_leaf=_is_split)
 
+    def get_state(self) -> Any:
+        """Returns the position after the last batch, which includes the iteration; None before the first batch."""
+        return None if self._iterator is None else self._iterator.get_state()
+
+    def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:
+        """Restores a position. The first batch that Keras then reads has the index 0 again.
+
+        Args:
+            state: A result of `get_state`.
+            is_new_pass: Whether the iteration of the position has ended: the next batch is the first one of the next.
+
+        Raises:
+            ArgumentError: The position belongs to another pipeline.
+        """
+        iterator: Any = iter(self._dataset)
+        iterator.set_state(state)
+        if is_new_pass:
+            iterator.close()
+        self._iterator, self._next = None if is_new_pass else iterator, 0
+
 
 def _is_split(value: object) -> bool:
     return isinstance(value, DistributedValues)

@@ -10,14 +10,14 @@ import ast
 import functools
 import logging
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from malt import operators as defaults
 from malt.core import converter
 from malt.impl import api
 from malt.lang import directives, special_functions
-from malt.pyct import inspect_utils, origin_info, parser, transpiler
+from malt.pyct import anno, inspect_utils, origin_info, parser, transpiler
 
 from mirrored.tf._autograph import branches, calls, loops, scope, truth
 from mirrored.tf._autograph.calls import converted as converted
@@ -133,7 +133,8 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
         return f"converted_{super().get_transformed_name(node)}"
 
     def transform_ast(self, node: ast.AST, ctx: Any) -> Any:
-        return api._TRANSPILER.transform_ast(_Directives(ctx.info.namespace).visit(node), ctx)
+        node = _LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node))
+        return api._TRANSPILER.transform_ast(node, ctx)
 
 
 class _Directives(ast.NodeTransformer):
@@ -160,6 +161,79 @@ class _Directives(ast.NodeTransformer):
         return getattr(self._value(node.value), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
+class _LoopElse(ast.NodeTransformer):
+    """Replaces the `else` of loops, which malt's passes refuse, by an `if` after the loop.
+
+    The `if` tests a variable that a `break` of the loop sets. A loop without a `break` needs no variable: only a
+    `return`, or an exception, leaves out what follows it.
+
+    Args:
+        namer: Creates names of variables that the function does not have.
+    """
+
+    def __init__(self, namer: Any) -> None:
+        self._namer = namer
+
+    def visit_For(self, node: ast.For) -> Any:
+        return self._without_else(node)
+
+    def visit_While(self, node: ast.While) -> Any:
+        return self._without_else(node)
+
+    def _without_else(self, node: ast.For | ast.While) -> Any:
+        self.generic_visit(node)
+        after, node.orelse = node.orelse, []
+        if not after:
+            return node
+        flag = self._namer.new_symbol("has_broken", ())
+        breaks = _Breaks(flag)
+        node.body = breaks.within(node.body)
+        if not breaks.found:
+            return [node, *after]
+        test = ast.UnaryOp(ast.Not(), ast.Name(flag, ast.Load()))
+        return [_assigned(flag, False, node), node, _like(ast.If(test, after, []), after[0])]
+
+
+class _Breaks(ast.NodeTransformer):
+    """Sets a variable before each `break` of one loop; those of inner loops and functions are not its own."""
+
+    def __init__(self, flag: str) -> None:
+        self._flag = flag
+        self.found = False
+
+    def within(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Returns the changed body of the loop."""
+        return [part for one in statements for part in _as_list(self.visit(one))]
+
+    def visit_Break(self, node: ast.Break) -> Any:
+        self.found = True
+        return [_assigned(self._flag, True, node), node]
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_For = visit_While = visit_FunctionDef = visit_ClassDef = visit_Lambda = _leave
+
+
+def _as_list(nodes: Any) -> list[Any]:
+    return nodes if isinstance(nodes, list) else [nodes]
+
+
+def _assigned(name: str, value: bool, place: ast.stmt) -> ast.stmt:
+    """Returns an assignment that has the source line of `place`."""
+    return _like(ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value)), place)
+
+
+def _like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
+    """Copies the source line of a statement to a statement that is made."""
+    for part in ast.walk(made):
+        if not anno.hasanno(part, anno.Basic.ORIGIN) and anno.hasanno(place, anno.Basic.ORIGIN):
+            anno.copyanno(place, part, anno.Basic.ORIGIN)
+        if isinstance(part, (ast.stmt, ast.expr)) and not hasattr(part, "lineno"):
+            ast.copy_location(part, place)
+    return made
+
+
 def _operators(falls_through: frozenset[str]) -> types.ModuleType:
     """Returns the module that converted code uses as ``ag__``."""
     module = types.ModuleType("ag__", "Operators of converted code.")
@@ -184,9 +258,23 @@ def _returns(statements: list[ast.stmt]) -> bool:
         return _returns(last.body) and _returns(last.orelse)
     if isinstance(last, ast.With):
         return _returns(last.body)
+    if isinstance(last, (ast.For, ast.While)) and _returns(last.orelse) and not _has_break(last.body):
+        return True
     if isinstance(last, ast.While):
         return isinstance(last.test, ast.Constant) and bool(last.test.value)
     return isinstance(last, (ast.Return, ast.Raise))
+
+
+def _has_break(nodes: Iterable[ast.AST]) -> bool:
+    """Returns whether the body of a loop has a `break` of this loop."""
+    for one in nodes:
+        if isinstance(one, (ast.For, ast.While)):
+            parts: Iterable[ast.AST] = one.orelse
+        else:
+            parts = () if isinstance(one, (ast.FunctionDef, ast.ClassDef)) else ast.iter_child_nodes(one)
+        if isinstance(one, ast.Break) or _has_break(parts):
+            return True
+    return False
 
 
 calls.transpile_with(transpile)

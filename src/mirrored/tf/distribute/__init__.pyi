@@ -1,6 +1,9 @@
 """Type stub of `tf.distribute`, written by tools/tf_stubs.py."""
 
 from mirrored import DistributedValues as DistributedValues
+from mirrored import InputContext as InputContext
+from mirrored import InputOptions as InputOptions
+from mirrored import InputReplicationMode as InputReplicationMode
 from mirrored import MirroredStrategy as MirroredStrategy
 from mirrored import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from mirrored import OneDeviceStrategy as OneDeviceStrategy
@@ -15,9 +18,6 @@ from mirrored import in_cross_replica_context as in_cross_replica_context
 from mirrored.collectives import CrossDeviceOps as CrossDeviceOps
 from mirrored.data import DistributedDataset as DistributedDataset
 from mirrored.data import DistributedIterator as DistributedIterator
-from mirrored.data import InputContext as InputContext
-from mirrored.data import InputOptions as InputOptions
-from mirrored.data import InputReplicationMode as InputReplicationMode
 from mirrored.strategies import StrategyExtended as StrategyExtended
 from mirrored.tf._distribute.cross_device import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from mirrored.tf._distribute.cross_device import NcclAllReduce as NcclAllReduce

@@ -1,0 +1,331 @@
+"""The position of `fit` in its training data: what a backup saves, and how a resumed `fit` continues from it.
+
+Keras reads the data in passes: from the first batch to the last one. A pass is an epoch, unless `fit` is called with
+``steps_per_epoch``; then an epoch continues the pass of the previous one. What determines the order of a pass depends
+on the data:
+
+- a `Dataset` or distributed dataset has a position, which includes its iteration and its seeds;
+- Keras shuffles arrays with NumPy's global random state, and a `PyDataset` with Python's. The state before the pass is
+  saved, and the batches before the backup are read again. So is the state at the backup, for the later passes;
+- other data, such as a generator, must have the same order by themselves; the batches are read again.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from mirrored._jax import distributed
+from mirrored._jax.source_lines import user_stacklevel
+from mirrored.collectives.host_allgather import host_allgather
+from mirrored.errors import ArgumentError, InputError
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.private import (
+    ArrayDataAdapter,
+    EpochIterator,
+    PyDatasetAdapter,
+    TorchDataLoaderAdapter,
+    begin_pass,
+    num_batches_seen,
+    sampler_of,
+    shuffles_arrays,
+    steps_seen,
+)
+from mirrored.integrations.keras.training import KerasBatches
+from mirrored.patches import replace
+
+if TYPE_CHECKING:
+    from keras import Model
+
+keras = load()
+_WORKERS: Final = "__workers__"
+
+
+class _RandomState(Protocol):
+    """A global random state, from which Keras draws the order of a pass."""
+
+    def get(self) -> Any:
+        """Returns the state as JSON-like data; None if its kind is unknown."""
+        ...
+
+    def set(self, state: Any) -> None:
+        """Restores a state."""
+        ...
+
+
+class _OfNumPy:
+    def get(self) -> Any:
+        state: Any = np.random.get_state()
+        if not isinstance(state, tuple):  # the program has replaced the bit generator
+            return None
+        kind, key, *rest = state
+        return [kind, np.asarray(key).tolist(), *rest]
+
+    def set(self, state: Any) -> None:
+        kind, key, *rest = state
+        np.random.set_state((kind, np.asarray(key, np.uint32), *rest))
+
+
+class _OfPython:
+    def get(self) -> Any:
+        version, internal, gauss = random.getstate()
+        return [version, list(internal), gauss]
+
+    def set(self, state: Any) -> None:
+        version, internal, gauss = state
+        random.setstate((version, tuple(internal), gauss))
+
+
+_NUMPY: Final = _OfNumPy()
+_PYTHON: Final = _OfPython()
+
+
+def _random_state(adapter: Any) -> _RandomState | None:
+    """Returns what Keras draws the order of the data from; None if it does not shuffle them, or in another thread."""
+    if isinstance(adapter, ArrayDataAdapter):
+        return _NUMPY if shuffles_arrays(adapter) else None
+    if isinstance(adapter, PyDatasetAdapter) and adapter.shuffle and adapter.enqueuer is None:
+        return None if adapter.num_batches is None else _PYTHON
+    return None
+
+
+def _has_unknown_order(adapter: Any) -> bool:
+    """Returns whether the data are shuffled by a random state that is not saved."""
+    if isinstance(adapter, PyDatasetAdapter):
+        return bool(adapter.shuffle and adapter.enqueuer is not None and adapter.num_batches is not None)
+    if isinstance(adapter, TorchDataLoaderAdapter):
+        return type(sampler_of(adapter)).__name__ != "SequentialSampler"
+    return False
+
+
+@dataclasses.dataclass
+class _Resumption:
+    """How the first epoch of a resumed `fit` begins.
+
+    Attributes:
+        first: The number of steps of the epoch before the backup.
+        passed: The number of batches of the pass before the backup.
+        to_read: The number of batches to read again; 0 if the position of the data was restored.
+        random: The random state that the batches are read again with, and what it is afterwards; None for the value
+            before, which is that of the backup if the epoch had not begun.
+    """
+
+    first: int
+    passed: int
+    to_read: int
+    random: tuple[_RandomState, Any] | None = None
+
+
+class FitPosition:
+    """The position of one `fit` in its training data."""
+
+    def __init__(self) -> None:
+        self._iterator: Any = None
+        self._resumption: _Resumption | None = None
+
+    def note(self, iterator: EpochIterator) -> None:
+        """Notes the iterator over the training data: `fit` resets it first, and then those of validation data."""
+        if self._iterator is None:
+            self._iterator = iterator
+
+    def get_state(self, steps: int, is_shared: bool) -> dict[str, Any] | None:
+        """Returns the position as JSON-like data.
+
+        Args:
+            steps: The number of steps of the epoch that are done; 0 at its end.
+            is_shared: Whether several workers train the model together. All of them call this method then.
+        """
+        iterator = self._iterator
+        if iterator is None:
+            return None
+        if iterator.steps_per_epoch:
+            passed = steps_seen(iterator)
+        else:
+            passed = steps
+        most = num_batches_seen(iterator)
+        if most and passed >= most:
+            passed = 0
+        batches, source = _batches(iterator), _random_state(iterator.data_adapter)
+        if batches is not None:
+            return {"passed": passed, "dataset": _of_all_workers(batches.get_state(), is_shared)}
+        if source is not None:
+            begin = getattr(iterator.data_adapter, "mirrored_begin", None)
+            return {"passed": passed, "random": {"begin": begin, "now": source.get()}}
+        return {"passed": passed}
+
+    def set_state(self, state: dict[str, Any] | None, first: int) -> None:
+        """Continues from a position in the next epoch.
+
+        Args:
+            state: A result of `get_state`; None in backups of earlier versions.
+            first: The number of steps of the epoch before the backup.
+        """
+        iterator = self._iterator
+        if iterator is None:
+            return
+        passed = first if state is None else state["passed"]
+        state = {} if state is None else state
+        resumption = self._resumption = _Resumption(first, passed, passed)
+        batches, source = _batches(iterator), _random_state(iterator.data_adapter)
+        is_known = not _has_unknown_order(iterator.data_adapter)
+        if batches is not None:
+            is_known = _restored(batches, state.get("dataset"), passed)
+            resumption.to_read = 0 if is_known else passed
+        elif source is not None:
+            states = state.get("random") or {}
+            is_known = states.get("now") is not None and (not passed or states.get("begin") is not None)
+            if is_known and passed:
+                iterator.data_adapter.mirrored_begin_from = states["begin"]
+                # The callbacks at the beginning of this epoch have drawn from it before the backup, and draw again.
+                resumption.random = (source, states["now"] if first else None)
+            if is_known and not first:
+                source.set(states["now"])
+        if not is_known:
+            _warn()
+
+    def take(self, iterator: EpochIterator) -> _Resumption | None:
+        """Returns how the epoch that `iterator` begins is resumed; None if it begins at its start."""
+        if iterator is not self._iterator:
+            return None
+        resumption, self._resumption = self._resumption, None
+        return resumption
+
+
+_current: contextvars.ContextVar[FitPosition | None] = contextvars.ContextVar("_current", default=None)
+
+
+def position() -> FitPosition | None:
+    """Returns the position of the `fit` in progress."""
+    return _current.get()
+
+
+def _batches(iterator: Any) -> KerasBatches | None:
+    batches = getattr(iterator.data_adapter, "py_dataset", None)
+    return batches if isinstance(batches, KerasBatches) else None
+
+
+def _of_all_workers(state: Any, is_shared: bool) -> Any:
+    """Returns the position of the dataset, or those of all workers if they differ, as each reads its own data."""
+    if not is_shared:
+        return state
+    everyone = host_allgather("BackupAndRestore", "collect the data positions of all workers", state)
+    return state if all(theirs == everyone[0] for theirs in everyone) else {_WORKERS: everyone}
+
+
+def _restored(batches: KerasBatches, state: Any, passed: int) -> bool:
+    """Restores the position of a dataset. Returns False if `state` does not fit it."""
+    if isinstance(state, dict) and state.keys() == {_WORKERS}:
+        workers = distributed.num_processes() if distributed.is_connected() else 1
+        here = distributed.this_process() if distributed.is_connected() else 0
+        state = state[_WORKERS][here] if len(state[_WORKERS]) == workers else None
+    if state is None:
+        return False
+    try:
+        batches.set_state(state, is_new_pass=not passed)
+    except ArgumentError:  # of another pipeline
+        return False
+    return True
+
+
+def _warn() -> None:
+    warnings.warn(
+        "BackupAndRestore: the order of the data in the interrupted run cannot be restored\n"
+        "  rule:   a resumed run uses every example once per epoch if its data is the same and has the same order; the "
+        "order is saved for arrays, and for a Dataset or distributed dataset with the same steps\n"
+        "  remedy: pass shuffle=False, or the Dataset of the interrupted run; to start a new run, another backup_dir",
+        UserWarning,
+        stacklevel=user_stacklevel(),
+    )
+
+
+def connect_position() -> None:
+    """Wraps `fit`, the iterator over the batches of an epoch, and what draws the order of a pass."""
+    replace("keras", EpochIterator, "_enumerate_iterator", _resuming(EpochIterator._enumerate_iterator))
+    replace("keras", EpochIterator, "reset", _noting(EpochIterator.reset))
+    replace("keras", ArrayDataAdapter, "_get_iterator", _drawing(ArrayDataAdapter._get_iterator))
+    replace("keras", PyDatasetAdapter, "_finite_generator", _drawing(PyDatasetAdapter._finite_generator))
+    replace("keras", keras.Model, "fit", _with_position(keras.Model.fit))
+
+
+def _noting(reset: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(reset)
+    def noting(self: EpochIterator) -> None:
+        here = _current.get()
+        if here is not None:
+            here.note(self)
+        reset(self)
+
+    return noting
+
+
+def _drawing(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the generator over a pass, which draws its order at the first batch."""
+
+    @functools.wraps(read)
+    def drawing(self: Any, *args: Any) -> Iterator[Any]:
+        source = _random_state(self)
+        if source is not None and _current.get() is not None:
+            begin_from = self.__dict__.pop("mirrored_begin_from", None)
+            if begin_from is not None:
+                source.set(begin_from)
+            self.mirrored_begin = source.get()
+        yield from read(self, *args)
+
+    return drawing
+
+
+def _resuming(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enumerate_steps)
+    def resuming(self: EpochIterator) -> Iterator[Any]:
+        here = _current.get()
+        resumption = None if here is None else here.take(self)
+        if resumption is None:
+            yield from enumerate_steps(self)
+            return
+        if self.steps_per_epoch and resumption.passed:
+            begin_pass(self, resumption.passed - resumption.first)
+        last = 0
+        for begin, end, iterator in enumerate_steps(self):
+            if not last:
+                _read_again(resumption, iterator)
+            last = end + 1
+            if begin >= resumption.first:
+                yield begin, end, iterator
+        if resumption.first and last <= resumption.first:
+            raise InputError(
+                "BackupAndRestore",
+                found=f"the epoch was interrupted after {resumption.first} batches, and the data have {last}",
+                rule="a resumed run uses the same data as the interrupted run",
+                remedy="pass the same data, or another backup_dir to start a new run",
+            )
+
+    return resuming
+
+
+def _read_again(resumption: _Resumption, iterator: Iterator[Any]) -> None:
+    source, after = resumption.random or (None, None)
+    if source is not None and after is None:
+        after = source.get()
+    for _ in range(resumption.to_read):
+        next(iterator, None)
+    if source is not None:
+        source.set(after)
+
+
+def _with_position(fit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fit)
+    def with_position(self: Model, *args: Any, **kwargs: Any) -> Any:
+        token = _current.set(FitPosition())
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            _current.reset(token)
+
+    return with_position
