@@ -57,3 +57,9 @@ def test_callbacks_write_one_file_and_a_run_that_is_interrupted_goes_on(tmp_path
             }
     assert {"m.keras", "m.weights.h5"} <= set(os.listdir(tmp_path))
     assert not [name for name in os.listdir(tmp_path) if name.endswith(("-m.keras", "-m.weights.h5"))]
+
+
+def test_a_run_goes_on_with_the_position_of_each_workers_data(tmp_path):
+    with job("keras_resuming", [1, 1], tmp_path, str(tmp_path / "backup")) as started:
+        for end in started.ends(140):
+            assert end.result == {"is the same": True}
