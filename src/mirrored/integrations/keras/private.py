@@ -179,7 +179,7 @@ def steps_seen(iterator: EpochIterator) -> int:
 
 def num_batches_seen(iterator: EpochIterator) -> int | None:
     """Returns the number of batches of a pass: of the data, or found at the end of the first pass; None before."""
-    return iterator._num_batches
+    return iterator._num_batches  # type: ignore[no-any-return]
 
 
 def begin_pass(iterator: EpochIterator, steps: int) -> None:
