@@ -635,7 +635,7 @@ def test_an_argument_that_does_not_fit_leaves_all_as_it_was():
         w.assign(x)
 
     step(jnp.ones(2))
-    with pytest.raises(VariableError, match=r"w\.assign: a value of shape \(3,\)"):
+    with pytest.raises(VariableError, match=r"w\.assign: the value has shape \(3,\)"):
         step(jnp.ones(3))
     assert v.tolist() == w.tolist() == [1.0, 1.0]
     step(jnp.ones(2))

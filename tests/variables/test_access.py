@@ -111,7 +111,7 @@ def test_per_replica_value_assigned_in_cross_replica_context_is_aggregated(way, 
 @few
 def test_wrong_shape_changes_nothing(way):
     v = make(way, 0.0, name="v")
-    with pytest.raises(VariableError, match=r"v\.assign: a value of shape \(2,\)"):
+    with pytest.raises(VariableError, match=r"v\.assign: the value has shape \(2,\)"):
         way.compile(lambda: v.assign([1.0, 2.0]))()
     assert components(way, v) == [0.0] * way.num_replicas
 

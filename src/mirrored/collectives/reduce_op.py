@@ -230,7 +230,7 @@ def check_reduction(op: object, component: jax.Array | jax.ShapeDtypeStruct, num
 def _unsuitable(op: ReduceOp, stacked: jax.ShapeDtypeStruct, what: str, expected: str) -> ArgumentError:
     return ArgumentError(
         op.name,
-        found=f"called with the stacked components {_describe(stacked)}, the reduction {what}",
+        found=f"called with the stacked components {_describe(stacked)}, it {what}",
         rule=f"a custom reduction must return one component: {expected}",
         remedy="reduce over axis 0 only, and keep the dtype (result.astype(per_replica.dtype))",
     )
