@@ -50,7 +50,7 @@ def test_environment_variable_out_of_rule_names_itself(value):
 
 def test_unknown_kind_in_the_environment_names_the_kinds():
     done = run_python("import mirrored.config", MIRRORED_VIRTUAL_KIND="NPU")
-    assert "ArgumentError: MIRRORED_VIRTUAL_KIND=NPU: the value 'NPU'" in done.stderr
+    assert "ArgumentError: MIRRORED_VIRTUAL_KIND=NPU: its value is 'NPU'" in done.stderr
     assert "CPU, GPU, TPU" in done.stderr
 
 

@@ -186,9 +186,9 @@ class TestComputeAverageLoss:
     @pytest.mark.ways(modes=("eager",), replicas=(2,))
     def test_cross_replica_context_is_refused(self, way):
         with way.strategy.scope():
-            with pytest.raises(ContextError, match="compute_average_loss: cross-replica context"):
+            with pytest.raises(ContextError, match="compute_average_loss: it was called in cross-replica context"):
                 compute_average_loss(jnp.ones(2))
-            with pytest.raises(ContextError, match="scale_regularization_loss: cross-replica context"):
+            with pytest.raises(ContextError, match="scale_regularization_loss: it was called in cross-replica context"):
                 scale_regularization_loss(1.0)
             assert float(compute_average_loss(jnp.ones(2), global_batch_size=2)) == 1.0
 

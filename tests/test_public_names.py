@@ -111,7 +111,7 @@ def test_every_package_is_documented():
 
 
 def test_a_former_name_of_an_error_is_served_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="ReplicaDivergenceError now"):
+    with pytest.warns(DeprecationWarning, match="was renamed to ReplicaDivergenceError"):
         former = mr.errors.SynchronyError
     assert former is mr.errors.ReplicaDivergenceError
     with pytest.raises(AttributeError, match="has no attribute 'SynchronError'"):

@@ -35,7 +35,7 @@ def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize("setting", SECONDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("text", ["abc", "-1", "0", "nan", "inf", "-inf", "1e300", "1,5", "0x10", "9999999999", "10 s"])
 def test_seconds_outside_the_rule_name_the_variable(setting, text):
-    with pytest.raises(ArgumentError, match=f"(?s){setting.name}={text}: .*rule: +{setting.name} is a .*seconds"):
+    with pytest.raises(ArgumentError, match=f"(?s){setting.name}={text}: .*rule: +{setting.name} must be a .*seconds"):
         setting.read({setting.name: text})
 
 
