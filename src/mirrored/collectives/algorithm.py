@@ -115,8 +115,14 @@ def stack_all(components: Sequence[Any], group: Group) -> Any:
 
 
 def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:
-    """Returns the reduction of the only replica's value, with the dtype that it has on any number of replicas."""
-    return floating(array) if op is ReduceOp.MEAN else array
+    """Returns the reduction of the only replica's value: a custom reduction receives ``[1, ...]``.
+
+    The dtype is the one that the result has on any number of replicas.
+    """
+    if op in (ReduceOp.SUM, ReduceOp.MEAN):
+        return floating(array) if op is ReduceOp.MEAN else array
+    check_reduction(op, array, 1)
+    return op(array[None])
 
 
 def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> Any:

@@ -15,6 +15,8 @@ from mirrored._jax.boxes import payload_of
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored._typing import Number, Operand
+from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient, announce_write
@@ -362,13 +364,21 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
         return _write_alone(assignment, value) if runner is None else _write_shared(assignment, value, runner, index)
     alone = runner is None or runner.device_assignment.num_replicas == 1
     if runner is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
-        new = assignment.combined(store.local(variable, index), value)
+        new = assignment.combined(store.local(variable, index), _aggregated_alone(variable, value) if alone else value)
         store.set_local(variable, index, new, assignment.where)
         return store.local(variable, index)
     if variable.device_assignment is None and variable.is_sum_of_components:
         raise _without_components(assignment)
     _merge(assignment, value, store, runner)
     return store.local(variable, index)
+
+
+def _aggregated_alone(variable: Variable, value: object) -> Any:
+    """Returns the aggregate of the value that the only replica assigns: custom reductions apply to one value, too."""
+    is_custom = not isinstance(variable.aggregation, VariableAggregation)
+    if variable.device_assignment is None or variable.per_replica or not is_custom:
+        return value
+    return reduced_alone(as_reduce_op(variable.aggregation), as_array(value))
 
 
 def _without_components(assignment: Assignment) -> ContextError:
@@ -385,6 +395,7 @@ def _without_components(assignment: Assignment) -> ContextError:
 def _write_alone(assignment: Assignment, value: object) -> Any:
     """Assigns from the only replica, to storage: no other replica has to take part."""
     variable = assignment.variable
+    value = _aggregated_alone(variable, value)
     with turn(), lock:
         old = assignment.old()
         first = old[0] if variable.per_replica and old is not None else old

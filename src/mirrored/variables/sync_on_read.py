@@ -11,7 +11,9 @@ import numpy as np
 from mirrored._jax.arrays import as_array, is_key
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
+from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
 from mirrored.runtime.ambient import Ambient
@@ -51,8 +53,12 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
     if store is None and variable.device_assignment.spans_processes:
         # If only some workers read, the device collective below would deadlock. The host all-gather detects that.
         host_allgather(f"reading {variable.name}", f"read the sync-on-read variable {variable.name!r}")
-    if only_first or variable.num_replicas == 1:
+    if only_first:
         return first_stacked(stacked, variable.device_assignment)
+    if variable.num_replicas == 1:
+        return reduced_alone(
+            as_reduce_op(reduction_of(aggregation)), first_stacked(stacked, variable.device_assignment)
+        )
     algorithm = variable.strategy.cross_device_ops
     return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]
 
