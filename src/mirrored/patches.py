@@ -148,7 +148,7 @@ def undo(package: str) -> None:
 
 
 def is_applied(package: str) -> bool:
-    """Returns whether any attribute of a package is currently replaced."""
+    """Returns whether mirrored currently replaces any attribute of the given package."""
     return any(one.package == package for one in _applied)
 
 

@@ -269,7 +269,7 @@ class _Lowered:
 
 
 def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a `jit` equation without compiler options, which JAX refuses inside another `jit`."""
+    """Removes the compiler options from the parameters of a `jit` equation: JAX refuses them inside another `jit`."""
     return {**params, _COMPILER_OPTIONS: ()} if params.get(_COMPILER_OPTIONS) else params
 
 

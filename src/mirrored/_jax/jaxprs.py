@@ -196,7 +196,7 @@ def jaxprs_in(value: object) -> Iterator[Any]:
 
 
 def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
-    """Returns the values of `jaxpr.constvars`, if `jaxpr` has them (an open jaxpr of 0.10 does not)."""
+    """Returns the values of `jaxpr.constvars`; nothing for an open jaxpr of JAX 0.10, which does not hold them."""
     return tuple(getattr(jaxpr, "consts", ()))
 
 

@@ -90,7 +90,7 @@ class VaryingAnalysis:
             self._walk(eqn, kind)
 
     def varying(self) -> Set[Var]:
-        """Returns the varying variables of the jaxpr."""
+        """Returns the jaxpr's variables whose values may differ between replicas."""
         return self._distance.keys()
 
     def distance(self, atom: Var | Literal) -> int | None:

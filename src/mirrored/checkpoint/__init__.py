@@ -1,4 +1,4 @@
-"""Checkpoints: saves variables, optimizers and positions in the data by name with Orbax, for any number of replicas."""
+"""Saves variables, optimizers and data positions by name, with Orbax, and restores them on any number of replicas."""
 
 from mirrored.checkpoint.checkpoint import Checkpoint as Checkpoint
 from mirrored.checkpoint.directory import checkpoints_in as checkpoints_in

@@ -28,7 +28,7 @@ from mirrored.variables.state_lock import lock, turn
 
 
 class NoticingList(UserList[Any]):
-    """A view of a list that reports new items to checkpoints whose restore still waits for state."""
+    """A view of a list that tells checkpoints with a deferred restore when an item is added, so that they restore it."""
 
     def __init__(self, given: list[Any]) -> None:
         super().__init__()

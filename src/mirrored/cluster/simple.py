@@ -55,7 +55,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task, or the given `master` without a task.
+        """Returns the address of the given task; if no task is given, the `master` that the constructor received.
 
         Raises:
             ClusterError: There is no such task.

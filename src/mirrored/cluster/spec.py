@@ -60,7 +60,7 @@ class ClusterSpec:
         return sorted(self._tasks(job_name, "task_indices"))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Returns the address of a task.
+        """Returns the ``host:port`` of the task with this job name and index.
 
         Raises:
             ClusterError: There is no such job or task.

@@ -285,7 +285,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Returns the argument tuple of each step of a call with several steps, after checking their number.
+    """Checks that a call with `steps_per_call` has that many steps, and returns the argument tuple of each.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps.

@@ -53,7 +53,7 @@ class AllReduceBenchmark:
 
 
 def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, arrays: int) -> AllReduceBenchmark:
-    """Measures all-reduces over devices of this process in about two seconds.
+    """Measures the time of all-reduces between devices of this process. The benchmark takes about two seconds.
 
     An isolated all-reduce of ready buffers does not represent a step, where replicas arrive at different times and then
     resume other work. So the benchmark measures by how much an all-reduce prolongs a program that computes. On 8

@@ -220,7 +220,7 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
 
 
 def note_iteration() -> None:
-    """Stops a trace in which a dataset is iterated. Called by a dataset's `__iter__`, and for every element.
+    """Ends the trace in progress if a program iterates a dataset. Called by `__iter__`, and for every element.
 
     Raises:
         IteratedWhileTracing: A function is being traced.

@@ -153,7 +153,7 @@ class VariableStore(abc.ABC):
 
     @abc.abstractmethod
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
-        """Assigns a variable's whole value in this store. Cross-replica context."""
+        """Assigns a variable's value on all replicas at once. Context: cross-replica."""
 
     @abc.abstractmethod
     def local(self, variable: VariableLike, replica: int) -> Any:

@@ -79,7 +79,7 @@ class DistributesInput(abc.ABC):
     distribute_dataset = experimental_distribute_dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: object = None) -> Any:
-        """Returns a distributed dataset of per-replica batches: consecutive elements go to consecutive replicas.
+        """Distributes the datasets of per-replica batches that a function creates: each replica gets the next element.
 
         Context: cross-replica.
 

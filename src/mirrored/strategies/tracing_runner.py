@@ -349,7 +349,7 @@ one_row_each.defvjp(
 
 
 def unstack_in_fixed_order(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Acts as `unstack_isolated`. The backward pass stacks the cotangents behind a fusion boundary, too."""
+    """Returns the components of each array behind a fusion boundary; the backward pass stacks cotangents behind one."""
     differentiable = [array for array in arrays if has_gradient(array)]
     others = iter(unstack_isolated([array for array in arrays if not has_gradient(array)]))
     rows = iter(_unstack(differentiable) if differentiable else ())

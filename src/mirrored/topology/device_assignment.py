@@ -226,7 +226,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """The mesh of the devices, along the axis `AXIS`."""
+        """The one-dimensional mesh of the devices, whose axis is named `AXIS`."""
         # Explicit axes, the default of jax.make_mesh, would make shardings a part of the array types in user code.
         return Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
 

@@ -147,7 +147,7 @@ class PositionCursor:
         return {"next_index": self._next}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the next position.
+        """Restores the position of the element to read next.
 
         Raises:
             InputError: The data has fewer elements.

@@ -23,7 +23,7 @@ def _shape(shape: StaticInts, called: str) -> tuple[int, ...]:
 def normal(
     key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Samples from a normal distribution."""
+    """Returns samples of a normal distribution, drawn with a JAX key."""
     unit = jax.random.normal(key, _shape(shape, "normal"), array_dtype(dtype))
     return _scaled(unit, mean, stddev)
 
