@@ -28,7 +28,7 @@ from mirrored.variables.state_lock import lock, turn
 
 
 class NoticingList(UserList[Any]):
-    """A view of a list that tells checkpoints with a deferred restore when an item is added, so that they restore it."""
+    """A view of a list that reports added items to checkpoints with a deferred restore, which then restore them."""
 
     def __init__(self, given: list[Any]) -> None:
         super().__init__()
