@@ -298,7 +298,7 @@ def test_the_same_dataset_is_restored_after_its_folder_is_deleted(keep: str, ref
     other = KEEPS[keep](SEEDED["shuffle"](), tmp_path / "second")
     read(other)
     if refused:
-        with pytest.raises(InputError, match=r"Dataset\.(cache|snapshot): .*other random seeds"):
+        with pytest.raises(InputError, match=r"Dataset\.(cache|snapshot): .*other shuffle seeds"):
             rest(other, state)
     shutil.rmtree(tmp_path / "second")
     assert rest(other, state) == expected
@@ -327,7 +327,7 @@ def test_a_refused_position_leaves_the_iterator_and_its_dataset_unchanged(tmp_pa
     order = read(other)
     reading = iter(other)
     head = read(itertools.islice(reading, 2))
-    with pytest.raises(InputError, match="other random seeds"):
+    with pytest.raises(InputError, match="other shuffle seeds"):
         reading.set_state(state)
     assert head + read(reading) == order
     assert read(other) == order

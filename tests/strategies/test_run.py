@@ -364,7 +364,7 @@ def test_run_of_a_function_with_a_signature():
 
     x = per_replica(strategy, [np.ones(2, np.float32), np.zeros(2, np.float32)])
     assert parts(strategy, strategy.run(replica, args=(x,), kwargs={"scale": 3.0})) == [6.0, 0.0]
-    with pytest.raises(ArgumentError, match=r"argument 1: float32\[1\][\s\S]*float32\[\]"):
+    with pytest.raises(ArgumentError, match=r"argument 1 is float32\[1\][\s\S]*float32\[\]"):
         strategy.run(replica, args=(x, jnp.ones(1)))
 
 
