@@ -74,6 +74,7 @@ def _check(strategy: Any, batches: list[Any], axes: Sequence[Any], mode: str) ->
     assert found == pytest.approx({key: _expected(batches, *key) for key in found}, rel=2e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["eager", "compiled run", "compiled step"])
 @pytest.mark.parametrize(("replicas", "devices"), [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
@@ -82,6 +83,7 @@ def test_even_batches(deterministic: bool, replicas: int, devices: int, mode: st
     _check(strategy, _batches([2] * replicas), (None, 0, 1, (0, 1)), mode)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [[3, 2], [2, 0], [2, 2, 1, 0]], ids=str)
 @pytest.mark.parametrize("local", [1, 2], ids=["one replica per device", "two per device"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
