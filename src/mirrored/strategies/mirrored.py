@@ -25,7 +25,8 @@ class MirroredStrategy(Strategy):
         num_replicas: The number of replicas, a multiple of the number of devices; more than one replica per device are
             virtual replicas. Default: one per device.
         deterministic: Whether sums have one fixed order, so that results are bit-identical on any number of devices.
-            Keras' `fit` then computes each batch whole, on the first device.
+            Keras' `fit` then computes each batch whole, on the first device. A known limit, with the flag that removes
+            it, is in docs/architecture.md, "Why results are bit-identical on any number of devices".
 
     Raises:
         DeviceError: A device is unknown, named twice or of another kind, or `num_replicas` is not a multiple of the
