@@ -44,7 +44,7 @@ def meeting(index, log=None, rounds=1):
 def no_thread_is_left():
     before = threading.enumerate()
     yield
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= set(before)  # a timer of pytest-timeout may have ended meanwhile
 
 
 def test_results_in_order():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import abc
 import contextvars
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from mirrored._jax import caches
 from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thread_state
@@ -18,6 +17,7 @@ from mirrored._threads import Claim, start
 from mirrored._typing import Leaf
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, ambient, entered
+from mirrored.runtime.atomic import or_undone
 from mirrored.runtime.overlay_store import OverlayStore
 
 if TYPE_CHECKING:
@@ -51,37 +51,6 @@ def carry(carrier: Carrier) -> None:
             called first in each replica thread.
     """
     _carriers.append(carrier)
-
-
-T = TypeVar("T")
-
-
-class Guard(Protocol):
-    """A function that makes the assignments of a call atomic."""
-
-    def __call__(self, call: Callable[[], T], /) -> T:
-        """Returns the result of `call`, and undoes its assignments if it raises."""
-        ...
-
-
-_storage_guard: list[Guard] = []
-
-
-def guard_storage(guard: Guard) -> None:
-    """Registers the guard for assignments to the storage of variables. Called by `mirrored.variables`."""
-    _storage_guard[:] = [guard]
-
-
-def or_undone(call: Callable[[], T]) -> T:
-    """Returns the result of `call`. If it raises, undoes its assignments, in the variable store and in storage.
-
-    Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
-    """
-    store = ambient().store
-    if store is None or not store.captures:  # plain variables have no staged values in an eager run
-        for guard in _storage_guard:
-            call = functools.partial(guard, call)
-    return call() if store is None else store.or_undone(call)
 
 
 class _Unwind(BaseException):
