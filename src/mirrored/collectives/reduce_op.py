@@ -188,7 +188,7 @@ def check_dtype(called: str, op: ReduceOp, dtype: Any) -> None:
     if dtype == jnp.bool_:
         raise ArgumentError(
             called,
-            found=f"{op!r} of booleans",
+            found="the components are booleans",
             rule="booleans have no sum and no mean",
             remedy="convert them first: value.astype(jnp.int32) for a count, value.astype(jnp.float32) for a rate",
         )
