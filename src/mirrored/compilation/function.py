@@ -190,7 +190,7 @@ class Function(Code):
         return program
 
     def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
-        """Returns the program for these arguments; raises an error if the function iterates a dataset and so has none."""
+        """Returns the program for these arguments; raises an error if the function iterates a dataset: it has none."""
         try:
             return self._program(arguments, strategies)
         except IteratedWhileTracing:
