@@ -118,7 +118,7 @@ format: $(VENV)/.installed-lint
 
 test-lowest: .venv-lowest/.installed
 	@.venv-lowest/bin/python -c "import jax, sys; print('JAX', jax.__version__, 'Python', sys.version.split()[0])"
-	.venv-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE)
+	.venv-lowest/bin/python -m pytest -p no:cacheprovider -n $(WORKERS) --dist worksteal $(CORE)
 
 # What a GPU machine has: Python 3.12, JAX 0.11.2, not all of the optional packages.
 .venv-gpu/.installed: pyproject.toml

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,29 @@ settings.register_profile("explore", derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
 _MEMORY_LIMIT_BYTES = 1_500_000_000
+_CACHE_LIMIT_BYTES = 1_000_000_000
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Shares compiled programs between modules, processes and runs: compilation is most of the suite's time.
+
+    JAX's persistent compilation cache is keyed by program, flags and version. It lies in pytest's cache directory;
+    `-p no:cacheprovider` leaves it out, as `make test-lowest` does, so that the suite also runs without it.
+    """
+    if not hasattr(config, "cache"):
+        return
+    directory = config.cache.mkdir("compiled")
+    if not hasattr(config, "workerinput") and _size_bytes(directory) > _CACHE_LIMIT_BYTES:
+        shutil.rmtree(directory)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # A process may read an entry that another one has not written in full: JAX warns and compiles.
+    config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache:UserWarning")
+
+
+def _size_bytes(directory: Path) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(directory))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
