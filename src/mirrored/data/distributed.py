@@ -14,7 +14,8 @@ from mirrored.data.input_options import InputOptions
 from mirrored.data.iteration import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional
 from mirrored.data.placement import Placer
-from mirrored.data.readers import Reader, WorkerSteps, reader_meeting
+from mirrored.data.readers import Reader
+from mirrored.data.worker_steps import WorkerSteps, worker_steps
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.hooks import note_iteration, stop_iteration
@@ -53,7 +54,7 @@ class DistributedIterator:
         self._handed: tuple[FeedItem | None, Any, int] = (None, None, 0)
         self._started: float | None = None
         self._done: str | None = None
-        self._together: WorkerSteps | None = reader_meeting(self._reader, placer)
+        self._worker_steps: WorkerSteps | None = worker_steps(self._reader, placer)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
 
@@ -95,13 +96,13 @@ class DistributedIterator:
             self._started = time.perf_counter()
         item = self._feed.next(last)
         self._stats.elapsed_seconds = time.perf_counter() - self._started
-        if item.error is not None and not (self._together and isinstance(item.error, StopIteration)):
+        if item.error is not None and not (self._worker_steps and isinstance(item.error, StopIteration)):
             self._finish("ended" if isinstance(item.error, StopIteration) else "failed")
             if isinstance(item.error, StopIteration):
                 raise stop_iteration(self._ended)
             raise item.error
         value, count = item.value, item.examples
-        if self._together is not None:
+        if self._worker_steps is not None:
             value = self._settled(item)
         self._stats.batches += 1
         self._stats.examples += count
@@ -116,9 +117,9 @@ class DistributedIterator:
         A worker that has no more data goes on with empty batches: the feed gives the end once more next time, because
         that item is not the one that was handed out last.
         """
-        assert self._together is not None
+        assert self._worker_steps is not None
         try:
-            return self._together.settled(item.value, item.error is not None)
+            return self._worker_steps.settled(item.value, item.error is not None)
         except StopIteration:
             self._finish("ended")
             raise stop_iteration(self._ended) from None
@@ -195,7 +196,7 @@ class DistributedIterator:
     def _begin_again(self) -> None:
         self._feed.close()
         self._reader, self._done = self._open_reader(), None
-        self._together = reader_meeting(self._reader, self._placer)
+        self._worker_steps = worker_steps(self._reader, self._placer)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
 

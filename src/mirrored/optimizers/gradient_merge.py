@@ -20,7 +20,8 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
 from mirrored.optimizers.pairs import Pair, no_gradients, with_gradients
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
+from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import jax
 
     from mirrored.runtime.hooks import Driver
-    from mirrored.runtime.lockstep import ReplicaRunner
+    from mirrored.runtime.replica_runner import ReplicaRunner
     from mirrored.runtime.variable_store import VariableStore
 
 

@@ -19,7 +19,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.variable_store import VariableLike, VariableStore
 
 if TYPE_CHECKING:
-    from mirrored.runtime.lockstep import ReplicaRunner
+    from mirrored.runtime.replica_runner import ReplicaRunner
 
 
 class OverlayStore(VariableStore):

@@ -14,7 +14,8 @@ from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
+from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.merge_call import call_merged, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures

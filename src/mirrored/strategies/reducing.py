@@ -22,7 +22,7 @@ from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_d
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.lockstep import ReplicaRunner
+from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica

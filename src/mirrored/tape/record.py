@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._jax.boxes import Box
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
@@ -18,6 +19,7 @@ from mirrored.tape.operation import Flat, Operation, Rule, linearize
 if TYPE_CHECKING:
     import jax
 
+    from mirrored._typing import Operand
     from mirrored.runtime.ambient import ReadableVariable
     from mirrored.tape.trace import TapeTrace
 
@@ -383,3 +385,12 @@ class Recorder:
         if type(value) is Box:
             return value.payload if value.owner is owner else Box(value.owner, value.payload, value.key)
         return value if owner.has_concrete_parent(value) else owner.copied(value)
+
+
+def owned_operand(operand: Operand) -> Any:
+    """Copies a NumPy array. Returns any other operand unchanged.
+
+    A record keeps its operands as residuals until the backward pass, and JAX may alias NumPy memory. The caller may
+    refill the array in between, for instance with the next batch. TensorFlow copies as well.
+    """
+    return operand.copy() if isinstance(operand, np.ndarray) else operand

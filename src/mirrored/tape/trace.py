@@ -32,7 +32,7 @@ from mirrored._jax.traces import (
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.operation import Operation, QuickRules
-from mirrored.tape.record import AliasRecord, Key, Record, RuleRecord, new_key, partial_record
+from mirrored.tape.record import AliasRecord, Key, Record, RuleRecord, new_key, owned_operand, partial_record
 
 if TYPE_CHECKING:
     import jax
@@ -106,7 +106,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def stage_value(self, value: Operand) -> Any:
         """Converts NumPy arrays to device arrays, as JAX does without a tape."""
         with self.under_parent():
-            return self.parent.stage_value(_owned(value))
+            return self.parent.stage_value(owned_operand(value))
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any], /) -> Any:
         """Runs `primitive`, and records it if this tape tracks an operand."""
@@ -275,7 +275,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             keys = left.key, recorder.known[id(right)][0]
             return self._perform_quickly(operation, (left.payload, right), keys, _BOTH)
         if kind is not Array:
-            right = _owned(right)
+            right = owned_operand(right)
         return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
@@ -377,7 +377,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             self.touched.update(dict.fromkeys(keys))
             return values, [], ()
         if watched and has_numpy:
-            values = [_owned(value) for value in values]
+            values = [owned_operand(value) for value in values]
         return values, keys, tuple(watched)
 
     def _resolved(self, stand_in: BoxTracer | ReadTracer) -> Any:
@@ -418,15 +418,6 @@ class TapeTrace(Trace):  # type: ignore[misc]
             self.touched = before
             if before is not None:
                 before.update(touched)
-
-
-def _owned(operand: Operand) -> Any:
-    """Copies a NumPy array. Returns any other operand unchanged.
-
-    A record keeps its operands as residuals until the backward pass, and JAX may alias NumPy memory. The caller may
-    refill the array in between, for instance with the next batch. TensorFlow copies as well.
-    """
-    return operand.copy() if isinstance(operand, np.ndarray) else operand
 
 
 def _source_sharding(value: jax.Array, source: jax.sharding.Sharding | None) -> Any:

@@ -20,7 +20,8 @@ from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient, announce_write
-from mirrored.runtime.lockstep import Merge, ReplicaRunner
+from mirrored.runtime.lockstep import Merge
+from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.values.stacking import stack_components

@@ -23,7 +23,7 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.errors import ArgumentError, DisagreementError, MergeError, ValuesError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import ReplicaRunner
+from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables.rules import check_kind

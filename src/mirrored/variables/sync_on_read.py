@@ -17,7 +17,7 @@ from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
 from mirrored.runtime.ambient import Ambient
-from mirrored.runtime.lockstep import ReplicaRunner
+from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import PerReplica
 from mirrored.values.stacking import stack_components

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.data.pipeline import csv, files, indexed, indexed_sources, shuffling, stateful, storing, streams
+from mirrored.data.pipeline import caching, csv, files, indexed, indexed_sources, shuffling, stateful, storing, streams
 from mirrored.data.pipeline.nodes import Node
 from mirrored.data.specs import ArraySpec, NoElementError
 
@@ -25,8 +25,8 @@ _SINGLE: Final = (
     streams.Unbatched,
 )
 _LIKE_PARENTS: Final = (
-    stateful.Cached,
-    stateful.StreamCached,
+    caching.Cached,
+    caching.StreamCached,
     indexed.Concatenated,
     indexed.Prefetched,
     indexed.Repeated,

@@ -11,7 +11,7 @@ from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
-from mirrored.data.pipeline import indexed, shuffling, stateful, storing, streams
+from mirrored.data.pipeline import caching, indexed, shuffling, storing, streams
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
@@ -184,8 +184,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         if filename:
             return self._then(storing.Kept(self._node, os.path.abspath(filename), "Dataset.cache"))
         if isinstance(self._node, IndexedNode):
-            return self._then(stateful.Cached(self._node))
-        return self._then(stateful.StreamCached(self._node))
+            return self._then(caching.Cached(self._node))
+        return self._then(caching.StreamCached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
         """Caches the elements in a folder, like `cache(path)`.

@@ -1,0 +1,112 @@
+"""Caches the elements of the first iteration in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from mirrored._jax.arrays import frozen
+from mirrored.data.cursors import Cursor, beyond_end
+from mirrored.data.elements import Element
+from mirrored.data.extra import engine
+from mirrored.data.pipeline.indexed import ItemRows, OneParent
+from mirrored.data.pipeline.nodes import (
+    ENDLESS,
+    Rows,
+    Run,
+    nodes,
+    pinned,
+    seeds_of,
+)
+from mirrored.data.pipeline.streams import StreamStep
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cached(OneParent):
+    """Caches every computed element by its index; where nothing before it computes, it only fixes the shuffled order.
+
+    Attributes:
+        items: The elements by position, for each set of seeds. A restored position has its own seeds.
+    """
+
+    items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(default_factory=dict)
+
+    def open(self, run: Run) -> Rows:
+        rows = self.parent.open(pinned(run))
+        computes = any(hasattr(step, "function") for step in nodes(self.parent))
+        if not computes or rows.length >= ENDLESS:
+            return rows
+        return _CachedRows(rows, self.items.setdefault(tuple(seeds_of(self.parent, run).values()), {}))
+
+
+class _CachedRows(ItemRows):
+    def __init__(self, parent: Rows, items: dict[int, Element]) -> None:
+        self.length, self._parent, self._items = parent.length, parent, items
+
+    def item(self, index: int) -> Element:
+        if index not in self._items:
+            self._items[index] = jax.tree.map(frozen, self._parent.item(index))
+        return self._items[index]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamCached(StreamStep):
+    """Caches the elements in memory once they have all been read in sequence.
+
+    Attributes:
+        complete: All elements, for each set of seeds. A restored position has its own seeds.
+    """
+
+    complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(default_factory=dict)
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: _CacheCursor(self, pinned(run)), "cache")
+
+
+class _CacheCursor:
+    def __init__(self, node: StreamCached, run: Run) -> None:
+        self._node, self._run = node, run
+        self._seeds = tuple(seeds_of(node.parent, run).values())
+        self._place = 0
+        self._reading: Cursor | None = None
+        self._read: list[Element] = []
+
+    def __next__(self) -> Element:
+        elements = self._node.complete.get(self._seeds)
+        if elements is not None:
+            self._check_place(len(elements))
+            if self._place == len(elements):
+                raise StopIteration
+            self._place += 1
+            return elements[self._place - 1]
+        self._fill(self._place + 1)
+        self._place += 1
+        return self._read[self._place - 1]
+
+    def _fill(self, count: int) -> None:
+        if self._reading is None:
+            self._reading = self._node.parent.cursor(self._run)
+        while len(self._read) < count:
+            try:
+                self._read.append(jax.tree.map(frozen, next(self._reading)))
+            except StopIteration:
+                self._check_place(len(self._read))
+                self._node.complete[self._seeds] = self._read
+                raise
+
+    def _check_place(self, length: int) -> None:
+        if self._place > length:
+            raise beyond_end(self._place, length)
+
+    def get_state(self) -> Any:
+        return {"place": self._place}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        # A position contains no elements: unless the cache is complete, the parent is read again up to this index.
+        self._place = state["place"]
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.close()

@@ -1,0 +1,183 @@
+"""Coordination of input between workers: common shuffle seeds, equal global batches, and a common end of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import jax
+import numpy as np
+
+from mirrored._typing import PyTree
+from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.data.elements import Element
+from mirrored.data.feed import log
+from mirrored.data.placement import Placer
+from mirrored.data.readers import GlobalBatches, Reader, is_power_of_two
+from mirrored.errors import DisagreementError
+from mirrored.values.distributed_values import PerReplica
+
+_CALLED: Final = "next(iterator)"
+
+
+def check_same_batch(batch: Element, number: int = 1) -> None:
+    """Checks that all workers read the same global batch.
+
+    Args:
+        batch: This worker's batch.
+        number: The number of the batch, counted from 1.
+
+    Raises:
+        DisagreementError: The batches differ.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(batch)
+    which = "the first batch" if number == 1 else f"batch {number}"
+    check_equal(
+        _CALLED,
+        {f"element{jax.tree_util.keystr(path)} of {which}": leaf for path, leaf in leaves},
+        rule="with AutoShardPolicy.DATA (or AUTO) all workers read the same global batches, and each keeps the "
+        "per-replica batches of its own replicas",
+        remedy="seed the source's random generator identically on all workers, or let each worker read its own data: "
+        "AutoShardPolicy.FILE, or distribute_datasets_from_function",
+    )
+
+
+class WorkerSteps(Protocol):
+    """What all workers do together for each step of input: every worker calls `settled` after it has read."""
+
+    def settled(self, value: PyTree, has_ended: bool) -> Any:
+        """Returns this worker's per-replica batches for a step that all workers make.
+
+        Raises:
+            StopIteration: There is no further step.
+        """
+        ...
+
+
+def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
+    """Returns the object by which the workers of a job agree on each step of input; None in a single process.
+
+    Context: when an iterator is created.
+    """
+    if placer.device_assignment is None or not placer.device_assignment.spans_processes:
+        return None
+    if isinstance(reader, GlobalBatches):
+        reader.settle_seeds()
+        if not placer.own_batches:
+            return SameBatches(reader)
+    return OwnBatches(reader, placer)
+
+
+class SameBatches:
+    """Checks that all workers read the same global batches. It compares the batches 1, 2, 4, 8, ...
+
+    Comparing at powers of two detects data that diverges at a later batch, at a cost per step that tends to zero.
+
+    Args:
+        reader: Reads the global batches.
+    """
+
+    def __init__(self, reader: GlobalBatches) -> None:
+        reader.keep_samples()
+        self._reader = reader
+        self._count = 0
+
+    def settled(self, value: PyTree, has_ended: bool) -> Any:
+        """Returns `value` unchanged after the batches 1, 2, 4, 8, ... were compared."""
+        if has_ended:
+            raise StopIteration
+        self._count += 1
+        if is_power_of_two(self._count):
+            check_same_batch(self._reader.sample(self._count), self._count)
+        return value
+
+
+class OwnBatches:
+    """Makes workers that each read their own data run the same number of steps.
+
+    The workers continue while any of them has data; a worker without data gets empty batches. If batches cannot be
+    empty, all workers stop when the first one runs out.
+
+    Args:
+        reader: Knows whether per-replica batches can be empty, and what they look like on a worker that never has data.
+        placer: Places them.
+    """
+
+    def __init__(self, reader: Reader, placer: Placer) -> None:
+        reader.layout.keep()
+        self._reader, self._placer = reader, placer
+        self._template: Any = None
+
+    def settled(self, value: PyTree, has_ended: bool) -> Any:
+        """Returns this worker's per-replica batches, marked as ragged if shapes differ between replicas or workers.
+
+        Args:
+            value: This worker's per-replica batches, if it still has data.
+            has_ended: Whether this worker has no more data.
+
+        Raises:
+            StopIteration: No worker has data.
+            DisagreementError: The data of some workers is empty from the start, and the structure of its batches is
+                not known. All workers raise it.
+        """
+        if not has_ended:
+            self._template = value
+        elif self._template is None:
+            empty = self._reader.no_examples()
+            self._template = None if empty is None else self._reader.place(self._placer, empty)
+        shapes = None if has_ended else _shapes(value)
+        everyone = host_allgather(
+            _CALLED, "take the next batch", [has_ended, self._template is not None, shapes, self._reader.ends_together]
+        )
+        ended = [theirs[0] for theirs in everyone]
+        if all(ended) or (any(ended) and any(theirs[3] for theirs in everyone)):
+            if not has_ended:
+                log.warning(
+                    "this worker drops the rest of its data: another worker has no more data, and its replicas "
+                    "cannot get empty batches (last_batch='drop', or scalar elements)"
+                )
+            raise StopIteration
+        empty_workers = [worker for worker, theirs in enumerate(everyone) if not theirs[1]]
+        if empty_workers:
+            raise _nothing(empty_workers)
+        if has_ended:
+            value = jax.tree.map(_empty, self._template, is_leaf=_is_per_replica)
+        uniform = not any(ended) and all(
+            theirs[2] == shapes and len(set(map(str, shapes or []))) == 1 for theirs in everyone
+        )
+        return value if uniform else jax.tree.map(_ragged, value, is_leaf=_is_per_replica)
+
+
+def _shapes(value: PyTree) -> list[Any]:
+    """Returns the distinct lists of leaf shapes that the replicas of this worker have."""
+    leaves = jax.tree.leaves(value, is_leaf=_is_per_replica)
+    rows = zip(*([list(np.shape(one)) for one in leaf.values] for leaf in leaves), strict=True)
+    distinct: list[Any] = []
+    for row in rows:
+        if list(row) not in distinct:
+            distinct.append(list(row))
+    return distinct
+
+
+def _is_per_replica(value: object) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _empty(value: PerReplica) -> PerReplica:
+    return PerReplica([component[:0] for component in value.values], value.device_assignment)
+
+
+def _ragged(value: PerReplica) -> PerReplica:
+    return PerReplica(value.values, value.device_assignment, is_ragged=True)
+
+
+def _nothing(workers: Sequence[int]) -> DisagreementError:
+    which = f"worker {workers[0]}" if len(workers) == 1 else f"workers {', '.join(map(str, workers))}"
+    return DisagreementError(
+        _CALLED,
+        found=f"the data of {which} is empty, and the other workers have data",
+        rule="a worker without data continues with empty batches shaped like its earlier ones, or like the "
+        "element_spec of its Dataset if that is known without an element",
+        remedy="give every worker at least one batch (use fewer workers, or more files), or state the shapes: "
+        "Dataset.from_generator(function, output_signature=...)",
+    )
