@@ -33,7 +33,6 @@ from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, wr
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
 
-
 _COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "assign": lambda old, new: new,
     "assign_add": lambda old, new: old + new,
