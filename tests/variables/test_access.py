@@ -351,6 +351,15 @@ def test_options_that_do_not_fit_are_refused(options, message):
         mr.Variable(0, name="n", **options)
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_sum_of_a_boolean_variable_is_refused_with_any_number_of_replicas(num_replicas):
+    with (
+        mr.MirroredStrategy(["CPU:0"], num_replicas=num_replicas).scope(),
+        pytest.raises(ArgumentError, match="booleans have no sum"),
+    ):
+        mr.Variable(False, aggregation=VariableAggregation.SUM)
+
+
 def test_integer_counter_of_the_first_replica():
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -130,7 +130,8 @@ def check_aggregation(
     """Refuses an aggregation whose result does not have the variable's shape and dtype.
 
     Raises:
-        ArgumentError: The aggregation is MEAN of integers, or a custom reduction that changes the shape or dtype.
+        ArgumentError: The aggregation is MEAN of integers, SUM of booleans, or a custom reduction that changes the
+            shape or dtype.
     """
     if isinstance(aggregation, VariableAggregation):
         if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
@@ -139,6 +140,13 @@ def check_aggregation(
                 found=f"aggregation=MEAN for variable {name!r} of dtype {dtype}",
                 rule="the mean of integers is not an integer",
                 remedy="use a floating dtype, or aggregation SUM or ONLY_FIRST_REPLICA",
+            )
+        if aggregation is VariableAggregation.SUM and jnp.issubdtype(dtype, jnp.bool_):
+            raise ArgumentError(
+                "Variable",
+                found=f"aggregation=SUM for variable {name!r} of dtype bool",
+                rule="booleans have no sum",
+                remedy="use dtype int32 for a count, or aggregation ONLY_FIRST_REPLICA",
             )
         return
     if aggregation is not ReduceOp.SUM and aggregation is not ReduceOp.MEAN:
