@@ -410,3 +410,37 @@ def test_fit_warns_that_it_does_not_shuffle_a_dataset() -> None:
     model = linear_model(2, 0.0)
     with pytest.warns(UserWarning, match="shuffle=True has no effect on a dataset"):
         model.fit(examples().batch(2), shuffle=True, verbose=0)
+
+
+RECOMPILED = {
+    "loss": lambda model: {"loss": "mae"},
+    "loss_weights": lambda model: {"loss": "mse", "loss_weights": [0.25]},
+    "clipnorm": lambda model: {"optimizer": keras.optimizers.SGD(0.1, clipnorm=0.01)},
+    "weight_decay": lambda model: {"optimizer": keras.optimizers.SGD(0.1, weight_decay=0.5)},
+    "metrics": lambda model: {"metrics": ["mse"]},
+    "activation": lambda model: setattr(model.layers[-1], "activation", keras.activations.tanh) or {},
+}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("change", list(RECOMPILED))
+def test_compiling_a_model_again_replaces_its_programs(change: str, replicas: int, kept: bool) -> None:
+    """Also while a function of the former compile is alive, whose `train_step` equals the new one."""
+    options = {"loss": "mse", "metrics": ["mae"]}
+    results, alive = [], []
+    for count in (None, replicas):
+        with scope(count):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile(keras.optimizers.SGD(0.1), **options)
+        x, y = np.linspace(-1, 1, 32, dtype="f4").reshape(8, 4), np.ones((8, 1), "f4")
+        model.fit(x, y, batch_size=8, verbose=0)
+        model.evaluate(x, y, batch_size=8, verbose=0)
+        if kept and count is not None:
+            alive += [model.train_function, model.test_function]
+        model.compile(**{"optimizer": keras.optimizers.SGD(0.1), **options, **RECOMPILED[change](model)})
+        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
+        evaluated = model.evaluate(x, y, batch_size=8, verbose=0)
+        results.append([*history.values(), evaluated, model.layers[-1].kernel.numpy().ravel()])
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
