@@ -66,6 +66,22 @@ def test_dtypes(algorithm: CrossDeviceOps, dtype: str) -> None:
     np.testing.assert_allclose(np.asarray(mean[0], np.complex64), array.astype(np.complex64).mean(0))
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "float32", "int32"])
+@pytest.mark.parametrize(("devices", "replicas"), [(2, 2), (2, 4), (4, 4), (3, 6)], ids=str)
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:3] + ALGORITHMS[4:5] + ALGORITHMS[6:], ids=repr)
+@pytest.mark.sampled(3)
+def test_sum_of_constants(algorithm: CrossDeviceOps, devices: int, replicas: int, dtype: str) -> None:
+    """XLA aborts the process when it compiles a plain all-reduce of a complex constant on CPUs."""
+    group = group_of(devices, replicas)
+
+    def body(x: jax.Array) -> list[jax.Array]:
+        components = [jnp.full(2, 3, dtype) for _ in range(group.local)]
+        return [result + x[0] for result in algorithm.reduce_arrays(ReduceOp.SUM, [components], group)]
+
+    add = over_devices(body, devices, stacked=1, as_written=algorithm.as_written)
+    np.testing.assert_array_equal(add(np.zeros((replicas, 2), dtype))[0], np.full(2, 3 * replicas, dtype))
+
+
 COLLECTIVES = [
     (AllReduce(), 4, {"all-reduce": 1}),
     (NcclAllReduce(), 4, {"all-reduce": 1}),

@@ -598,3 +598,114 @@ def test_a_traced_index_keeps_dtypes():
     result = f(tf.constant(7))
     assert result.dtype == jnp.int32
     assert int(result) == 0 + 2 + 4 + 6
+
+
+@pytest.mark.parametrize("x", [0, 3])
+def test_and_and_or_return_an_operand(x):
+    @tf.function
+    def f(n):
+        k = n and n - 1
+        return k * 100, n or 5, 7 or n, n and n + 40
+
+    want = ((x and x - 1) * 100, x or 5, 7, x and x + 40)
+    assert tuple(int(one) for one in f(tf.constant(x))) == want
+
+
+def test_and_evaluates_its_second_operand_only_if_the_first_is_true():
+    v = tf.Variable(0)
+
+    @tf.function
+    def f(x):
+        if x > 0 and v.assign_add(1) > 0:
+            return x
+        return -x
+
+    assert [int(f(tf.constant(x))) for x in (2, -2, 3)] == [2, 2, 3]
+    assert int(v) == 2
+
+
+def test_operands_of_different_dtypes_are_refused():
+    @tf.function
+    def f(x):
+        return (x > 0) and x
+
+    with pytest.raises(InvalidArgumentError, match="compare the number"):
+        f(tf.constant(1))
+
+
+@pytest.mark.parametrize("shape", [(), None])
+@pytest.mark.parametrize("x", [0, 2, 9])
+def test_tensor_arrays_written_before_a_conditional_break(shape, x):
+    @tf.function
+    def decode(x):
+        rows = tf.TensorArray(tf.int32, size=4, element_shape=shape)
+        for i in tf.range(4):
+            if i == x:
+                break
+            rows = rows.write(i, x + i)
+        return rows.stack()
+
+    assert decode(tf.constant(x)).tolist() == [x + i if i < x else 0 for i in range(4)]
+
+
+def test_tensor_arrays_written_in_one_branch():
+    @tf.function
+    def f(x):
+        first, second = tf.TensorArray(tf.float32, size=2), tf.TensorArray(tf.float32, size=2)
+        first = first.write(1, tf.constant([5.0]))
+        if x > 0:
+            first = first.write(0, tf.constant([1.0]))
+            second = second.write(0, x)
+        return first.stack(), second.stack()
+
+    assert [one.tolist() for one in f(tf.constant(2.0))] == [[[1.0], [5.0]], [2.0, 0.0]]
+    assert [one.tolist() for one in f(tf.constant(-2.0))] == [[[0.0], [5.0]], [0.0, 0.0]]
+
+
+def test_a_variable_on_one_side():
+    v = tf.Variable(3.0)
+
+    @tf.function
+    def f(x):
+        with tf.GradientTape() as tape:
+            if x > 2.0:
+                y = x
+            else:
+                y = v
+            z = (x if x > 2.0 else v) + y * 2.0
+        return z, tape.gradient(z, v)
+
+    assert [float(one) for one in f(tf.constant(1.0))] == [9.0, 3.0]
+    assert [float(one) for one in f(tf.constant(4.0))] == [12.0, 0.0]
+
+
+def test_a_variable_that_its_branch_assigns_is_refused_beside_a_tensor():
+    v = tf.Variable(3.0)
+
+    @tf.function
+    def f(x):
+        if x > 2.0:
+            y = x
+        else:
+            v.assign(7.0)
+            y = v
+        return y + 0.0
+
+    with pytest.raises(InvalidArgumentError, match="Variable"):
+        f(tf.constant(1.0))
+
+
+def test_max_min_and_sorted_of_tensors():
+    @tf.function
+    def f(x, y):
+        return max(x, y, 2), min(x, y), max(tf.stack([x, y])), sorted(tf.stack([x, y, 0]), reverse=True)
+
+    largest, smallest, of_vector, ordered = f(tf.constant(1), tf.constant(5))
+    assert (int(largest), int(smallest), int(of_vector), ordered.tolist()) == (5, 1, 5, [5, 1, 0])
+
+    @tf.function
+    def wrong(x):
+        return max(x)
+
+    with pytest.raises(InvalidArgumentError, match="tf.reduce_max"):
+        wrong(tf.ones([2, 2]))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mirrored as mr
 import mirrored.tf as tf
 
 WRAPS = pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
@@ -177,3 +178,52 @@ def test_recomputed_gradients(wrap: Wrap) -> None:
 def test_gradients_passed_through() -> None:
     assert gradient(tf.grad_pass_through(tf.round), 2.4) == 1
     assert tf.grad_pass_through(tf.round)(2.4) == 2
+
+
+def _loop(x: Any, w: Any) -> Any:
+    return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, h * w), (0, x))[1]
+
+
+def _cond(x: Any, w: Any) -> Any:
+    return tf.cond(x > 0.5, lambda: x * w * w, lambda: x * w)
+
+
+def _case(x: Any, w: Any) -> Any:
+    return tf.case([(x > 5.0, lambda: x * w), (x > 0.5, lambda: x * w * w * w)], default=lambda: w + 0.0)
+
+
+def _switch(x: Any, w: Any) -> Any:
+    return tf.switch_case(tf.cast(x, tf.int32), [lambda: w + 0.0, lambda: x * w * w])
+
+
+def _nested(x: Any, w: Any) -> Any:
+    return tf.cond(x > 0.5, lambda: _loop(x, w), lambda: x)
+
+
+# With w = 2 and x = 1: the slope of each in w.
+_SLOPES = {_loop: 12.0, _cond: 4.0, _case: 12.0, _switch: 4.0, _nested: 12.0}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 2), (2, 4)])
+@pytest.mark.parametrize("model", list(_SLOPES))
+def test_gradients_of_variables_that_only_control_flow_reads(
+    model: Callable[..., Any], devices: int, replicas: int, deterministic: bool
+) -> None:
+    names = [f"CPU:{index}" for index in range(devices)]
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic)
+    with strategy.scope():
+        w = tf.Variable(2.0)
+
+    def replica(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            alone = model(x, w)
+            partly = model(x, w) + 10.0 * w
+        return tape.gradient(alone, w), tape.gradient(partly, w)
+
+    x = strategy.experimental_distribute_values_from_function(lambda context: tf.constant(1.0))
+    want = _SLOPES[model]
+    for run in (lambda: strategy.run(replica, args=(x,)), tf.function(lambda: strategy.run(replica, args=(x,)))):
+        results = [strategy.experimental_local_results(one) for one in run()]
+        assert [[float(one) for one in result] for result in results] == [[want] * replicas, [want + 10.0] * replicas]

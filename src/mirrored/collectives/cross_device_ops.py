@@ -27,7 +27,7 @@ from jax import lax
 from mirrored.collectives.algorithm import SMALL_BYTES, over_buckets, over_small_buckets, stack_all
 from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
 from mirrored.collectives.fixed_order_tree import OrderedTree as OrderedTree
-from mirrored.collectives.summation import Group, tree_sum
+from mirrored.collectives.summation import Group, not_constant, tree_sum
 from mirrored.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class AllReduce(CrossDeviceOps):
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """Sums with one all-reduce."""
-        totals = [tree_sum(components) for components in arrays]
+        totals = [not_constant(tree_sum(components)) for components in arrays]
         axis = group.axis
         if axis is not None and totals:
             pack = 0 if not group.spans_processes else SMALL_BYTES
@@ -68,7 +68,7 @@ class NcclAllReduce(CrossDeviceOps):
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """Sums with one all-reduce per bucket."""
-        totals = [tree_sum(components) for components in arrays]
+        totals = [not_constant(tree_sum(components)) for components in arrays]
         axis = group.axis
         if axis is not None:
             totals = over_buckets(lambda buffer: lax.psum(buffer, axis), totals, num_packs=self.num_packs)
@@ -98,7 +98,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """Sums with two levels of reduce-scatter and one all-gather."""
-        totals = [tree_sum(components) for components in arrays]
+        totals = [not_constant(tree_sum(components)) for components in arrays]
         if group.axis is not None:
             collective = functools.partial(_two_levels, axis=group.axis, devices=group.devices)
             totals = over_buckets(collective, totals, num_packs=self.num_packs, multiple=group.devices)

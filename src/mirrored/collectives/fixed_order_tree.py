@@ -18,6 +18,7 @@ from mirrored.collectives.summation import (
     isolate,
     isolate_lists,
     narrow,
+    not_constant,
     stack_isolated,
     sum_pairs,
     tree_sum,
@@ -157,6 +158,7 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
     rows = _sum_locally(arrays, levels)
     if group.axis is None:
         return [values[0] for values in rows]
+    rows = [[not_constant(value) for value in values] for values in rows]
     if left == 1 and group.devices & (group.devices - 1) == 0:
         pairs = functools.partial(_sum_by_pairs, axis=group.axis, devices=group.devices)
         totals = [values[0] for values in rows]

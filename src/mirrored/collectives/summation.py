@@ -105,6 +105,14 @@ def tree_sum(values: Sequence[Any]) -> Any:
     return values[0]
 
 
+def not_constant(value: Any) -> Any:
+    """Returns `value` such that XLA does not know it at compile time, if it is complex.
+
+    XLA on CPUs aborts the process when it compiles an all-reduce of a complex constant (jaxlib 0.10 to 0.12).
+    """
+    return lax.optimization_barrier(value) if jnp.iscomplexobj(value) else value
+
+
 # Fusion boundaries, which make a sum bit-identical wherever it is computed.
 #
 # If XLA fuses a multiplication and the addition that follows it into one kernel, it may contract them into one

@@ -1,4 +1,4 @@
-"""`if` statements and conditional expressions over tensors."""
+"""`if` statements, conditional expressions, `and` and `or` over tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from mirrored.tf._autograph.state import (
     is_same,
     is_tensor,
     is_undefined,
+    uniform,
     unlike,
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
-from mirrored.tf._ops.blocks import Block, choose, trace_block
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops.blocks import Block, choose, outer_values, trace_block
 from mirrored.tf._tensors import as_tensor
+from mirrored.variables import Variable
 
 _PLACEHOLDERS = (RETURN_VALUE, "do_return", "break_", "continue_")
 
@@ -77,9 +80,53 @@ def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any]
     return _joined("if", cond, blocks, values, (expr_repr,))[0]
 
 
+def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    """Evaluates `first() and second()`: the first operand if it is false, else the second."""
+    value = first()
+    known = truth(value)
+    if known is None:
+        return _one_of("and", value, second)
+    return value and second() if not isinstance(value, jax.Array) else second() if known else value
+
+
+def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    """Evaluates `first() or second()`: the first operand if it is true, else the second."""
+    value = first()
+    known = truth(value)
+    if known is None:
+        return _one_of("or", value, second)
+    return value or second() if not isinstance(value, jax.Array) else value if known else second()
+
+
+def _one_of(operator: str, value: Any, second: Callable[[], Any]) -> Any:
+    """Returns `value` or `second()`, whichever the value of `value` selects at run time, as Python does.
+
+    The second operand assigns variables only if it is selected.
+    """
+    found: list[Any] = []
+    block = trace_block(_keeping(second, found))
+    first = as_tensor(value)
+    if first.dtype == bool and not block.assigned and is_tensor(found[0]) and block.result_types[0].dtype == bool:
+        # The usual condition. An expression, unlike a branch, keeps the number of a loop's iterations computable.
+        results, _ = block([], outer_values([block]))
+        return (jnp.logical_and if operator == "and" else jnp.logical_or)(first, results[0])
+    if is_tensor(found[0]) and (first.dtype == bool) != (as_tensor(found[0]).dtype == bool):
+        raise InvalidArgumentError.of(
+            operator,
+            found=f"the operands are {_shown(first)} and {_shown(found[0])}",
+            rule="the result is one of the operands, chosen at run time, so both must have one shape and dtype",
+            remedy="for a condition, compare the number: x != 0",
+        )
+    kept: list[Any] = []
+    blocks, values = [block, trace_block(_keeping(lambda: value, kept))], [(found[0],), (kept[0],)]
+    if operator == "or":
+        blocks, values = blocks[::-1], values[::-1]
+    return _joined(operator, value, blocks, values, (f"first {operator} second",))[0]
+
+
 def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[jax.Array]]:
     def run() -> list[jax.Array]:
-        found.append(branch())
+        found.append(uniform(branch()))
         return Parts.of(found[0]).tensors
 
     return run
@@ -94,7 +141,7 @@ def _traced(
     def run() -> list[jax.Array]:
         nonlocal values
         branch()
-        values = get_state()[:nouts]
+        values = uniform(get_state()[:nouts])
         return Parts.of(values).tensors
 
     set_state(before)
@@ -112,7 +159,10 @@ def _joined(
     names: Sequence[str],
 ) -> list[Any]:
     """Returns the value of each Python variable after a branch that is chosen at run time."""
-    pairs = [_defined(statement, name, *pair) for name, *pair in zip(names, *values, strict=False)]
+    pairs = [
+        _defined(statement, name, _read(first, second, blocks[0]), _read(second, first, blocks[1]))
+        for name, first, second in zip(names, *values, strict=False)
+    ]
     pieces = [_Joint(statement, name, *pair) for name, pair in zip(names, pairs, strict=False)]
 
     def outputs(number: int, results: list[Any]) -> list[Any]:
@@ -127,13 +177,38 @@ def _joined(
 
 
 def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:
-    """Returns the values of a variable in both branches; a missing one becomes zeros if no later code reads it."""
+    """Returns the values of a variable in both branches.
+
+    A missing value becomes zeros if no later code reads it. So does a `TensorArray` of which no row was written.
+    """
+    first, second = _with_rows(first, second), _with_rows(second, first)
     missing = [is_undefined(first), is_undefined(second)]
     if not any(missing) or all(missing):
         return first, second
     if not (is_inferring() or name.startswith(_PLACEHOLDERS)):
         raise unlike(statement, name, f"gets a value in the {'else' if missing[0] else 'first'} branch only")
     return (zeros_like(second), second) if missing[0] else (first, zeros_like(first))
+
+
+def _read(value: PyTree, other: PyTree, block: Block) -> Any:
+    """Returns the value of a variable that one branch returns, if the other returns a tensor.
+
+    It is read in the code around the branches, so the branch must not assign it.
+    """
+    if not hasattr(type(value), "__jax_array__") or is_tensor(value) or not is_tensor(other):
+        return value
+    # The variable behind an object of another class (a Keras variable) is not known here: no assignment is certain.
+    is_assigned = any(key[0] == id(value) or not isinstance(value, Variable) for key in block.assigned)
+    return value if is_assigned else as_tensor(value)
+
+
+def _with_rows(value: PyTree, other: PyTree) -> Any:
+    """Returns a `TensorArray` without rows with zeros in rows of the shape that `other` has; other values unchanged."""
+    grow = getattr(type(value), "__grown__", None)
+    if grow is None or type(value) is not type(other) or jax.tree.leaves(value):
+        return value
+    grown = grow(value, other)
+    return value if grown is None else grown
 
 
 class _Joint:

@@ -164,6 +164,38 @@ def _number(dtype: DTypeLike) -> Callable[..., Any]:
     return make
 
 
+def _extreme(reduce: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Returns the implementation of `max` or `min`, which reduces tensors whose elements are known only at run time."""
+
+    def call(
+        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
+    ) -> Any:
+        del scope
+        if kwargs or not any(map(is_unknown, args)):
+            return function(*args, **kwargs)
+        values = args[0] if len(args) == 1 else jnp.stack([jnp.asarray(one) for one in args])
+        if values.ndim == 1:
+            return reduce(values)
+        raise InvalidArgumentError.of(
+            function.__name__,
+            found=f"tensors of shape {', '.join(str(jnp.shape(one)) for one in args)}",
+            rule="in tf.function it takes scalars, or one tensor with one dimension",
+            remedy=f"tf.reduce_{function.__name__}(x), or tf.{function.__name__}imum(x, y) for each element",
+        )
+
+    return call
+
+
+def _sorted(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
+) -> Any:
+    """Evaluates `sorted`; of a tensor with one dimension whose elements are known only at run time, it is a tensor."""
+    del scope
+    if "key" in kwargs or len(args) != 1 or not is_unknown(args[0]) or args[0].ndim != 1:
+        return function(*args, **kwargs)
+    return jnp.sort(args[0], descending=bool(kwargs.get("reverse", False)))
+
+
 def _super(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
 ) -> Any:
@@ -185,6 +217,9 @@ _SPECIAL: Final[dict[Any, Callable[..., Any]]] = {
     int: _number(jnp.int32),
     float: _number(jnp.float32),
     bool: _number(jnp.bool_),
+    max: _extreme(jnp.max),
+    min: _extreme(jnp.min),
+    sorted: _sorted,
     super: _super,
     eval: _in_context(py_builtins.eval_in_original_context, with_function=True),
     locals: _in_context(py_builtins.locals_in_original_context),

@@ -76,6 +76,15 @@ class Parts:
         return jax.tree.unflatten(self.treedef, leaves)
 
 
+def uniform(value: PyTree) -> Any:
+    """Returns a pytree whose `TensorArray`s store their rows in one tensor, as the values of two branches must."""
+
+    def is_array(one: object) -> bool:
+        return hasattr(type(one), "__uniform__")
+
+    return jax.tree.map(lambda one: one.__uniform__() if is_array(one) else one, value, is_leaf=is_array)
+
+
 def zeros_like(value: PyTree) -> Any:
     """Returns the pytree with zeros in place of its tensors; other leaves stay unchanged."""
     parts = Parts.of(value)

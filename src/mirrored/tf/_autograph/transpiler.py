@@ -28,7 +28,7 @@ from mirrored.tf._loop_options import set_loop_options
 _log = logging.getLogger("mirrored")
 _OPTIONS: Final = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
 _OPERATORS: Final[Mapping[str, Any]] = {
-    "and_": truth.and_,
+    "and_": branches.and_,
     "converted_call": calls.converted_call,
     "eq": truth.eq,
     "for_stmt": loops.for_stmt,
@@ -36,7 +36,7 @@ _OPERATORS: Final[Mapping[str, Any]] = {
     "if_stmt": branches.if_stmt,
     "not_": truth.not_,
     "not_eq": truth.not_eq,
-    "or_": truth.or_,
+    "or_": branches.or_,
     "while_stmt": loops.while_stmt,
     "with_function_scope": scope.with_function_scope,
 }

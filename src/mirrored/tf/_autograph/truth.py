@@ -1,8 +1,7 @@
-"""The truth of conditions while tracing, and `and`, `or`, `not` on conditions that are known only at run time."""
+"""The truth of conditions while tracing, and `not` on conditions that are known only at run time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,24 +28,6 @@ def not_(value: object) -> Any:
     """Evaluates `not value`, also for a traced tensor."""
     known = truth(value)
     return jnp.logical_not(as_tensor(value)) if known is None else not value
-
-
-def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() and second()`, also for traced tensors."""
-    value = first()
-    known = truth(value)
-    if known is None:
-        return jnp.logical_and(as_tensor(value), as_tensor(second()))
-    return value and second() if not isinstance(value, jax.Array) else second() if known else value
-
-
-def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() or second()`, also for traced tensors."""
-    value = first()
-    known = truth(value)
-    if known is None:
-        return jnp.logical_or(as_tensor(value), as_tensor(second()))
-    return value or second() if not isinstance(value, jax.Array) else value if known else second()
 
 
 def eq(first: object, second: object) -> Any:

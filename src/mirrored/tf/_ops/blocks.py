@@ -104,11 +104,10 @@ class BlockStore(VariableStore):
         return restore
 
     def outer_value(self, key: Key, variable: VariableLike) -> Any:
-        """Returns the value that a variable has in the code around the block."""
+        """Reads a variable in the code around the block, where tapes record the read."""
         replica = key[1]
-        if replica is not None:
-            return self.outer.local(variable, replica)
-        return announce_read(variable, self.outer.whole(variable))
+        value = self.outer.whole(variable) if replica is None else self.outer.local(variable, replica)
+        return announce_read(variable, value)
 
     def commit(self, key: Key, value: jax.Array) -> None:
         """Assigns to a variable, in the code around the block, the value that the block computed for it."""

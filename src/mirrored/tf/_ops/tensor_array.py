@@ -88,6 +88,13 @@ class TensorArray:
             return None
         return self._stored(after._buffer.shape[1:])
 
+    def __uniform__(self) -> TensorArray:
+        """Returns this array as one tensor, the form that two branches have in common; itself if that is impossible."""
+        shape = self.element_shape
+        if self._buffer is not None or shape is None or not self._options.size:
+            return self
+        return self._stored(shape) if all(row.shape == shape for row in self._rows.values()) else self
+
     # Properties
 
     @property
