@@ -1,4 +1,4 @@
-"""The command line `mirrored`: one subcommand per file, imported when it is called."""
+"""Defines the command line of the program `mirrored` with click; each subcommand is imported when called."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver that told the cluster's tasks."""
+        """The cluster resolver from which the strategy got the cluster's tasks."""
         return self._cluster_resolver
 
 
@@ -119,7 +119,7 @@ def _together(process: Process) -> list[str | jax.Device]:
 
 
 def warn_of_models(models: Sequence[str]) -> None:
-    """Warns if the workers' devices are of different models.
+    """Logs a warning if the workers have devices of different models, such as two types of GPUs.
 
     Each worker updates its copies of variables by its own compiled program. The compiler chooses other kernels for
     another model, and their results may differ in the last bits.

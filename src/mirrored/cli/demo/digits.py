@@ -1,4 +1,4 @@
-"""The handwritten digits that ship inside scikit-learn: 1,797 grey images of 8 x 8 pixels.
+"""The demo's data: the 1,797 images of handwritten digits (8 x 8 pixels) in scikit-learn.
 
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
 """
@@ -18,7 +18,7 @@ NUM_TEST = 357
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Images and their labels.
+    """A set of images with their labels (the digits).
 
     Attributes:
         images: f32[examples, 8, 8, 1], 0 to 1.
@@ -37,7 +37,7 @@ class Examples:
 
 
 def load_digits() -> tuple[Examples, Examples]:
-    """Returns training and test examples, in a fixed split.
+    """Loads the handwritten digits, split into the same training and test examples each time.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
