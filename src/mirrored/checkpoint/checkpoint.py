@@ -176,6 +176,8 @@ class Checkpoint:
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
         """Saves a checkpoint to exactly the folder `file_prefix`, and replaces an existing checkpoint there.
 
+        The existing checkpoint is replaced after the new one is completely written.
+
         Nothing else is replaced: a file at the path, or a folder with something else in it, is an error.
 
         Context: as `save`, and so are arguments, result and errors.

@@ -30,7 +30,10 @@ _KNOWN: Final = frozenset(
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Writes arrays to a checkpoint's folder by Orbax; omits arrays of size 0, which Orbax cannot write."""
+    """Writes arrays to a checkpoint's folder by Orbax; omits arrays of size 0, which Orbax cannot write.
+
+    The manifest has the shapes of these arrays.
+    """
     tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     if not tree:
         return

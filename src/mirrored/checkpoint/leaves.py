@@ -139,7 +139,10 @@ class VariableLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(key_data(array)))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns a saved value to the variable on all replicas, and returns a function that undoes the assignment."""
+        """Assigns a saved value to the variable on all replicas, and returns a function that undoes the assignment.
+
+        A SUM is divided among the replicas; a value that was saved per replica goes back to its replica.
+        """
         variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self._undo()
         if self._by_component and not self._is_shared_out(saved):

@@ -143,7 +143,10 @@ class CheckpointManager:
 
     @property
     def restored(self) -> RestoreStatus | None:
-        """The `RestoreStatus` of the last `restore_latest` that found a checkpoint, or None."""
+        """The `RestoreStatus` of the last `restore_latest` that found a checkpoint, or None.
+
+        It is None until `restore_latest` finds a checkpoint.
+        """
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
@@ -202,6 +205,8 @@ class CheckpointManager:
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
         """Restores the newest undamaged checkpoint in the folder, if there is one.
+
+        A warning is logged if damaged checkpoints are skipped.
 
         Context: cross-replica, outside of compiled functions.
 

@@ -106,7 +106,10 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def marks_of_files(directory: Path, manifest: Manifest) -> tuple[tuple[int, int, int] | None, ...]:
-    """Returns inode, size and modification time of each of a checkpoint's files, to detect later changes."""
+    """Returns inode, size and modification time of each of a checkpoint's files, to detect later changes.
+
+    A write changes at least one of them. A missing file has None.
+    """
     return tuple(_mark(directory / ARRAYS / name) for name in manifest.files)
 
 

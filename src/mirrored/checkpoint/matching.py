@@ -219,7 +219,10 @@ class RestoreStatus:
         return self._assert("assert_nontrivial_match", "at least one name must match", lambda found: bool(found.pairs))
 
     def expect_partial(self) -> RestoreStatus:
-        """Silences the warning about names that did not match."""
+        """Silences the warning about names that did not match.
+
+        Call it if a partial restore is intended.
+        """
         self._partial = None
         return self
 

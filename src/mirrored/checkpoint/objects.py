@@ -170,7 +170,7 @@ def is_shareable(value: object) -> bool:
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether an object may get a hidden attribute: its class derives from one of Keras or mirrored."""
+    """Returns whether mirrored may store an attribute in an object: yes, if its class derives from Keras or mirrored."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 

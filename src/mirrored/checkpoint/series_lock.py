@@ -77,7 +77,7 @@ class SeriesLock:
         self._take(called)
 
     def forget(self) -> None:
-        """Closes a forked child's copy of the lock file, which would keep the lock after the parent's end."""
+        """Closes the lock file in a forked child process, so that the child does not keep the parent's lock."""
         self._open.close()
 
     def _take(self, called: str) -> None:

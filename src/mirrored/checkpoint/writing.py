@@ -191,7 +191,10 @@ def _has_arrays(folder: Path) -> bool:
 
 
 def remove_own(folder: Path) -> None:
-    """Deletes a checkpoint's own files, and the folder unless it contains other files."""
+    """Deletes a checkpoint's own files, and the folder unless it contains other files.
+
+    The manifest is deleted first, so that an incomplete checkpoint is not taken for a complete one.
+    """
     if folder.is_symlink():
         folder.unlink()
         return

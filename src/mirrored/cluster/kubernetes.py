@@ -30,6 +30,8 @@ class PodClient(Protocol):
 class KubernetesClusterResolver(ClusterResolver):
     """A cluster resolver whose tasks are the running Kubernetes pods with given labels, sorted by name.
 
+    Every call queries Kubernetes again.
+
     The resolver cannot know which pod this process runs in: set `task_type` and `task_id`.
 
     Args:

@@ -30,7 +30,7 @@ _LONGEST_CONNECT_PAUSE_SECONDS = 1.0
 
 
 def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
-    """Waits until a program listens at the coordinator's address.
+    """Waits until worker 0's process (the coordinator) listens at its address.
 
     Args:
         address: ``host:port``.

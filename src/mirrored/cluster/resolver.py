@@ -57,7 +57,10 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str | None:
-        """Always an empty string; exists for compatibility with TensorFlow."""
+        """Always an empty string; exists for compatibility with TensorFlow.
+
+        TensorFlow has other values only inside of Google.
+        """
         return ""
 
     @property

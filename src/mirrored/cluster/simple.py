@@ -80,6 +80,8 @@ class SimpleClusterResolver(ClusterResolver):
 class UnionResolver(ClusterResolver):
     """A cluster resolver that combines the tasks of several resolvers into one cluster.
 
+    Lists of tasks are concatenated; tasks that are given by index are merged by index.
+
     Args:
         *resolvers: The resolvers. The first one determines which task this process is.
         task_type: The job of this task, instead of the first resolver's.

@@ -22,7 +22,7 @@ from mirrored.topology.independent_processes import job_is_formed
 
 
 class MultiWorkerMirroredStrategy(MirroredStrategy):
-    """Synchronous training on the devices of all workers of a cluster: one program, started once per worker.
+    """A strategy for synchronous training on all workers of a cluster, each of which runs the same program.
 
     The replicas run on the devices of all workers, in the order of tasks (the chief, then the workers). Workers may
     have different numbers of devices. Each worker runs the same program in the same order. It sees the components of

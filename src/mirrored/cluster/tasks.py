@@ -153,7 +153,7 @@ def _check_port(address: str) -> None:
 
 
 def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> ClusterSpec:
-    """Converts a dict to a `ClusterSpec`; returns a `ClusterSpec` unchanged.
+    """Converts a dict of task addresses to a `ClusterSpec`; returns a `ClusterSpec` unchanged.
 
     Raises:
         ArgumentTypeError: `cluster_spec` has another type.

@@ -94,6 +94,8 @@ class Iterators:
 class IterableCursor:
     """An iterator over a Python iterable; restoring a saved position reads the earlier elements again.
 
+    The saved position is the number of elements read. Restoring it reads these elements again.
+
     Args:
         make: Creates the iterable; called for every iteration.
         convert: From a yielded value and its index to an element.

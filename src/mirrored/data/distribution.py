@@ -36,7 +36,7 @@ class PerReplicaSpec:
 def distribute_dataset(
     strategy: Strategy, dataset: Iterable[Any], options: InputOptions | None = None
 ) -> DistributedDataset:
-    """Splits each global batch of `dataset` into contiguous per-replica batches and prefetches them to the devices.
+    """Distributes a dataset: splits each global batch over the replicas, and prefetches batches to the devices.
 
     Args:
         strategy: The strategy whose replicas receive the batches.

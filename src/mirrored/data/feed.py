@@ -31,6 +31,8 @@ log: Final = logging.getLogger("mirrored.data")
 class InputStats:
     """The times that a distributed dataset spent on reading, mapping, transfer and waiting: the result of `stats()`.
 
+    The seconds are totals over all batches of the latest iteration.
+
     Attributes:
         batches: Number of batches returned.
         examples: Number of examples returned.
@@ -79,7 +81,7 @@ class StallWatch:
         self._reported = False
 
     def after_batch(self, now: float) -> None:
-        """Checks after each batch whether the training loop mostly waited for input; logs a warning if it did."""
+        """Logs the warning if the training loop mostly waited for input recently; called after each batch."""
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return

@@ -102,7 +102,7 @@ def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
 
 
 def split(batch: PyTree, num_replicas: int) -> list[PyTree]:
-    """Splits a global batch into one contiguous per-replica batch per replica, without copying.
+    """Splits a global batch into contiguous slices, one batch per replica, without copying.
 
     Args:
         batch: A pytree of arrays ``[batch, ...]``.
@@ -178,7 +178,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Placer:
-    """Moves batches from host memory to the devices of a strategy, as per-replica values.
+    """A helper that moves batches from host memory to the devices of a strategy, as per-replica values.
 
     Attributes:
         device_assignment: The device of each replica; None: one replica, on JAX's default device.
@@ -224,7 +224,10 @@ class Placer:
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
-        """Moves given per-replica batches of this process to the devices, each to its replica's device."""
+        """Moves given per-replica batches of this process to the devices, each to its replica's device.
+
+        With one replica, the result is that replica's element.
+        """
         if self.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
         return jax.tree.map(lambda *leaves: self._components(leaves), *elements)

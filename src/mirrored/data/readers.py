@@ -70,7 +70,10 @@ class Reader(Protocol):
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop as soon as one has no more data, instead of giving that one empty batches."""
+        """Whether all workers stop as soon as one has no more data, instead of giving that one empty batches.
+
+        It matters only if each worker reads its own data.
+        """
         ...
 
     def read(self) -> tuple[Any, int]:
@@ -135,7 +138,7 @@ class GlobalBatches:
         self._source.settle_seeds(self._cursor)
 
     def keep_samples(self) -> None:
-        """Turns on copying of batches 1, 2, 4, 8, ..., which `sample` returns to compare them between workers."""
+        """Starts to keep copies of batches 1, 2, 4, 8, ... for `sample`, to compare the batches between workers."""
         self._samples = {}
 
     def sample(self, number: int) -> Any:

@@ -32,7 +32,7 @@ class Examples:
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> Examples:
-        """Returns the examples at the given indices."""
+        """Returns the images and labels at the given indices."""
         return Examples(self.images[indices], self.labels[indices])
 
 
@@ -51,7 +51,7 @@ def load_digits() -> tuple[Examples, Examples]:
 
 @dataclasses.dataclass
 class Batches:
-    """An iterable of global batches ``(images, labels)``; with a seed, each iteration has a different order.
+    """An iterable of global batches ``(images, labels)``; if a seed is given, each iteration is shuffled anew.
 
     Attributes:
         examples: The examples.

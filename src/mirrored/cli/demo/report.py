@@ -36,7 +36,7 @@ def draw_losses(history: History, title: str, path: Path) -> None:
 
 
 def draw_predictions(examples: Examples, digits: np.ndarray, path: Path) -> None:
-    """Draws a page of test images with their predicted digits; wrong predictions come first, in red."""
+    """Draws a page of test images with their predicted digits, wrong predictions first and in red."""
     wrong = np.flatnonzero(digits != examples.labels)
     right = np.flatnonzero(digits == examples.labels)
     chosen = np.concatenate([wrong, right])[: _COLUMNS * _ROWS]

@@ -21,7 +21,7 @@ from mirrored.values.distributed_values import DistributedValues
 
 @dataclasses.dataclass
 class History:
-    """The losses and durations of the steps of a training run.
+    """The loss of every step and the duration of every epoch of a training run.
 
     Attributes:
         losses: The loss of each step.

@@ -27,6 +27,8 @@ from mirrored.data.pipeline.streams import StreamStep
 class Cached(OneParent):
     """The operation `cache()` on a random-access dataset: keeps each computed element in memory by its index.
 
+    If no operation before it computes, it stores no elements and only fixes the shuffled order.
+
     Attributes:
         items: The elements by position, for each set of seeds. A restored position has its own seeds.
     """

@@ -173,6 +173,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Caches the elements of the first iteration, in memory or in a folder; later iterations return the same ones.
 
+        The operations before `cache` run once, so they never reshuffle.
+
         Args:
             filename: "" caches in memory. Any other value names a cache folder. The first iteration writes it before it
                 returns the first element. If the folder exists, for example from an earlier run of the program, the
@@ -201,6 +203,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
         """Writes the elements to a folder, from which `load` reads them; replaces elements saved there before.
+
+        Elements that were saved there before are replaced after all new ones are written.
 
         Args:
             path: The folder. It is created if it does not exist.
@@ -286,7 +290,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self.iterator(handed_out)
 
     def reduce(self, initial_state: PyTree, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Folds the elements into one state: ``state = reduce_func(state, element)`` for every element.
+        """Reduces the elements to one value: calls ``state = reduce_func(state, element)`` for every element.
 
         Args:
             initial_state: A pytree of arrays.

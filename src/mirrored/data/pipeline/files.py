@@ -261,13 +261,13 @@ class TFRecordWriter:
         self._file.write(data if self._packer is None else self._packer.compress(data))
 
     def flush(self) -> None:
-        """Flushes written records to the operating system. A compressed file is complete only after `close`."""
+        """Flushes the written records to the operating system; a compressed file is complete only after `close`."""
         if self._packer is not None:
             self._file.write(self._packer.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
     def close(self) -> None:
-        """Completes and closes the file. Repeated calls have no effect."""
+        """Completes and closes the TFRecord file; repeated calls have no effect."""
         if self._file.closed:
             return
         if self._packer is not None:

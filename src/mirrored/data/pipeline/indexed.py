@@ -344,7 +344,10 @@ def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(OneParent):
-    """The operation `prefetch` on a random-access dataset; starts a thread only if it is the last operation."""
+    """The operation `prefetch` on a random-access dataset; starts a thread only if it is the last operation.
+
+    Elsewhere it has no effect.
+    """
 
     size: int
 

@@ -25,6 +25,8 @@ _VERSION: Final = 1
 class Epochs:
     """A counter of the iterations over a dataset, with the shuffle seeds that a restored position has set.
 
+    Shuffles derive their order from the number of the iteration.
+
     A restored position restores both, so that later epochs have the same order as in the run that saved it.
     """
 
@@ -204,7 +206,10 @@ class DatasetIterator:
 
     @property
     def outline(self) -> str:
-        """The names of the dataset's operations, to check that a saved read position fits the dataset."""
+        """The names of the dataset's operations, to check that a saved read position fits the dataset.
+
+        Operations that do not change positions (prefetching) are omitted.
+        """
         return self._outline
 
     @property

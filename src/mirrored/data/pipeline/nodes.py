@@ -92,7 +92,7 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def stream(self, run: Run) -> Any:
-        """Returns the elements of one iteration as a Grain `IterDataset`."""
+        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
 
     def kept_seeds(self) -> dict[int, int]:
         """Returns the random seeds stored in a cache file, by the `id` of the operation that uses each."""
@@ -112,7 +112,7 @@ class IndexedNode(Node):
         """Returns the elements of one iteration as a random-access sequence."""
 
     def stream(self, run: Run) -> Any:
-        """Returns the elements of one iteration as a Grain `IterDataset`."""
+        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
         rows = self.open(run)
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
 
@@ -192,7 +192,10 @@ class DrawnSeed(int):
 
 
 def new_seed() -> DrawnSeed:
-    """Draws a random seed for an operation, such as a shuffle, for which the user gave none."""
+    """Draws a random seed for an operation, such as a shuffle, for which the user gave none.
+
+    Saved positions contain the seed, so that restored iterations have the same order.
+    """
     return DrawnSeed(secrets.randbits(31))
 
 

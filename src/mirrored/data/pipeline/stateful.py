@@ -245,6 +245,8 @@ def _integer(value: object, name: str, rule: str) -> int:
 class Resampled(StatefulStep):
     """The operation `rejection_resample`: drops elements at random to reach a target class distribution.
 
+    It returns pairs (class, element).
+
     The elements of the parent are pairs (element, uniform number in [0, 1)).
 
     Attributes:

@@ -44,7 +44,10 @@ from mirrored.errors import StructureError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamStep(LikeParent, StreamNode):
-    """Base class of sequential operations with one input dataset."""
+    """Base class of sequential operations with one input dataset.
+
+    The number, shapes and dtypes of the elements are those of the input unless a subclass overrides them.
+    """
 
     parent: Node
 
@@ -295,7 +298,10 @@ class StreamConcatenated(StreamNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamBatched(StreamStep):
-    """The operations `batch` and `padded_batch` on a sequential dataset: stack every `size` elements."""
+    """The operations `batch` and `padded_batch` on a sequential dataset: stack every `size` elements.
+
+    If `padding` is a pair (shapes, values), the elements are padded to one shape first.
+    """
 
     size: int
     drop_remainder: bool
