@@ -133,7 +133,7 @@ _fresh = _Fresh()
 
 
 def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Registers a checkpoint to be notified of new variables, whose saved values it then restores.
+    """Registers a checkpoint, so that it is notified of new variables and restores their saved values.
 
     Args:
         checkpoint: The checkpoint that waits.
@@ -183,7 +183,7 @@ def is_expected() -> bool:
 
 
 def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
-    """Restores new variables from the checkpoints that have values for them, before a variable is first read.
+    """Restores the variables that were created after `Checkpoint.restore`; called before a variable is read.
 
     Args:
         asking: The variable whose value is about to be used.

@@ -78,7 +78,7 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def outline(self) -> Saved:
-        """Returns a description of the value as it would be saved: its kind, shape and dtype, without the data."""
+        """Returns a `Saved` without data: the kind, shape and dtype that a checkpoint would store for the value."""
 
     @abc.abstractmethod
     def read(self) -> Saved:
@@ -120,7 +120,7 @@ class VariableLeaf(Leaf):
         )
 
     def outline(self) -> Saved:
-        """Returns the variable's shape and dtype, without the value."""
+        """Returns a `Saved` with the variable's shape and dtype, without the value."""
         shape, dtype = tuple(self.variable.shape), self.variable.dtype
         if is_key_dtype(dtype):
             return Saved("key components" if self._by_component else "key", shape, implementation_of(dtype))
@@ -190,7 +190,7 @@ class ArrayLeaf(Leaf):
         return id(self.place.get())
 
     def outline(self) -> Saved:
-        """Returns the array's shape and dtype, without the data."""
+        """Returns a `Saved` with the array's shape and dtype, without the data."""
         array = self.place.get()
         if is_key(array):
             return Saved("key", tuple(array.shape), implementation_of(array.dtype))
@@ -250,7 +250,7 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a description without the value: that it is a number."""
+        """Returns a `Saved` without data, whose kind says that the value is a number."""
         return Saved("number")
 
     def read(self) -> Saved:
@@ -295,7 +295,7 @@ class PositionLeaf(Leaf):
         return id(self.iterator)
 
     def outline(self) -> Saved:
-        """Returns a description without the value: that it is an iterator's read position."""
+        """Returns a `Saved` without data, whose kind says that the value is an iterator's read position."""
         return Saved("position")
 
     def read(self) -> Saved:
@@ -321,7 +321,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a description without the value; a generator's state is stored like an iterator's read position."""
+        """Returns a `Saved` without data, of the same kind as for an iterator's read position."""
         return Saved("position")
 
     def read(self) -> Saved:

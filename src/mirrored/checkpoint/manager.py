@@ -150,7 +150,7 @@ class CheckpointManager:
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
-        """Saves a checkpoint if `step` is a multiple of `save_interval_steps`; returns the path, or None if it is not.
+        """Saves a checkpoint if one is due after training step `step`; returns the path, or None if none is due.
 
         `save` waits for a previous checkpoint that is still being written. It then copies the state to this host and
         returns; a background thread writes the checkpoint while training continues.

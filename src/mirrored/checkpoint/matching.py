@@ -154,7 +154,7 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 
 class RestoreStatus:
-    """The result of `Checkpoint.restore`: says which names matched; has the `assert_` methods of TensorFlow's.
+    """The result of `Checkpoint.restore`: says which names matched, and has TensorFlow's `assert_` methods.
 
     After a partial restore, a warning is logged when the status is garbage-collected, unless `expect_partial` or one of
     the `assert_` methods was called.

@@ -170,7 +170,7 @@ def is_shareable(value: object) -> bool:
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether mirrored may store an attribute in an object: yes, if its class derives from Keras or mirrored."""
+    """Returns whether mirrored may store an attribute in an object: one of a Keras or mirrored class."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
@@ -226,7 +226,7 @@ class KerasLeaf(Leaf):
         return id(self.variable)
 
     def outline(self) -> Saved:
-        """Returns the Keras variable's shape and dtype, without the value."""
+        """Returns a `Saved` with the Keras variable's shape and dtype, without the value."""
         return Saved("array", tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
 
     def read(self) -> Saved:

@@ -261,7 +261,7 @@ def replaced_beside(directory: Path) -> Path:
 
 
 def actual(directory: Path) -> Path:
-    """Returns the path where a checkpoint is, which differs if the program was killed while replacing it."""
+    """Returns the path where a checkpoint is, which is a backup path if the program was killed while replacing it."""
     replaced = replaced_beside(directory)
     return replaced if not directory.exists() and replaced.exists() else directory
 

@@ -44,7 +44,7 @@ def _is_present(command: str) -> bool:
 @click.group(cls=_Group, context_settings=_CONTEXT)
 @click.version_option(package_name="mirrored")
 def main() -> None:
-    """Command line of mirrored. Synchronous data-parallel training for JAX."""
+    """Synchronous data-parallel training for JAX: the command line program of mirrored."""
 
 
 @main.command()

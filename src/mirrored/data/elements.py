@@ -66,7 +66,7 @@ def own_element(value: PyTree, called: str) -> Element:
 
 
 def handed_out(element: Element) -> Element:
-    """Marks the arrays of an element as accessible to user code, which may overwrite them; returns the element."""
+    """Records that user code holds the arrays of an element and may overwrite them; returns the element."""
     for leaf in jax.tree.leaves(element):
         expose(leaf)
     return element
@@ -197,7 +197,7 @@ def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
 
 
 def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, called: str) -> Element:
-    """Pads elements to one common shape (by default the largest dims among them), and stacks them into a batch.
+    """Pads elements to one shape (by default to the largest size of each dim), and stacks them into a batch.
 
     Args:
         elements: The elements of the batch.

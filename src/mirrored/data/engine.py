@@ -1,4 +1,4 @@
-"""The adapter for the library Grain, which is imported only here; loaded by `mirrored.data.extra.engine()`."""
+"""The adapter for the library Grain: the only module of `mirrored` that imports Grain."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from mirrored.errors import ArgumentError
 
 
 class InputReplicationMode(enum.Enum):
-    """Enum: `distribute_datasets_from_function` calls its function once per worker or once per replica.
+    """Enum: whether `distribute_datasets_from_function` calls its function once per worker or per replica.
 
     Attributes:
         PER_WORKER: Once per process; consecutive elements go to consecutive replicas of the process.

@@ -38,7 +38,7 @@ in_forked_children(_open.clear)
 
 
 def warn_exhausted(kind: str) -> None:
-    """Warns that a `for` loop runs over an iterator that is already exhausted, so its body is never executed."""
+    """Warns that a `for` loop over an iterator has no iterations, because the iterator is already exhausted."""
     warnings.warn(
         f"{kind}: a loop over an exhausted iterator runs no steps. Loop over the dataset instead, which starts "
         "a new epoch: `for batch in dataset`",

@@ -70,7 +70,7 @@ class Reader(Protocol):
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop as soon as one has no more data, instead of giving that one empty batches.
+        """Whether all workers stop when one has no more data, or else continue and give that worker empty batches.
 
         It matters only if each worker reads its own data.
         """
@@ -142,7 +142,7 @@ class GlobalBatches:
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """Returns the copy of batch `number` (1, 2, 4, 8, ...) once, to compare it between workers."""
+        """Removes and returns the kept copy of batch `number` (1, 2, 4, 8, ...)."""
         return None if self._samples is None else self._samples.pop(number)
 
     def __init__(self, source: Source, options: InputOptions, num_replicas: int) -> None:

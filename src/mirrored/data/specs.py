@@ -89,7 +89,7 @@ def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
 
 
 def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
-    """Infers the shapes and dtypes of a dataset after `map` from those before it and one example of the mapping.
+    """Infers the shapes and dtypes after `map` from those before, one input element and the function's result.
 
     A leading dim of the result varies if it has the same size as a leading dim of the sample that varies in the parent.
 

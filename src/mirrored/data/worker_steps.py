@@ -43,7 +43,7 @@ def check_same_batch(batch: Element, number: int = 1) -> None:
 
 
 class WorkerSteps(Protocol):
-    """Protocol of objects by which all workers agree on each training step's input, after each has read its own."""
+    """Protocol of objects by which all workers agree on the input of each training step, and on when to end."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
         """Returns this worker's input for the next step; StopIteration if the workers agree to end.

@@ -13,7 +13,7 @@ _REAPER: Final = Path(__file__).with_name("reaper.py")
 
 
 class ReaperClient:
-    """A context manager that kills the registered process groups when this process ends, even if it is killed."""
+    """A context manager that kills the registered process groups when this process ends for any reason."""
 
     def __enter__(self) -> Self:
         self._reaper = subprocess.Popen(

@@ -20,7 +20,7 @@ Told = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Instruments:
-    """The three measuring functions (compute, all-reduce, machine) that a prediction uses; tests replace them.
+    """The functions that measure compute time, all-reduce time and machine speed; tests replace these functions.
 
     Attributes:
         benchmark_compute: Measures one replica's program on several devices at once.
@@ -73,7 +73,7 @@ class Parts:
         return self.local > 1 and self.step.devices[0].platform != "cpu"
 
     def rehearsal(self, devices: int, share: int) -> ComputeBenchmark:
-        """Returns the measured time of one replica's part of the step, run on so many devices at once."""
+        """Returns the measured time of one replica's part of the step, run on a given number of devices at once."""
         return self._compute_benchmarks[devices, share]
 
     def sums(self, devices: int) -> AllReduceBenchmark:

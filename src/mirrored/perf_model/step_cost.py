@@ -47,7 +47,7 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class BatchShare:
-    """The part of a training step that one replica runs, without collectives, with its arguments.
+    """The program that one replica runs in a training step, without collectives, and the program's arguments.
 
     Attributes:
         pure: The program, as a function of the variables' values and the arrays.

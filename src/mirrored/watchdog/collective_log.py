@@ -96,7 +96,7 @@ class CollectiveLog:
 
     @contextmanager
     def at(self, label: str, line: str = "") -> Iterator[None]:
-        """A context manager that logs the execution of its block as one collective operation."""
+        """A context manager that logs its block as one collective operation."""
         self.arrive(label, line)
         try:
             yield

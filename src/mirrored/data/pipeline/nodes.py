@@ -200,7 +200,7 @@ def new_seed() -> DrawnSeed:
 
 
 def inner_run(node: Node, run: Run, number: int, seed: int) -> Run:
-    """Creates the `Run` (seeds) of a dataset that a `flat_map` function returned; derives its seeds reproducibly.
+    """Returns the `Run` (with reproducible seeds) for a dataset that a user function, e.g. of `flat_map`, has created.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored.
@@ -267,7 +267,7 @@ def with_open_dims(element: Element) -> Any:
 
 
 def merged_spec(members: Sequence[Node]) -> Any:
-    """Returns the most specific shapes and dtypes that the elements of all given datasets have.
+    """Returns shapes and dtypes that fit the elements of all given datasets; dims that differ are None.
 
     Members without an element are ignored if their spec depends on it.
 

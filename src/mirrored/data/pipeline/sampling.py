@@ -182,7 +182,7 @@ class Sampling(Steps):
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
     ) -> Self:
-        """Groups elements by key into windows, and replaces each window by the dataset `reduce_func(key, window)`.
+        """Groups elements by key into windows; yields the elements of `reduce_func(key, window)` for each window.
 
         Args:
             key_func: From an element (a tuple as separate arguments) to an integer key.

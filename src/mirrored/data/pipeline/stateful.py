@@ -164,7 +164,7 @@ def _identity(element: Element) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grouped(StatefulStep):
-    """The operation `group_by_window`: groups elements by key into windows; maps each window to a dataset.
+    """The operation `group_by_window`: groups elements by key into windows, and yields each window's reduced elements.
 
     Attributes:
         key: From an element to an integer key.

@@ -216,7 +216,7 @@ def _differs(called: str, found: str, structure: Mapping[str, Any]) -> Structure
 
 
 class Stored:
-    """An open file of dataset elements that `store` has written; thread-safe random access by index.
+    """An open file of dataset elements that `store` has written, with thread-safe access by index.
 
     Args:
         folder: The folder passed to `store`.
