@@ -58,7 +58,7 @@ _WAIT_SECONDS: Final = 60.0
 
 
 class Preemption:
-    """The SIGTERM handler of this process, which agrees with all workers on the step after which they exit."""
+    """The SIGTERM handler of this process; all workers' handlers agree on the training step after which to exit."""
 
     def __init__(self) -> None:
         self._noticed, self._stopped = threading.Event(), threading.Event()

@@ -16,7 +16,7 @@ _REMEDY = (
 
 
 def detected_process(called: str, timeout_seconds: int) -> Process | None:
-    """Detects from JAX's initialization or the environment which process of which job this is, or returns None.
+    """Returns which process of a job this one is, as told by JAX or environment variables; None if neither tells.
 
     The arguments of an earlier `jax.distributed.initialize` take precedence over JAX's own detection (Open MPI, Slurm,
     Kubernetes, Cloud TPU).

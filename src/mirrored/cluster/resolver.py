@@ -1,4 +1,4 @@
-"""The class `ClusterResolver`: the interface that tells a process the cluster's tasks and its own role."""
+"""The class `ClusterResolver`: the interface by which a process learns the cluster's tasks and its own role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def master_url(address: str, rpc_layer: str | None) -> str:
 
 
 class ClusterResolver(abc.ABC):
-    """Interface that tells the tasks of a cluster, their addresses, and which task the current process is.
+    """Interface to the tasks of a cluster: lists their addresses, and says which task the current process is.
 
     Setting `task_type`, `task_id` or `rpc_layer` overrides the resolved value.
 
@@ -37,7 +37,7 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task (default: this process's) with protocol; an empty string for a single task.
+        """Returns a task's address (default: this process's) as ``grpc://host:port``; "" for a single task.
 
         Raises:
             ClusterError: There is no such task.

@@ -67,7 +67,7 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the numbers of accelerators that were passed to the constructor."""
+        """Returns the numbers of accelerators, by kind, that were passed to the constructor."""
         del task_type, task_id, config_proto
         return dict(self._accelerators)
 
@@ -146,7 +146,7 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the numbers of accelerators that the first resolver returns."""
+        """Returns the numbers of accelerators, by kind, that the first resolver returns."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property

@@ -1,4 +1,4 @@
-"""Calls the functions that users pass to dataset methods, e.g. `map`: unpacks tuple elements, annotates exceptions."""
+"""Calls the functions that users pass to `Dataset.map` and similar methods, and annotates their exceptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.data.elements import Element, handed_out, own_element
 
 
 def call(function: Callable[..., Any], element: Element, called: str, index: int) -> Any:
-    """Calls `function(element)`, or `function(*element)` if the element is a tuple, with JAX operations on the CPU.
+    """Calls `function(element)` (`function(*element)` for a tuple), and runs the function's JAX operations on the CPU.
 
     An exception keeps its type and traceback. A note adds the index of the element.
     """

@@ -186,7 +186,7 @@ class SequenceCursor:
 
 
 class StrideCursor:
-    """An iterator over every `step`-th element of another one, from index `start`; implements skip and shard."""
+    """An iterator over every `step`-th element of another iterator, from index `start`; implements skip and shard."""
 
     def __init__(self, parent: Cursor, start: int, step: int) -> None:
         self._parent, self._step = parent, step
@@ -355,7 +355,7 @@ class RebatchCursor:
 
 
 class WindowCursor:
-    """An iterator over windows of another one's elements: lists of `size` elements, with `stride` and `shift`."""
+    """An iterator over windows (lists of `size` elements) of another iterator, with a given shift and stride."""
 
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()

@@ -1,4 +1,4 @@
-"""Distributed datasets: yield per-replica batches prefetched to the devices, and can save their read position."""
+"""Distributed datasets, which yield per-replica batches on the devices, and can save how far they were read."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class DistributedIterator:
         return {"version": _VERSION, "examples": examples, "reader": position}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a saved read position: the next element starts with the first example that was not yet returned.
+        """Restores a saved read position: the iteration continues with the first example after that position.
 
         Context: at any time, also after the end. Prefetched elements are dropped.
 
@@ -201,7 +201,7 @@ class DistributedIterator:
         close_at_exit(self._feed)
 
     def stats(self) -> InputStats:
-        """Returns the seconds spent on reading, mapping and transfer, and waited for input by the training loop."""
+        """Returns how many seconds were spent on reading, mapping, transfer to devices, and waiting for input."""
         return self._stats
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Converts Python numbers from 64 to 32 bits as TensorFlow does: float32, and int32 if the integers fit."""
+    """Converts a 64-bit array made from Python numbers to 32 bits (if integers fit), as TensorFlow and JAX do."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:

@@ -70,7 +70,7 @@ def is_beyond_end(error: IndexError) -> bool:
 
 
 def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
-    """Returns a Grain dataset each of whose iterations reads from a new `Cursor` (iterator) created by `make`."""
+    """Returns a Grain dataset that in each iteration reads from a new `Cursor` (iterator) that `make` creates."""
     return CursorDataset(make, name)
 
 

@@ -1,4 +1,4 @@
-"""Readers: read the input of one training step for all replicas from one or several datasets."""
+"""Readers, which read the input of one training step for all replicas from one or several datasets."""
 
 from __future__ import annotations
 

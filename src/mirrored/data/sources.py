@@ -32,7 +32,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """The process index of one worker, those of all workers, and the numbers of replicas.
+    """The identity of one worker: its process index among those of all workers, and its number of replicas.
 
     Attributes:
         process: The process index of this worker.

@@ -46,7 +46,7 @@ class WorkerSteps(Protocol):
     """Protocol of objects by which all workers agree on the input of each training step, and on when to end."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns this worker's input for the next step; StopIteration if the workers agree to end.
+        """Returns this worker's input for the next step; raises StopIteration if all workers end.
 
         Raises:
             StopIteration: There is no further step.
@@ -83,7 +83,7 @@ class SameBatches:
         self._count = 0
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns `value` unchanged; compares batches 1, 2, 4, 8, ... between the workers first."""
+        """Returns `value` after a check, for batches 1, 2, 4, 8, ..., that all workers have read the same batch."""
         if has_ended:
             raise StopIteration
         self._count += 1

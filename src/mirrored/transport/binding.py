@@ -1,4 +1,4 @@
-"""Chooses the network interface that a server listens on, to make it reachable only from where needed."""
+"""Chooses the network interface that a server listens on, for example only the loopback interface."""
 
 from __future__ import annotations
 
