@@ -1,4 +1,4 @@
-"""Saves variables, optimizers and data positions by name, with Orbax, and restores them on any number of replicas."""
+"""Checkpoints: save variables, optimizers and data iterators with Orbax; restore them on any number of replicas."""
 
 from mirrored.checkpoint.checkpoint import Checkpoint as Checkpoint
 from mirrored.checkpoint.directory import checkpoints_in as checkpoints_in

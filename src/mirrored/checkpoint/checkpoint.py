@@ -1,4 +1,4 @@
-"""`Checkpoint`: saves and restores the state of a tree of objects by name."""
+"""The class `Checkpoint`, which saves and restores variables, optimizers, models and data iterators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PathLike = str | os.PathLike[str]
 
 
 class Checkpoint:
-    """Saves and restores the state of a tree of objects by name.
+    """A set of objects whose state is saved and restored by attribute path, like `tf.train.Checkpoint`.
 
     A name is the path from the checkpoint to a piece of state: ``model/layers/0/w``. These are state:
 
@@ -121,7 +121,7 @@ class Checkpoint:
         deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Yields this checkpoint's objects, for another checkpoint that contains this one."""
+        """Yields the objects in this checkpoint, so that another checkpoint can contain this one."""
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
 
@@ -135,7 +135,7 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> Variable:
-        """The number of saves so far: ``i32[]``. The counter itself is saved and restored too."""
+        """The number of calls of `save` so far, as an int32 scalar; a checkpoint contains this counter, too."""
         with self._saving:
             if self._counter is None:
                 with within(strategies=()):
@@ -145,7 +145,7 @@ class Checkpoint:
     # Saving
 
     def save(self, file_prefix: PathLike, *, wait: bool = True) -> str:
-        """Saves to the folder ``<file_prefix>-<number>``, where the number increases with every save.
+        """Saves a checkpoint to the folder ``<file_prefix>-<number>``, where the number increases with every save.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -174,7 +174,9 @@ class Checkpoint:
                 raise
 
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
-        """Saves to the folder `file_prefix`, and replaces an existing checkpoint after the new one is written.
+        """Saves a checkpoint to exactly the folder `file_prefix`, and replaces an existing checkpoint there.
+
+        The existing checkpoint is replaced after the new one is completely written.
 
         Nothing else is replaced: a file at the path, or a folder with something else in it, is an error.
 
@@ -208,7 +210,7 @@ class Checkpoint:
         return lock
 
     def snapshot(self, step: int | None = None) -> Manifest:
-        """Copies all state to this host, so that training can continue while the copy is written.
+        """Copies all state to host memory, so that training can continue while the copy is written to disk.
 
         Context: any thread. The snapshot is consistent: a training thread waits, so that all variables have their
         values after the same step.
@@ -241,13 +243,13 @@ class Checkpoint:
         settled("Checkpoint.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
     def sync(self) -> None:
-        """Same as `wait`."""
+        """Waits until the checkpoints saved with ``wait=False`` are on disk, like `wait`."""
         self.wait()
 
     # Restoring
 
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
-        """Restores all state whose name the saved checkpoint has; the returned status lists the names without a match.
+        """Restores the objects' state from a saved checkpoint by name; the result lists names that did not match.
 
         Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
         weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
@@ -269,11 +271,11 @@ class Checkpoint:
         return self.restore_from(save_path, called="Checkpoint.restore")
 
     def read(self, save_path: PathLike) -> RestoreStatus:
-        """Same as `restore`, for a path that `write` returned."""
+        """Restores the objects' state like `restore`, from a path that `write` returned."""
         return self.restore_from(save_path, called="Checkpoint.read")
 
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
-        """Restores like `restore`; with `strict` only if the program and the saved checkpoint have the same names."""
+        """Restores like `restore`; with `strict`, raises an error unless program and checkpoint have the same names."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         self._writer.wait()
@@ -299,12 +301,12 @@ class Checkpoint:
         return RestoreStatus(os.fspath(save_path), look)
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of `variables` that the checkpoint's objects hold."""
+        """Returns those of the given variables that belong to this checkpoint's objects."""
         held = {leaf.owner for leaf in self._look().leaves.values()}
         return [one for one in variables if id(one) in held]
 
     def state_came(self, value: object) -> None:
-        """Restores state that the program creates after `restore()` was called: a variable, attribute or list item."""
+        """Restores a variable, attribute or list item that the program has created after `restore` was called."""
         if self._restoration is None:
             return
         found = walk([Part("new", value, Root({"new": value}, "new"))])

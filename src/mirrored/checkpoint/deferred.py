@@ -1,4 +1,4 @@
-"""Deferred restoration: restores state that the program creates after `Checkpoint.restore` was called.
+"""Deferred restoration: restores variables that the program creates only after `Checkpoint.restore` was called.
 
 A new variable is restored when its value is first used, or when the restore status is inspected. Restoring it at its
 creation is not possible: no object refers to it yet, so it has no name. Objects that can report new attributes
@@ -28,24 +28,24 @@ from mirrored.variables.state_lock import lock, turn
 
 
 class NoticingList(UserList[Any]):
-    """A view of a list that reports added items to checkpoints with a deferred restore, which then restore them."""
+    """A list wrapper that restores the state of added items, if `Checkpoint.restore` has found saved values for it."""
 
     def __init__(self, given: list[Any]) -> None:
         super().__init__()
         self.data = given
 
     def append(self, item: object) -> None:
-        """Appends an item, and restores its state if a restored checkpoint contains it."""
+        """Appends an item, and restores its state if a restored checkpoint contains a value for it."""
         self.data.append(item)
         state_came(item)
 
     def insert(self, i: int, item: object) -> None:
-        """Inserts an item, and restores its state if a restored checkpoint contains it."""
+        """Inserts an item, and restores its state if a restored checkpoint contains a value for it."""
         self.data.insert(i, item)
         state_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
-        """Appends several items, and restores their state if a restored checkpoint contains it."""
+        """Appends several items, and restores their state if a restored checkpoint contains values for them."""
         for item in other:
             self.append(item)
 
@@ -59,7 +59,7 @@ class NoticingList(UserList[Any]):
 
 
 class NoticingDict(UserDict[Any, Any]):
-    """A view of a dict that reports new items to checkpoints whose restore still waits for state."""
+    """A dict wrapper that restores the state of added items, if `Checkpoint.restore` has found saved values for it."""
 
     def __init__(self, given: dict[Any, Any]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class NoticingDict(UserDict[Any, Any]):
 
 
 def noticing(value: object) -> Any:
-    """Wraps a list or dict in a view that reports new items; returns any other value unchanged."""
+    """Wraps a list or dict so that the state of items added later is restored; returns other values unchanged."""
     if type(value) is list:
         return NoticingList(value)
     return NoticingDict(value) if type(value) is dict else value
@@ -81,14 +81,14 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
 class Waiting(Protocol):
-    """A checkpoint that was restored before all of its state existed in the program."""
+    """Protocol of a checkpoint with saved values whose variables the program has not created yet."""
 
     def state_came(self, value: object) -> None:
-        """Restores new state of the program: the value of a new attribute or item, or a list of new variables."""
+        """Restores state that the program has just created: a new attribute or item, or a list of new variables."""
         ...
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of `variables` that the checkpoint's objects hold."""
+        """Returns those of the given variables that belong to the checkpoint's objects."""
         ...
 
 
@@ -133,7 +133,7 @@ _fresh = _Fresh()
 
 
 def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Makes `checkpoint` one of those to which new state of the program is reported.
+    """Registers a checkpoint, so that it is notified of new variables and restores their saved values.
 
     Args:
         checkpoint: The checkpoint that waits.
@@ -150,7 +150,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Ends the reports of new state to `checkpoint`."""
+    """Unregisters a checkpoint that `expect` has registered, so that it restores no further variables."""
     for keeper in keepers:
         vars(keeper).get(KEPT, {}).pop(id(checkpoint), None)
     _forget(id(checkpoint))
@@ -164,7 +164,7 @@ def _forget(key: int) -> None:
 
 
 def state_came(value: object) -> None:
-    """Reports the value of a new attribute or item to all waiting checkpoints; called by objects that detect one.
+    """Notifies all waiting checkpoints of a new attribute or item, whose saved value they then restore.
 
     Context: any. It is cheap if no checkpoint waits.
     """
@@ -173,17 +173,17 @@ def state_came(value: object) -> None:
 
 
 def drop(variables: Iterable[Variable]) -> None:
-    """Makes new variables keep their initial values, although a restored checkpoint may contain them."""
+    """Excludes new variables from deferred restoration, so that they keep their initial values."""
     _fresh.drop(variables)
 
 
 def is_expected() -> bool:
-    """Returns whether any restored checkpoint still waits for new state."""
+    """Returns whether any restored checkpoint still has values for variables that do not exist yet."""
     return bool(_waiting)
 
 
 def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
-    """Restores the new variables for which restored checkpoints still wait, before a variable's value is used.
+    """Restores the variables that were created after `Checkpoint.restore`; called before a variable is read.
 
     Args:
         asking: The variable whose value is about to be used.

@@ -1,4 +1,4 @@
-"""Finds the checkpoints in a folder."""
+"""Functions that list the checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 
 def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -> list[str]:
-    """Returns the paths of the finished checkpoints in a folder, oldest first.
+    """Returns the paths of the completely written checkpoints in a folder, oldest first.
 
     Waits for checkpoints that this process is writing.
 
@@ -31,7 +31,7 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 
 
 def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
-    """Returns the folders ``name-<number>`` that lack a manifest, i.e. the damaged checkpoints, by number.
+    """Returns the folders of damaged checkpoints, which lack the manifest file, sorted by number.
 
     Such a checkpoint was damaged later: an interrupted write does not leave one behind.
     """
@@ -43,7 +43,7 @@ def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
 
 
 def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | None = None) -> str | None:
-    """Returns the path of the newest finished checkpoint in a folder; None if the folder has no checkpoint.
+    """Returns the path of the newest complete checkpoint in a folder; None if there is none.
 
     Args:
         directory: The folder; it need not exist.
@@ -62,7 +62,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | 
 
 
 def number_of(file: str, name: str) -> int | None:
-    """Returns the number in ``name-<number>``; None if the name of `file` does not have this form."""
+    """Returns the number in a checkpoint's file name ``name-<number>``; None for file names of another form."""
     prefix, _, number = file.rpartition("-")
     return int(number) if prefix == name and number.isdecimal() else None
 

@@ -1,4 +1,4 @@
-"""Adapter for Orbax, which writes and reads arrays: the only module that imports it.
+"""The adapter for the library Orbax, which writes and reads the arrays of checkpoints.
 
 Of Orbax's v0 interface we use only the plain `Checkpointer`, with arrays that are already on this host. We tried its
 asynchronous checkpointer and its `CheckpointManager`. The first loses a save in progress when the program ends ("cannot
@@ -30,7 +30,10 @@ _KNOWN: Final = frozenset(
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Writes arrays to a folder, except those without elements, which Orbax rejects (the manifest has their shapes)."""
+    """Writes arrays to a checkpoint's folder by Orbax; omits arrays of size 0, which Orbax cannot write.
+
+    The manifest has the shapes of these arrays.
+    """
     tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     if not tree:
         return
@@ -77,7 +80,7 @@ def _read_plainly(path: Path, names: Iterable[str], dtypes: Mapping[str, str]) -
 
 
 def read_arrays(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Reads the arrays of the given names, in the given shapes and dtypes."""
+    """Reads the arrays with the given names, shapes and dtypes from a checkpoint's folder by Orbax."""
     empty = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items() if 0 in shape}
     names = [name for name in wanted if name not in empty]
     plain = directory / _PLAIN

@@ -1,4 +1,4 @@
-"""Loads the optional extra "checkpoint" (Orbax) on first use."""
+"""Imports the optional dependency Orbax when checkpoints are first used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.extras import load
 
 @functools.cache
 def engine() -> Any:
-    """Imports and returns `mirrored.checkpoint.engine`, which requires Orbax.
+    """Imports and returns `mirrored.checkpoint.engine`; raises an error if Orbax is not installed.
 
     Raises:
         MissingExtraError: Orbax is not installed.

@@ -1,4 +1,4 @@
-"""Finds all state in the objects of a checkpoint and names it by its shortest path (breadth-first search)."""
+"""Finds all variables and other state in a checkpoint's objects, and names each by its shortest attribute path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOTS: Final = "slots"
 
 @dataclasses.dataclass
 class Graph:
-    """The state that `walk` has found in the objects of a checkpoint, by name.
+    """All state found in a checkpoint's objects, by name: variables, arrays, numbers, iterators, optimizers.
 
     Attributes:
         leaves: The pieces of state, by name.
@@ -50,7 +50,7 @@ class Graph:
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def other_names(self) -> dict[str, list[str]]:
-        """Returns for each name the other paths to the same object."""
+        """Returns a dict from each object's name to the other attribute paths that lead to the same object."""
         found: dict[str, list[str]] = {}
         for path, name in self.aliases.items():
             found.setdefault(name, []).append(path)
@@ -70,7 +70,7 @@ class _Zone:
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
-    """Finds and names all state in a checkpoint's objects and in the attributes of its root object."""
+    """Traverses a checkpoint's objects, and returns all state found in them with its names."""
     return _Walk(parts, of_root).graph
 
 

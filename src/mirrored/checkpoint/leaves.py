@@ -1,4 +1,4 @@
-"""Leaves: the single pieces of state (a variable, an array, a number), each with its way to be read and restored."""
+"""Adapters by which a checkpoint reads and restores single values: variables, arrays, numbers, iterators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """One piece of state as a checkpoint contains it.
+    """A value stored in a checkpoint, with its kind (array, number, ...), shape and dtype.
 
     Attributes:
         kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
@@ -44,21 +44,21 @@ class Saved:
 
     @property
     def is_array(self) -> bool:
-        """Whether the value is stored in the array files instead of the manifest."""
+        """Whether the value is stored in the array files, as opposed to the manifest file."""
         return self.kind in ("array", "components", "key", "key components")
 
     @property
     def is_key(self) -> bool:
-        """Whether the value is the raw data of typed PRNG keys."""
+        """Whether the value is the raw data of typed PRNG keys (`jax.random.key`)."""
         return self.kind in ("key", "key components")
 
     @property
     def is_by_component(self) -> bool:
-        """Whether there is one value per replica."""
+        """Whether a separate value is stored for each replica."""
         return self.kind in ("components", "key components")
 
     def one(self) -> Any:
-        """Returns the value; if there is one per replica, that of the first."""
+        """Returns the value, or the first replica's if a separate value is stored for each replica."""
         return self.value[0] if self.is_by_component else self.value
 
     def __str__(self) -> str:
@@ -74,27 +74,27 @@ class Saved:
 
 
 class Leaf(abc.ABC):
-    """One piece of state in the running program."""
+    """Base class of adapters by which a checkpoint reads and restores one value of the running program."""
 
     @abc.abstractmethod
     def outline(self) -> Saved:
-        """Returns the kind, shape and dtype as saved, without the value."""
+        """Returns a `Saved` without data: the kind, shape and dtype that a checkpoint would store for the value."""
 
     @abc.abstractmethod
     def read(self) -> Saved:
-        """Returns the state as saved, with the value copied to this host."""
+        """Copies the value to host memory, and returns it in the form in which checkpoints store it."""
 
     @abc.abstractmethod
     def put(self, saved: Saved) -> Undo:
-        """Restores a saved value, and returns a function that undoes this."""
+        """Restores the value from a saved one, and returns a function that undoes the change."""
 
     @property
     @abc.abstractmethod
     def owner(self) -> int:
-        """The `id` of the object that the state belongs to."""
+        """The Python `id` of the object that holds the value."""
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value has the kind, shape and dtype of this piece of state."""
+        """Returns whether a saved value has the right kind, shape and dtype to be restored here."""
         here = self.outline()
         # One component of several, or one value for all of them, will do.
         alike = here.kind == saved.kind or (here.is_array and saved.is_array and here.is_key == saved.is_key)
@@ -103,13 +103,13 @@ class Leaf(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf(Leaf):
-    """A variable as state to be saved: one value for all replicas, or one per replica if it has no aggregate."""
+    """Adapter by which a checkpoint reads and restores a variable: one value for all replicas, or one for each."""
 
     variable: Variable
 
     @property
     def owner(self) -> int:
-        """The `id` of the variable."""
+        """The Python `id` of the variable."""
         return id(self.variable)
 
     @property
@@ -120,14 +120,14 @@ class VariableLeaf(Leaf):
         )
 
     def outline(self) -> Saved:
-        """Returns the variable's shape and dtype."""
+        """Returns a `Saved` with the variable's shape and dtype, without the value."""
         shape, dtype = tuple(self.variable.shape), self.variable.dtype
         if is_key_dtype(dtype):
             return Saved("key components" if self._by_component else "key", shape, implementation_of(dtype))
         return Saved("components" if self._by_component else "array", shape, str(np.dtype(dtype)))
 
     def read(self) -> Saved:
-        """Returns the value as read in cross-replica context: for a sync-on-read variable the aggregate."""
+        """Returns the variable's value as checkpoints store it: aggregated over replicas if it is sync-on-read."""
         variable = self.variable
         if not variable.per_replica and not is_key_dtype(variable.dtype):
             return dataclasses.replace(self.outline(), value=variable.on_host())
@@ -139,7 +139,10 @@ class VariableLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(key_data(array)))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns the saved value on all replicas; divides a SUM among them, and returns components to their own."""
+        """Assigns a saved value to the variable on all replicas, and returns a function that undoes the assignment.
+
+        A SUM is divided among the replicas; a value that was saved per replica goes back to its replica.
+        """
         variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self._undo()
         if self._by_component and not self._is_shared_out(saved):
@@ -177,28 +180,28 @@ class VariableLeaf(Leaf):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayLeaf(Leaf):
-    """A NumPy or JAX array in an object or container, as state to be saved."""
+    """Adapter by which a checkpoint reads and restores a NumPy or JAX array stored in an object or container."""
 
     place: Place
 
     @property
     def owner(self) -> int:
-        """The `id` of the array."""
+        """The Python `id` of the array."""
         return id(self.place.get())
 
     def outline(self) -> Saved:
-        """Returns the array's shape and dtype."""
+        """Returns a `Saved` with the array's shape and dtype, without the data."""
         array = self.place.get()
         if is_key(array):
             return Saved("key", tuple(array.shape), implementation_of(array.dtype))
         return Saved("array", tuple(array.shape), str(array.dtype))
 
     def read(self) -> Saved:
-        """Returns a copy of the array."""
+        """Returns a copy of the array in host memory, in the form in which checkpoints store it."""
         return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
-        """Writes into the NumPy array if it is writeable; replaces any other array by a new one on the same devices."""
+        """Writes a saved value into a writeable NumPy array, or replaces the array by a new one on the same devices."""
         place, before = self.place, self.place.get()
         if isinstance(before, np.ndarray) and before.flags.writeable:
             old = before.copy()
@@ -237,26 +240,26 @@ def _movable(component: Array | HostArray) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NumberLeaf(Leaf):
-    """A plain number in the checkpoint, a container or an object, as state to be saved."""
+    """Adapter by which a checkpoint reads and restores a number stored in an object or container."""
 
     place: Place
 
     @property
     def owner(self) -> int:
-        """The `id` of the object that holds the number; equal numbers may share an `id` of their own."""
+        """The Python `id` of the object that holds the number (numbers themselves may share an `id`)."""
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns the kind: a number."""
+        """Returns a `Saved` without data, whose kind says that the value is a number."""
         return Saved("number")
 
     def read(self) -> Saved:
-        """Returns the number; a NumPy number as a Python number."""
+        """Returns the number, as a Python number, in the form in which checkpoints store it."""
         value = self.place.get()
         return Saved("number", value=encode(value.item() if isinstance(value, np.generic) else value, "a number"))
 
     def put(self, saved: Saved) -> Undo:
-        """Replaces the number."""
+        """Replaces the number by a saved one, and returns a function that undoes this."""
         place, before = self.place, self.place.get()
         value = decode(saved.value)
         place.put(type(before)(value) if isinstance(before, np.generic) else value)
@@ -264,43 +267,43 @@ class NumberLeaf(Leaf):
 
 
 class HasPosition(Protocol):
-    """An iterator that can save and restore how far it has read, for example one of `mirrored.data` or of Grain."""
+    """Protocol of iterators that can save and restore how far they have read, such as Grain's dataset iterators."""
 
     def get_state(self) -> Any:
-        """Returns the position in the data, as JSON-like data (or bytes)."""
+        """Returns how far the iterator has read, as JSON-serializable data or bytes."""
         ...
 
     def set_state(self, state: Any) -> Any:
-        """Continues from a position that `get_state` returned."""
+        """Moves the iterator to a read position that `get_state` returned."""
         ...
 
 
 def has_position(value: object) -> TypeGuard[HasPosition]:
-    """Returns whether `value` has the methods `get_state` and `set_state`."""
+    """Returns whether `value` has `get_state` and `set_state`, like an iterator whose read position can be saved."""
     return defines(value, "get_state", "set_state")
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionLeaf(Leaf):
-    """How far an iterator has read its data, as state to be saved."""
+    """Adapter by which a checkpoint saves and restores how far a dataset iterator has read."""
 
     iterator: HasPosition
 
     @property
     def owner(self) -> int:
-        """The `id` of the iterator."""
+        """The Python `id` of the iterator."""
         return id(self.iterator)
 
     def outline(self) -> Saved:
-        """Returns the kind: a position."""
+        """Returns a `Saved` without data, whose kind says that the value is an iterator's read position."""
         return Saved("position")
 
     def read(self) -> Saved:
-        """Returns the iterator's position."""
+        """Returns how far the iterator has read, in the form in which checkpoints store it."""
         return Saved("position", value=encode(self.iterator.get_state(), type(self.iterator).__name__))
 
     def put(self, saved: Saved) -> Undo:
-        """Moves the iterator to a saved position."""
+        """Moves the iterator to a saved read position, and returns a function that undoes this."""
         iterator, before = self.iterator, self.iterator.get_state()
         iterator.set_state(decode(saved.value))
         return lambda: iterator.set_state(before)
@@ -308,25 +311,25 @@ class PositionLeaf(Leaf):
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorLeaf(Leaf):
-    """The state of a `numpy.random.Generator`, as state to be saved."""
+    """Adapter by which a checkpoint reads and restores the state of a `numpy.random.Generator`."""
 
     generator: np.random.Generator
 
     @property
     def owner(self) -> int:
-        """The `id` of the generator."""
+        """The Python `id` of the random generator."""
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns the kind, which is that of positions: how far a stream of random numbers is used."""
+        """Returns a `Saved` without data, of the same kind as for an iterator's read position."""
         return Saved("position")
 
     def read(self) -> Saved:
-        """Returns the state of the bit generator."""
+        """Returns the random generator's state, in the form in which checkpoints store it."""
         return Saved("position", value=encode(self.generator.bit_generator.state, "numpy.random.Generator"))
 
     def put(self, saved: Saved) -> Undo:
-        """Restores the state of the bit generator."""
+        """Restores the random generator's state, and returns a function that undoes this."""
         bits = self.generator.bit_generator
         before = bits.state
         bits.state = decode(saved.value)
@@ -334,7 +337,7 @@ class GeneratorLeaf(Leaf):
 
 
 def leaf_of(value: object, place: Place) -> Leaf | None:
-    """Wraps a variable, array, iterator or generator as state to be saved; returns None for numbers and the rest."""
+    """Returns the checkpoint adapter for a variable, array, iterator or random generator; None for other values."""
     if isinstance(value, Variable):
         return VariableLeaf(value)
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMmV"):
@@ -349,12 +352,12 @@ def leaf_of(value: object, place: Place) -> Leaf | None:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether `value` is a plain number: of Python or a NumPy scalar."""
+    """Returns whether `value` is a Python number or a NumPy scalar."""
     return isinstance(value, _NUMBERS) and not (isinstance(value, np.generic) and value.dtype.kind in "OSUMm")
 
 
 def on_host(array: Array | HostArray) -> np.ndarray[Any, Any]:
-    """Copies an array to this host; no other code writes to the copy."""
+    """Copies an array to host memory; the copy shares no memory with the array."""
     return np.array(array)
 
 
@@ -362,7 +365,7 @@ def on_host(array: Array | HostArray) -> np.ndarray[Any, Any]:
 
 
 def encode(value: object, owner: str) -> Any:
-    """Converts a value to JSON-like data. Types that JSON lacks become marked dicts, such as ``{"__tuple__": [...]}``.
+    """Converts a value to JSON-serializable data; tuples and bytes become dicts such as ``{"__tuple__": [...]}``.
 
     Raises:
         ArgumentTypeError: The value contains an unsupported type.
@@ -391,7 +394,7 @@ def encode(value: object, owner: str) -> Any:
 
 
 def decode(value: object) -> Any:
-    """Inverts `encode`."""
+    """Converts a result of `encode` back to the original value."""
     if isinstance(value, list):
         return [decode(one) for one in value]
     if not isinstance(value, dict):
@@ -408,5 +411,5 @@ def decode(value: object) -> Any:
 
 
 def to_json(value: object) -> str:
-    """Serializes JSON-like data to one line. Equal data gives equal text."""
+    """Serializes a value to one line of JSON text, which is the same for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: keeps the newest checkpoints of a training run in one folder."""
+"""The class `CheckpointManager`, which saves checkpoints regularly and keeps the newest ones in a folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
 class CheckpointManager:
-    """Saves a checkpoint every `save_interval_steps` steps in the background, and keeps the newest ones.
+    """A manager that saves a `Checkpoint` regularly to a folder in the background, and keeps only the newest ones.
 
     A checkpoint is the folder ``<directory>/<checkpoint_name>-<step>``. It is renamed to this path after it is
     completely written. A program that is killed while saving, or a full disk, does not affect earlier checkpoints.
@@ -121,33 +121,36 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The `Checkpoint` that the manager saves and restores."""
+        """The `Checkpoint` object that the manager saves and restores."""
         return self._checkpoint
 
     @property
     def directory(self) -> str:
-        """The absolute path of the folder that the checkpoints are saved to."""
+        """The absolute path of the folder in which the checkpoints are saved."""
         return self._directory
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the finished checkpoints, oldest first. Waits for a checkpoint that this process is writing."""
+        """The paths of the complete checkpoints, oldest first; waits for a checkpoint that is being written."""
         self._writer.wait()
         return self._managed()
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint, or None. Waits for a checkpoint that this process is writing."""
+        """The path of the newest checkpoint, or None; waits for a checkpoint that is being written."""
         found = self.checkpoints
         return found[-1] if found else None
 
     @property
     def restored(self) -> RestoreStatus | None:
-        """The restore status of the last `restore_latest` that found a checkpoint; None before."""
+        """The `RestoreStatus` of the last `restore_latest` that found a checkpoint, or None.
+
+        It is None until `restore_latest` finds a checkpoint.
+        """
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
-        """Saves a checkpoint if it is due after `step` steps, and returns its path.
+        """Saves a checkpoint if one is due after training step `step`; returns the path, or None if none is due.
 
         `save` waits for a previous checkpoint that is still being written. It then copies the state to this host and
         returns; a background thread writes the checkpoint while training continues.
@@ -201,7 +204,9 @@ class CheckpointManager:
             self._series = claim(where.parent, where.name.rpartition("-")[0], "CheckpointManager.save")
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
-        """Restores the newest undamaged checkpoint, if there is one; warns if it skips damaged ones.
+        """Restores the newest undamaged checkpoint in the folder, if there is one.
+
+        A warning is logged if damaged checkpoints are skipped.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -221,7 +226,7 @@ class CheckpointManager:
         return None if path is None else number_of(Path(path).name, self._name)
 
     def restore_newest(self, *, partial: bool = False) -> str | None:
-        """Restores like `restore_latest`, and returns the path of the restored checkpoint."""
+        """Restores the newest undamaged checkpoint like `restore_latest`, but returns its path."""
         called = "CheckpointManager.restore_latest"
         errors: list[DamagedCheckpointError] = []
         seen: set[str] = set()
@@ -264,7 +269,7 @@ class CheckpointManager:
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
     def wait(self) -> None:
-        """Waits until all saved checkpoints are on disk.
+        """Waits until all checkpoints that `save` was called for are on disk.
 
         Raises:
             CheckpointError: A checkpoint could not be written.

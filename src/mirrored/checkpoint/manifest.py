@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: one JSON file that lists the contents and the checksums of the array files.
+"""The manifest of a checkpoint: a JSON file with all names, shapes, dtypes and file checksums.
 
 A checkpoint is a folder with ``mirrored.json`` and ``arrays/``, which has Orbax's format. The manifest contains names,
 shapes and dtypes, and nothing about devices or replicas, so a checkpoint can be restored on any number of them.
@@ -25,7 +25,7 @@ _VERSION: Final = 1
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The contents of a checkpoint: the names, shapes and dtypes of all state.
+    """The table of contents of a checkpoint: names, shapes and dtypes of all state, and file checksums.
 
     Attributes:
         leaves: Every piece of state by name; numbers and positions with their values.
@@ -47,7 +47,7 @@ class Manifest:
     carried: list[str] = dataclasses.field(default_factory=list)
 
     def write(self, directory: Path) -> None:
-        """Writes ``mirrored.json``, with the checksums of the array files in `directory`."""
+        """Writes the manifest to the file ``mirrored.json``, with the checksums of the array files in `directory`."""
         files = {one: checksum(directory / ARRAYS / one) for one in _files(directory / ARRAYS)}
         body = dataclasses.asdict(dataclasses.replace(self, files=files))
         body["leaves"] = {name: _leaf_to_json(saved) for name, saved in self.leaves.items()}
@@ -57,12 +57,12 @@ class Manifest:
 
     @property
     def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The stored shape and dtype of every array, by name."""
+        """The shapes and dtypes of the stored arrays, as a dict by name."""
         return {name: (tuple(s.value), _stored_dtype(s)) for name, s in self.leaves.items() if s.is_array}
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads and checks the manifest of a checkpoint.
+    """Reads and validates the manifest file of a checkpoint.
 
     Raises:
         MissingCheckpointError: There is no checkpoint at the path.
@@ -92,7 +92,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Checks that the array files have the checksums in the manifest.
+    """Verifies the checksums of a checkpoint's array files; raises an error if a file is missing or damaged.
 
     Raises:
         DamagedCheckpointError: A file is missing, or was changed or damaged after it was written.
@@ -106,7 +106,10 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def marks_of_files(directory: Path, manifest: Manifest) -> tuple[tuple[int, int, int] | None, ...]:
-    """Returns the inode, size and modification time of each file, which change on a write; None for a missing file."""
+    """Returns inode, size and modification time of each of a checkpoint's files, to detect later changes.
+
+    A write changes at least one of them. A missing file has None.
+    """
     return tuple(_mark(directory / ARRAYS / name) for name in manifest.files)
 
 
@@ -119,7 +122,7 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def checksum(path: Path) -> str:
-    """Returns the CRC-32 and the size of a file."""
+    """Returns the CRC-32 checksum and the size of a file."""
     total, size = 0, 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -128,7 +131,7 @@ def checksum(path: Path) -> str:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Returns whether there is a finished checkpoint at the path."""
+    """Returns whether a path is a completely written checkpoint."""
     return (directory / FILE).is_file()
 
 
@@ -175,7 +178,7 @@ def _nearby(directory: Path) -> str:
 
 
 def no_manifest(directory: Path) -> DamagedCheckpointError:
-    """Returns the error for a checkpoint whose manifest is missing."""
+    """Creates the error for a checkpoint whose manifest file is missing."""
     return _damaged(directory, f"{FILE} is missing")
 
 

@@ -1,4 +1,4 @@
-"""Matches the names in a checkpoint with those in the program, and reports the result as a `RestoreStatus`."""
+"""Matches the names of state in a checkpoint with those in the program, and reports the result of a restore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN: Final = 8
 
 @dataclasses.dataclass(frozen=True)
 class Misfit:
-    """A name that both the program and the checkpoint have, with another kind, shape or dtype."""
+    """A value whose kind, shape or dtype in the checkpoint differs from that in the program."""
 
     name: str
     source: str
@@ -34,7 +34,7 @@ class Misfit:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Which names of a program and of a checkpoint correspond, and which do not.
+    """The result of comparing a checkpoint with the program: matching, missing and unexpected names.
 
     Attributes:
         pairs: ``{name in the program: (name in the checkpoint, leaf)}`` for all names that match.
@@ -54,11 +54,11 @@ class Match:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the program and the checkpoint have the same names, with the same shapes and dtypes."""
+        """Whether checkpoint and program have exactly the same names, with the same shapes and dtypes."""
         return not (self.missing or self.unexpected or self.misfits)
 
     def report(self) -> str:
-        """Formats a summary in a few lines: how many names matched, and which did not."""
+        """Formats the comparison in a few lines: the number of matching names, and all names that do not match."""
         matched, all_here = self.pairs.keys() - {COUNTER}, self.here.keys() - {COUNTER}
         lines = [f"{len(matched)} of {len(all_here)} names of the program matched"]
         lines += _section("with a different shape, dtype or kind", [_misfit_line(one) for one in self.misfits])
@@ -82,7 +82,7 @@ class Match:
 
 
 def match(graph: Graph, manifest: Manifest) -> Match:
-    """Finds the saved value of every piece of state in the program, by its name or another path to the same object."""
+    """Compares a checkpoint with the program: finds the saved value for each value in the program by name."""
     others = graph.other_names()
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
@@ -102,7 +102,7 @@ def match(graph: Graph, manifest: Manifest) -> Match:
 
 
 def resolve(path: str, manifest: Manifest) -> str:
-    """Returns the name in the checkpoint that a path means, where objects along the path may have other names."""
+    """Returns the checkpoint's name for a value, given any attribute path that led to the value when it was saved."""
     for _ in range(len(manifest.aliases) + 1):
         if path in manifest.leaves:
             return path
@@ -154,7 +154,7 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 
 class RestoreStatus:
-    """The result of `Checkpoint.restore`: lists which names matched, and checks the match on request.
+    """The result of `Checkpoint.restore`: says which names matched, and has TensorFlow's `assert_` methods.
 
     After a partial restore, a warning is logged when the status is garbage-collected, unless `expect_partial` or one of
     the `assert_` methods was called.
@@ -171,26 +171,26 @@ class RestoreStatus:
 
     @property
     def matched(self) -> tuple[str, ...]:
-        """The names that were restored."""
+        """The names of the values that were restored."""
         return tuple(self._look().pairs)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names in the program that the checkpoint lacks; their state keeps its values."""
+        """The names of values in the program that the checkpoint does not contain, and that were not changed."""
         return self._look().missing
 
     @property
     def unexpected(self) -> tuple[str, ...]:
-        """The names in the checkpoint that the program does not have (yet)."""
+        """The names in the checkpoint for which the program has no variable or other state (yet)."""
         return self._look().unexpected
 
     @property
     def report(self) -> str:
-        """A summary of the match in a few lines."""
+        """A text of a few lines that says which names matched and which did not."""
         return self._look().report()
 
     def assert_consumed(self) -> RestoreStatus:
-        """Checks that the program and the checkpoint have the same names.
+        """Raises an error unless the program and the checkpoint have the same names.
 
         Raises:
             CheckpointMismatchError: A name is missing on one side.
@@ -202,7 +202,7 @@ class RestoreStatus:
         )
 
     def assert_existing_objects_matched(self) -> RestoreStatus:
-        """Checks that all state in the program was restored; the checkpoint can contain more.
+        """Raises an error unless all state in the program was restored; the checkpoint may contain more.
 
         Raises:
             CheckpointMismatchError: A name of the program was not restored.
@@ -211,7 +211,7 @@ class RestoreStatus:
         return self._assert("assert_existing_objects_matched", rule, lambda found: not found.missing)
 
     def assert_nontrivial_match(self) -> RestoreStatus:
-        """Checks that at least one name was restored.
+        """Raises an error unless at least one value was restored.
 
         Raises:
             CheckpointMismatchError: No name was restored.
@@ -219,15 +219,18 @@ class RestoreStatus:
         return self._assert("assert_nontrivial_match", "at least one name must match", lambda found: bool(found.pairs))
 
     def expect_partial(self) -> RestoreStatus:
-        """Declares that a partial restore is intended, so that no warning is logged."""
+        """Silences the warning about names that did not match.
+
+        Call it if a partial restore is intended.
+        """
         self._partial = None
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
-        """Has no effect: the values are already restored. TensorFlow 1 programs call it."""
+        """Does nothing; exists because TensorFlow 1 programs call this method to run the restore."""
 
     def initialize_or_restore(self, session: object = None) -> None:
-        """Has no effect: the values are already restored. TensorFlow 1 programs call it."""
+        """Does nothing; exists because TensorFlow 1 programs call this method to run the restore."""
 
     def _assert(self, method: str, rule: str, holds: Callable[[Match], bool]) -> RestoreStatus:
         self._partial = None

@@ -1,4 +1,4 @@
-"""Which values inside an object a checkpoint saves, under which names, and where a restore puts them back.
+"""Determines which attributes and items of objects a checkpoint saves, and under which names.
 
 The parts of dicts, lists and tuples are their entries; those of other objects are their attributes, public ones first.
 Objects of the standard library, of JAX, NumPy and optax, functions, classes, strategies and datasets have no parts.
@@ -58,7 +58,7 @@ _CLOSED_HERE: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A value inside an object that a checkpoint saves: its name, and its place, where a restore replaces it."""
+    """An attribute or item of an object that a checkpoint saves: its name, its value, and where it is stored."""
 
     name: str
     value: Any
@@ -66,59 +66,59 @@ class Part:
 
 
 class CheckpointSlotGroup(Protocol):
-    """A group of variables for which an optimizer keeps shared state, such as a step counter."""
+    """Protocol of a group of variables for which an optimizer keeps common state, such as a step counter."""
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The variables to which the slots of this group belong."""
+        """The model variables in this group."""
         ...
 
     @property
     def shared(self) -> Mapping[str, Variable]:
-        """The optimizer state that all variables of the group share, by label."""
+        """The optimizer state that all variables of the group share, as a dict by label."""
         ...
 
 
 class OptimizerState(Protocol):
-    """The state that an optimizer has created so far."""
+    """Protocol of the state that an optimizer has created so far: scalars, and groups of variables with slots."""
 
     @property
     def scalars(self) -> Mapping[str, Variable]:
-        """The state that belongs to no variable: the step, the learning rate."""
+        """The optimizer state that belongs to no model variable, such as the step and the learning rate."""
         ...
 
     @property
     def groups(self) -> tuple[CheckpointSlotGroup, ...]:
-        """The groups of variables that have slots, in the order of their creation."""
+        """The groups of model variables that have slots (such as momenta), in the order of their creation."""
         ...
 
 
 class HasSlots(Protocol):
-    """An optimizer; a checkpoint saves its slots (such as momenta) under the names of their variables."""
+    """Protocol of optimizers, whose slot variables (such as momenta) a checkpoint saves by model variable."""
 
     def made(self) -> OptimizerState:
-        """Returns the state that the optimizer has created so far, without creating any."""
+        """Returns the state that the optimizer has created so far, without creating more."""
         ...
 
     def slots(self, variable: Variable) -> Mapping[str, Variable]:
-        """Returns the slots (such as momenta) of one variable, by label."""
+        """Returns the slot variables (such as momenta) of one model variable, as a dict by label."""
         ...
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Creates the slots of the given variables."""
+        """Creates the slot variables (such as momenta) for the given model variables."""
         ...
 
 
 class HasParts(Protocol):
-    """An object that names the pieces of its state that a checkpoint saves."""
+    """Protocol of objects that determine themselves which of their values a checkpoint saves."""
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Yields the values inside this object that a checkpoint saves; `place` is where the object itself is."""
+        """Yields the values inside this object that a checkpoint saves, each with its name and location."""
         ...
 
 
 def has_slots(value: object) -> TypeGuard[HasSlots]:
-    """Returns whether `value` is an optimizer, i.e. has the methods of `HasSlots`."""
+    """Returns whether `value` is an optimizer whose slot variables a checkpoint can save."""
     return defines(value, "made", "slots", "build")
 
 
@@ -127,7 +127,7 @@ def _has_parts(value: object) -> TypeGuard[HasParts]:
 
 
 def parts_of(value: object, place: Place) -> Iterator[Part]:
-    """Yields the values inside `value` that a checkpoint saves; `place` is where `value` itself is."""
+    """Yields the attributes or items of an object that a checkpoint saves, each with its name and location."""
     if _has_parts(value):
         yield from value.checkpoint_parts(place)
     elif isinstance(value, Mapping):
@@ -145,7 +145,7 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
 
 
 def is_open(value: object) -> bool:
-    """Returns whether a checkpoint saves the attributes of an object: not of those of NumPy, JAX, ..."""
+    """Returns whether a checkpoint saves the attributes of an object; False for objects of libraries such as NumPy."""
     if isinstance(value, (type, enum.Enum)):
         return False
     package, _, rest = type(value).__module__.partition(".")
@@ -160,17 +160,17 @@ def is_container(value: object) -> bool:
 
 
 def is_node(value: object) -> bool:
-    """Returns whether `value` is a pytree node. The numbers of such an object are part of its structure, not state."""
+    """Returns whether `value` is a pytree node (not a leaf), whose number attributes are structure and not saved."""
     return not jax.tree_util.all_leaves([value])
 
 
 def is_shareable(value: object) -> bool:
-    """Returns whether two references to `value` share state. Immutable values, such as tuples, share none."""
+    """Returns whether an object is mutable, so that two references to it share state."""
     return not isinstance(value, (tuple, MappingProxyType, jax.Array)) and not is_frozen(value)
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether `mirrored` may set an attribute on `value`: a class of Keras or mirrored is among its bases."""
+    """Returns whether mirrored may store an attribute in an object: one of a Keras or mirrored class."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
@@ -216,21 +216,21 @@ _SCALARS: Final = ("iteration", "learning_rate", "step_counter", "dynamic_scale"
 
 @dataclasses.dataclass(frozen=True)
 class KerasLeaf(Leaf):
-    """A Keras variable that was created outside of strategies, as state to be saved."""
+    """Adapter by which a checkpoint reads and restores a Keras variable created outside of a strategy's scope."""
 
     variable: Any
 
     @property
     def owner(self) -> int:
-        """The `id` of the variable."""
+        """The Python `id` of the Keras variable."""
         return id(self.variable)
 
     def outline(self) -> Saved:
-        """Returns the variable's shape and dtype."""
+        """Returns a `Saved` with the Keras variable's shape and dtype, without the value."""
         return Saved("array", tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
 
     def read(self) -> Saved:
-        """Returns the variable's shape, dtype and value.
+        """Returns the Keras variable's value, in the form in which checkpoints store it.
 
         Raises:
             ContextError: The variable has no value: Keras' `fit` holds it as loop state during an epoch.
@@ -245,14 +245,14 @@ class KerasLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(self.variable.numpy()))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns the saved value to the variable."""
+        """Assigns a saved value to the Keras variable, and returns a function that undoes this."""
         variable, before = self.variable, on_host(self.variable.numpy())
         variable.assign(saved.one())
         return lambda: variable.assign(before)
 
 
 def keras_leaf(value: object) -> Leaf | None:
-    """Wraps a Keras variable as state to be saved; returns None for anything else."""
+    """Returns the checkpoint adapter for a Keras variable; None for anything else."""
     if not _is(value, "Variable") or has_no_value_yet(value):
         return None
     ours = variable_behind(value)
@@ -260,20 +260,20 @@ def keras_leaf(value: object) -> Leaf | None:
 
 
 def has_no_value_yet(value: object) -> bool:
-    """Returns whether `value` is a Keras variable that is initialized only at the end of the scope that created it."""
+    """Returns whether `value` is a Keras variable that is not initialized yet (deferred to the end of a scope)."""
     if not _is(value, "Variable") or variable_behind(value) is not None:
         return False
     return vars(value).get("_value") is None and getattr(value, "_initializer", None) is not None
 
 
 def variable_behind(value: object) -> Variable | None:
-    """Returns the `mirrored.Variable` behind a Keras variable that was created in a strategy's scope, else None."""
+    """Returns the `mirrored.Variable` that stores the value of a Keras variable, or None if there is none."""
     ours = getattr(value, "mirrored", None) if _is(value, "Variable") else None
     return ours if isinstance(ours, Variable) else None
 
 
 def keras_parts(value: Any, place: Place) -> list[Part] | None:
-    """Returns the values that a checkpoint saves of a Keras layer, model, metric or seed generator; None for others."""
+    """Returns what a checkpoint saves of a Keras layer, model, metric or seed generator; None for other objects."""
     if has_no_value_yet(value):
         return []
     if _is(value, "Layer"):
@@ -286,13 +286,13 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
 
 
 def keras_slots(value: object) -> KerasSlots | None:
-    """Wraps a Keras optimizer, so that its slots can be saved; returns None for anything else."""
+    """Adapts a Keras optimizer so that a checkpoint can save its slot variables; returns None for anything else."""
     return KerasSlots(value) if _is(value, "optimizers.Optimizer") else None
 
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The variables that a Keras optimizer was built for, and its slots, named by their index."""
+    """The model variables of a Keras optimizer, and the optimizer's slot variables, named by index."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]
@@ -300,7 +300,7 @@ class KerasGroup:
 
 @dataclasses.dataclass(frozen=True)
 class KerasMade:
-    """The state that a Keras optimizer has created so far."""
+    """The state that a Keras optimizer has created so far: scalars, and groups of variables with slots."""
 
     scalars: Mapping[str, Any]
     groups: tuple[KerasGroup, ...]
@@ -308,12 +308,12 @@ class KerasMade:
 
 @dataclasses.dataclass(frozen=True)
 class KerasSlots:
-    """Adapts a Keras optimizer to `HasSlots`, the interface by which checkpoints save slots."""
+    """Adapter from a Keras optimizer to `HasSlots`, the interface by which checkpoints save slot variables."""
 
     optimizer: Any
 
     def made(self) -> KerasMade:
-        """Returns the step and learning rate, and once the optimizer is built also its slots."""
+        """Returns the Keras optimizer's step, learning rate and, if the optimizer is built, slot variables."""
         variables = list(self.optimizer.variables)
         scalars = {one.name: one for one in variables if one.name in _SCALARS}
         rest = [one for one in variables if one.name not in _SCALARS]
@@ -324,12 +324,12 @@ class KerasSlots:
         return KerasMade(scalars, (KerasGroup(tuple(inner._trainable_variables), slots),))
 
     def slots(self, variable: object) -> Mapping[str, Any]:
-        """Returns an empty mapping: Keras' slots are named by their index, in `KerasGroup.shared`."""
+        """Returns an empty dict: the slot variables of Keras optimizers are in `KerasGroup.shared`."""
         del variable
         return {}
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Builds the optimizer in the scope of the variables' strategy."""
+        """Builds the Keras optimizer's slot variables, in the scope of the model variables' strategy."""
         owners = [ours.strategy for one in var_list if (ours := variable_behind(one)) is not None]
         if var_list and not self.optimizer.built:
             with owners[0].scope() if owners and owners[0] is not None else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Places: where a value is stored in the user's objects (an attribute, a list item), so that a restore can replace it.
+"""Locations of values in the user's objects (an attribute, a list item), where a restore replaces the values.
 
 Tuples and frozen dataclasses are immutable. Replacing a value in one of them creates a changed copy and replaces the
 original with this copy.
@@ -17,34 +17,34 @@ from mirrored.errors import ArgumentTypeError
 
 
 class Place(abc.ABC):
-    """Where a value is stored, so that a restore can replace it."""
+    """Base class of locations where a value is stored (an attribute, a list item), so that it can be replaced."""
 
     @abc.abstractmethod
     def get(self) -> Any:
-        """Returns the value that is stored there now."""
+        """Returns the value that is stored at this location."""
 
     @abc.abstractmethod
     def put(self, value: object) -> None:
-        """Stores another value there."""
+        """Replaces the value that is stored at this location."""
 
     @abc.abstractmethod
     def holder(self) -> Any:
-        """Returns the object that holds the value."""
+        """Returns the object whose attribute or item this location is."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Root(Place):
-    """A keyword argument of a checkpoint, as a place into which a value is restored."""
+    """The location of an object that was passed to `Checkpoint` as a keyword argument."""
 
     parts: dict[str, Any]
     key: str
 
     def get(self) -> Any:
-        """Returns the object that was passed as this keyword argument."""
+        """Returns the object that was passed to the checkpoint as this keyword argument."""
         return self.parts[self.key]
 
     def put(self, value: object) -> None:
-        """Replaces the object that was passed as this keyword argument."""
+        """Replaces the object that was passed to the checkpoint as this keyword argument."""
         self.parts[self.key] = value
 
     def holder(self) -> Any:
@@ -54,21 +54,21 @@ class Root(Place):
 
 @dataclasses.dataclass(frozen=True)
 class Attribute(Place):
-    """An attribute of an object, as a place into which a value is restored."""
+    """The location of a value in an attribute of an object."""
 
     parent: Place
     name: str
 
     def holder(self) -> Any:
-        """Returns the object with the attribute."""
+        """Returns the object that has the attribute."""
         return self.parent.get()
 
     def get(self) -> Any:
-        """Returns the attribute's value."""
+        """Returns the value of the attribute."""
         return getattr(self.parent.get(), self.name)
 
     def put(self, value: object) -> None:
-        """Sets the attribute; if the object is frozen, replaces the object by a changed copy."""
+        """Sets the attribute; if the object is frozen, replaces the object by a modified copy."""
         owner = self.parent.get()
         try:
             setattr(owner, self.name, value)
@@ -81,21 +81,21 @@ class Attribute(Place):
 
 @dataclasses.dataclass(frozen=True)
 class Item(Place):
-    """An entry of a dict, list or tuple, as a place into which a value is restored."""
+    """The location of a value in an item of a dict, list or tuple."""
 
     parent: Place
     key: Any
 
     def holder(self) -> Any:
-        """Returns the dict, list or tuple."""
+        """Returns the dict, list or tuple that contains the item."""
         return self.parent.get()
 
     def get(self) -> Any:
-        """Returns the entry's value."""
+        """Returns the value of the item."""
         return self.parent.get()[self.key]
 
     def put(self, value: object) -> None:
-        """Sets the entry; if the container is a tuple or an immutable mapping, replaces it by a changed copy.
+        """Sets the item; if the container is a tuple or an immutable mapping, replaces it by a modified copy.
 
         Raises:
             ArgumentTypeError: The container is a mapping that can be neither changed nor copied.
@@ -113,7 +113,7 @@ class Item(Place):
 
 
 def defines(value: object, *methods: str) -> bool:
-    """Returns whether an object or its class defines these methods, without asking `__getattr__`.
+    """Returns whether an object or its class defines the given methods; does not call `__getattr__`.
 
     `hasattr` is not sufficient: some objects return a value for any name, as `nnx.Rngs` does with random streams.
     """
@@ -121,7 +121,7 @@ def defines(value: object, *methods: str) -> bool:
 
 
 def is_frozen(value: object) -> bool:
-    """Returns whether `value` is a dataclass that is frozen (such as Flax structs) or overrides `__setattr__`."""
+    """Returns whether `value` is a frozen dataclass (such as a Flax struct) or one that overrides `__setattr__`."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     own_rule = getattr(type(value), "__setattr__", None) is not getattr(object, "__setattr__", None)
     return parameters is not None and (bool(parameters.frozen) or own_rule)

@@ -1,4 +1,4 @@
-"""Preemption handling: after SIGTERM all workers save a checkpoint after the same step, and exit."""
+"""Preemption handling: after SIGTERM, all workers save a checkpoint after the same training step, and exit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ class _End:
 
 
 def is_ending() -> bool:
-    """Returns whether the main thread has finished, after which Python starts no more threads (from 3.12 on)."""
+    """Returns whether the main thread has finished, so that Python 3.12 and later starts no more threads."""
     return _End.has_come
 
 
 def at_end(finish: Callable[[], None]) -> None:
-    """Registers `finish` to run when the main thread has finished, before thread pools refuse new work.
+    """Registers a function to run when the main thread has finished, before `atexit` callbacks.
+
+    Thread pools still accept work then.
 
     This is before `atexit` callbacks and before threads are joined. `concurrent.futures` uses the same hook of CPython
     (3.9 to 3.14). Hooks run in reverse order of registration, so this module imports `concurrent.futures.thread` first.
@@ -56,7 +58,7 @@ _WAIT_SECONDS: Final = 60.0
 
 
 class Preemption:
-    """Handles SIGTERM for all workers of the job. `preemption` creates one instance per process."""
+    """The SIGTERM handler of this process; all workers' handlers agree on the training step after which to exit."""
 
     def __init__(self) -> None:
         self._noticed, self._stopped = threading.Event(), threading.Event()
@@ -73,7 +75,7 @@ class Preemption:
             atexit.register(self._stop)
 
     def poll(self) -> bool:
-        """Counts a step, and returns whether all workers save and exit after it.
+        """Returns whether all workers must save and exit after this step; must be called once per training step.
 
         Context: once per step, on every worker.
         """
@@ -142,7 +144,7 @@ _made: list[Preemption] = []
 
 
 def preemption() -> Preemption:
-    """Returns the `Preemption` of this process."""
+    """Returns the SIGTERM handler of this process, a single instance of `Preemption`."""
     if not _made:
         _made.append(Preemption())
     return _made[0]

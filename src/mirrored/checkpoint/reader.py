@@ -1,4 +1,4 @@
-"""`CheckpointReader`: reads a checkpoint by name, without the program that saved it."""
+"""The class `CheckpointReader`, which reads a checkpoint without the program that saved it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mirrored.errors import ArgumentError
 
 
 class CheckpointReader:
-    """Reads the contents of a checkpoint by name.
+    """A reader of the values in a checkpoint by name, without the program that saved the checkpoint.
 
     Args:
         path: A checkpoint, or a folder whose newest checkpoint is read.
@@ -45,21 +45,21 @@ class CheckpointReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, sorted."""
+        """The names of all values in the checkpoint, sorted."""
         return tuple(sorted(self._manifest.leaves))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all arrays, by name."""
+        """The shapes of all arrays in the checkpoint, as a dict by name."""
         return {name: saved.shape for name, saved in self._arrays()}
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtypes of all arrays, by name."""
+        """The dtypes of all arrays in the checkpoint, as a dict by name."""
         return {name: saved.dtype for name, saved in self._arrays()}
 
     def read(self, name: str) -> Any:
-        """Returns the value of a name: a NumPy array, an array of random keys, a number or a position.
+        """Returns the value with the given name: a NumPy array, a PRNG key array, a number, or an iterator's state.
 
         The array of a variable with one component per replica has the shape ``[replicas, ...]``.
 

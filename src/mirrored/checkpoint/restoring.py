@@ -1,4 +1,4 @@
-"""Atomic restore: checks and reads everything before it changes anything; then changes all state or none."""
+"""Atomic restore: checks and reads a checkpoint completely before it changes any variable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 @contextlib.contextmanager
 def outside_of_steps(called: str) -> Iterator[None]:
-    """Returns a context in which state is read and written eagerly, independent of open strategy scopes and tapes.
+    """Context manager that suspends strategy scopes and tapes, so that variables are read and written eagerly.
 
     Raises:
         ContextError: Called inside `run` or a compiled function.
@@ -44,7 +44,7 @@ def outside_of_steps(called: str) -> Iterator[None]:
 
 
 class Restoration:
-    """The restore of one saved checkpoint: existing state immediately, other state when the program creates it.
+    """A restore in progress: existing variables were restored; others follow when the program creates them.
 
     Args:
         directory: The folder of the checkpoint.
@@ -62,7 +62,7 @@ class Restoration:
         self._is_readable = True
 
     def match(self) -> Match:
-        """Compares the saved checkpoint with the program as it is now; state created too late counts as missing."""
+        """Compares the checkpoint with the program's current state; values that came too late count as missing."""
         found = match(self._look(), self._manifest)
         late = [name for name in found.pairs if name not in self._done]
         kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
@@ -72,11 +72,11 @@ class Restoration:
         )
 
     def is_over(self) -> bool:
-        """Returns whether everything in the checkpoint is restored."""
+        """Returns whether every value in the checkpoint is restored."""
         return self._manifest.leaves.keys() <= self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
-        """Restores everything in the saved checkpoint for which the program already has state.
+        """Restores all values in the checkpoint for which the program already has a variable or other state.
 
         Args:
             called: For messages.
@@ -91,7 +91,7 @@ class Restoration:
         self._restore(called, lambda name, leaf: True, strict=strict, first=True)
 
     def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
-        """Restores state that the program has just created, but no older state, which may have been trained since.
+        """Restores variables and other state that the program has just created, and nothing older.
 
         Args:
             called: The function that the user called, for messages.
@@ -107,7 +107,7 @@ class Restoration:
             self._restore(called, wanted, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Adds state that was not restored yet to a manifest to be saved, so that the new checkpoint has it too.
+        """Adds values that were not restored yet to a new checkpoint's manifest, so that they are not lost.
 
         The values are read once and held in memory, because the restored checkpoint may be removed before the program
         creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.
@@ -266,7 +266,7 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
 
 
 def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
-    """Reads the saved values of the given names from a checkpoint.
+    """Reads the values with the given names from a checkpoint.
 
     Raises:
         DamagedCheckpointError: The arrays cannot be read.

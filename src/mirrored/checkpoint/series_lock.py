@@ -1,4 +1,4 @@
-"""A lock file by which only one job at a time writes the checkpoints of one name to a folder.
+"""A lock file that prevents two jobs from writing checkpoints of the same name to one folder.
 
 Two jobs would replace, remove and restore each other's checkpoints. The lock is an operating system lock: `flock` on a
 hidden file beside the checkpoints. The kernel releases it when the process ends for any reason, so a killed job never
@@ -41,7 +41,7 @@ _UNSUPPORTED: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTS
 
 
 class SeriesLock:
-    """The lock of this process on the checkpoints of one name in a folder, held until the object is collected.
+    """A file lock that lets only this process write the checkpoints of one name to a folder.
 
     Args:
         path: The lock file.
@@ -60,7 +60,7 @@ class SeriesLock:
         self._take(called)
 
     def check(self, called: str) -> None:
-        """Checks that this process still holds the lock; locks a new file if the folder or the file was removed.
+        """Raises an error if another process has taken the lock; locks again if the lock file was removed.
 
         Raises:
             CheckpointError: Another process holds the lock.
@@ -77,7 +77,7 @@ class SeriesLock:
         self._take(called)
 
     def forget(self) -> None:
-        """Closes the inherited descriptor in a forked child. An open copy would hold the lock after the parent ends."""
+        """Closes the lock file in a forked child process, so that the child does not keep the parent's lock."""
         self._open.close()
 
     def _take(self, called: str) -> None:
@@ -147,7 +147,7 @@ _claiming = [threading.Lock()]
 
 
 def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
-    """Returns this process's lock on a series of checkpoints, which all its objects share; raises if another holds it.
+    """Returns this process's lock on the checkpoints of one name in a folder; raises an error if another has it.
 
     Args:
         folder: The folder of the checkpoints.

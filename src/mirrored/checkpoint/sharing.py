@@ -1,4 +1,4 @@
-"""Coordinates checkpoints of several workers: which one writes, shared errors, and each worker's position in its data.
+"""Coordinates the saving of checkpoints by several workers: who writes, shared errors, data iterators.
 
 A checkpoint that all workers save under one path is written once, by worker 0. If workers use different paths, as
 TensorFlow programs do for all workers but the chief, the first worker of each path writes.
@@ -22,12 +22,12 @@ _WORKERS: Final = "__workers__"
 
 
 def several_workers() -> bool:
-    """Returns whether this process is one of several workers, which save together."""
+    """Returns whether this process is one of several workers that save checkpoints together."""
     return distributed.is_connected()
 
 
 def writes_here(called: str, path: Path) -> bool:
-    """Returns whether this worker writes the checkpoint: it is the first worker that saves under this path."""
+    """Returns whether this worker writes the checkpoint, i.e. is the first worker that saves to this path."""
     if not several_workers():
         return True
     paths = host_allgather(called, "save a checkpoint", str(path))
@@ -35,7 +35,7 @@ def writes_here(called: str, path: Path) -> bool:
 
 
 def with_all_positions(manifest: Manifest, called: str) -> Manifest:
-    """Returns the manifest with every worker's position in its data, if the positions differ."""
+    """Adds the read positions of all workers' data iterators to a manifest, if the positions differ."""
     own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
     if not several_workers() or not own:
         return manifest
@@ -49,7 +49,7 @@ def with_all_positions(manifest: Manifest, called: str) -> Manifest:
 
 
 def own_position(saved: Saved, name: str, called: str) -> Saved:
-    """Returns this worker's position in the data: its own if each worker saved one, otherwise the common one.
+    """Selects this worker's read position in the data, if a checkpoint stores one for each worker.
 
     Raises:
         CheckpointMismatchError: The positions of a different number of workers were saved.
@@ -70,7 +70,7 @@ def own_position(saved: Saved, name: str, called: str) -> Saved:
 
 
 def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
-    """Runs `work` on every worker, waits for all, and raises the `CheckpointError` of one worker on all of them.
+    """Calls `work` on every worker; if the call fails on one worker, raises that `CheckpointError` on all workers.
 
     Raises:
         CheckpointError: `work` failed on this worker or on another one.
@@ -97,7 +97,7 @@ def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
 
 
 def check_same_files(called: str, path: Path) -> None:
-    """Checks that all workers are about to restore the same checkpoint.
+    """Raises an error on all workers if they are not about to restore the same checkpoint.
 
     Raises:
         CheckpointError: A worker does not find the checkpoint, or finds a different one.

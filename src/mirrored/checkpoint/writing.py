@@ -1,4 +1,4 @@
-"""Writes checkpoints, in the background if requested: to a temporary folder, which is renamed when complete.
+"""Writes checkpoints to a temporary folder that is renamed when complete, in the background if requested.
 
 Every write uses its own temporary folder, so that two writes never write to the same files.
 """
@@ -57,7 +57,7 @@ _REMEDIES: Final = {
 
 
 def write(directory: Path, manifest: Manifest) -> None:
-    """Writes a checkpoint, and replaces an existing one at the path once the new one is complete.
+    """Writes a checkpoint to a path; an existing checkpoint there is replaced after the new one is complete.
 
     Removes temporary folders of this checkpoint that killed processes left behind.
 
@@ -93,12 +93,12 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def unfinished_beside(directory: Path) -> Path:
-    """Returns a new temporary path, next to the checkpoint that is being written or removed."""
+    """Returns a new temporary path beside a checkpoint, to write a new one or to remove the old one."""
     return directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Removes the temporary folders that dead processes left behind.
+    """Removes the temporary folders of checkpoints that killed processes did not finish writing.
 
     Args:
         folder: The folder of the checkpoints.
@@ -116,7 +116,7 @@ def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def check_replaceable(directory: Path, called: str) -> None:
-    """Raises CheckpointError if writing to a path would remove anything but a checkpoint or its remains.
+    """Raises CheckpointError if writing a checkpoint to a path would remove files that are not a checkpoint's.
 
     Args:
         directory: The path of the checkpoint.
@@ -165,7 +165,7 @@ def _content(path: Path) -> str | None:
 
 
 def others_in(folder: Path) -> list[str]:
-    """Returns the names in a checkpoint's folder that do not belong to the checkpoint."""
+    """Returns the names of files in a checkpoint's folder that do not belong to the checkpoint."""
     return sorted(name for name in os.listdir(folder) if not _is_own(name) and not _LITTER.fullmatch(name))
 
 
@@ -191,7 +191,10 @@ def _has_arrays(folder: Path) -> bool:
 
 
 def remove_own(folder: Path) -> None:
-    """Removes a checkpoint's own files, its manifest first, and its folder unless other files are in it."""
+    """Deletes a checkpoint's own files, and the folder unless it contains other files.
+
+    The manifest is deleted first, so that an incomplete checkpoint is not taken for a complete one.
+    """
     if folder.is_symlink():
         folder.unlink()
         return
@@ -253,12 +256,12 @@ def _discard(old: Path, new: Path) -> None:
 
 
 def replaced_beside(directory: Path) -> Path:
-    """Returns the path to which a checkpoint is moved while another one replaces it."""
+    """Returns the path to which an old checkpoint is moved while a new one replaces it."""
     return directory.with_name(directory.name + REPLACED)
 
 
 def actual(directory: Path) -> Path:
-    """Returns where a checkpoint is: at its path, or beside it if the program was killed while replacing it."""
+    """Returns the path where a checkpoint is, which is a backup path if the program was killed while replacing it."""
     replaced = replaced_beside(directory)
     return replaced if not directory.exists() and replaced.exists() else directory
 
@@ -278,7 +281,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class Writer:
-    """Writes one checkpoint at a time in a background thread; the next `wait` raises the error of a failed write."""
+    """A background thread that writes one checkpoint at a time; `wait` raises the error of a failed write."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -286,7 +289,7 @@ class Writer:
         _writers.add(self)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Waits for the write in progress, and runs `work` in the background.
+        """Waits for the previous checkpoint to be written, and then runs `work` in a background thread.
 
         Raises:
             CheckpointError: The current write failed.
@@ -304,7 +307,7 @@ class Writer:
             raise
 
     def wait(self) -> None:
-        """Waits for the write in progress, and raises its error if it failed.
+        """Waits until the checkpoint being written is on disk; raises the error if writing has failed.
 
         Raises:
             CheckpointError: The current write failed, or an earlier one whose error has not been raised yet.
@@ -318,11 +321,11 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a write is in progress."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:
-        """Waits for the write in progress without raising its error, which `wait` raises later."""
+        """Waits until no checkpoint is being written; an error is raised later, by `wait`."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -340,7 +343,7 @@ _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def settle() -> None:
-    """Waits for all writes of this process, so that a listing of a folder shows their checkpoints."""
+    """Waits until all checkpoints that this process is writing are on disk, so that folder listings are complete."""
     if threading.current_thread().name != _THREAD:
         for writer in list(_writers):
             writer.join()

@@ -1,4 +1,4 @@
-"""Runs the command `mirrored` by ``python -m mirrored.cli``."""
+"""Makes ``python -m mirrored.cli`` run the command line program `mirrored`."""
 
 from mirrored.cli.main import main
 

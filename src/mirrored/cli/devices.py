@@ -1,4 +1,4 @@
-"""`mirrored devices`: shows the devices, and the assignment of replicas to them."""
+"""The command `mirrored devices`: shows the devices, and which replicas run on each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | None, kind: str) -> None:
-    """Prints the table of devices.
+    """Prints a table of the devices, with the replicas that run on each.
 
     Args:
         names: Devices of the strategy; empty for the default ones.
@@ -40,7 +40,7 @@ def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | N
 
 
 def device_table(device_assignment: DeviceAssignment) -> Table:
-    """Returns a table with one row per device of this process, with the replicas assigned to it."""
+    """Returns a table of this process's devices, with the replicas that run on each."""
     table = Table(title=f"Devices (JAX {jax.__version__}, process {jax.process_index()} of {jax.process_count()})")
     for column in ("device", "kind", "hardware", "memory", "replicas"):
         table.add_column(column, no_wrap=True)
@@ -54,7 +54,7 @@ def device_table(device_assignment: DeviceAssignment) -> Table:
 
 
 def layout_sentence(device_assignment: DeviceAssignment) -> str:
-    """Describes how many replicas each device has, and the call that creates such a strategy."""
+    """Describes in a sentence how many replicas run on each device, and the `MirroredStrategy` call for that."""
     names = ", ".join(f'"{name_device(device)}"' for device in device_assignment.devices)
     each = f"{device_assignment.local} on each" if device_assignment.is_folded else "one on each"
     devices = f"{device_assignment.num_devices} device{'s' * (device_assignment.num_devices != 1)}"

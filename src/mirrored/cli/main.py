@@ -1,4 +1,4 @@
-"""The command line `mirrored`: one subcommand per file, imported when it is called."""
+"""Defines the command line of the program `mirrored` with click; each subcommand is imported when called."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _is_present(command: str) -> bool:
 @click.group(cls=_Group, context_settings=_CONTEXT)
 @click.version_option(package_name="mirrored")
 def main() -> None:
-    """Synchronous data-parallel training for JAX."""
+    """Synchronous data-parallel training for JAX: the command line program of mirrored."""
 
 
 @main.command()
@@ -54,7 +54,7 @@ def main() -> None:
               help="Kind of device to simulate.")  # fmt: skip
 @click.argument("names", nargs=-1, metavar="[DEVICE]...")
 def devices(names: tuple[str, ...], replicas: int | None, virtual: int | None, kind: str) -> None:
-    """Show the devices, and the assignment of replicas to them.
+    """Show the devices, and which replicas run on each.
 
     DEVICE is a name such as GPU:0 or /gpu:0. Default: all accelerators, or all CPU devices if there are none.
     """
@@ -131,7 +131,7 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
               help="Checkpoint folder: check that it is shared, its write speed and its free space.")  # fmt: skip
 def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None,
            checkpoints: Path | None) -> None:  # fmt: skip
-    """Check the machines of a job, and name those with a fault.
+    """Check the machines of a job, and name the hosts that have a fault.
 
     Start it like `mirrored run`. It checks devices, versions, the rendezvous, the all-reduce between neighbours, clocks
     and the disk.
@@ -164,7 +164,7 @@ def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank:
 @click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: str | None, latency: str | None,
          keeps: str, speed: float, shared: bool, steps: int, plot: Path | None, as_json: bool) -> None:  # fmt: skip
-    """Predict how PROGRAM scales, and name the bottleneck.
+    """Predict how fast PROGRAM trains on more replicas, and name the bottleneck.
 
     \b
     mirrored plan step.py --replicas 8,64,512,4096 --bandwidth 25GB/s --latency 5us --plot plan.png

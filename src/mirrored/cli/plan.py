@@ -1,4 +1,4 @@
-"""`mirrored plan`: predicts the step time of a program on more replicas, and names the bottleneck."""
+"""The command `mirrored plan`: predicts a program's step time on more replicas, and names the bottleneck."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show_plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Runs the program until its step has been timed, measures the step's parts, and prints the predicted times.
+    """Runs a program until its training step is timed, then prints the predicted times on more replicas.
 
     Args:
         program: The Python file to run.
@@ -95,7 +95,7 @@ class _Bar:
 
 
 def as_data(plan: ScalingPlan) -> list[dict[str, object]]:
-    """Returns the predictions as JSON data."""
+    """Converts the predictions of a scaling plan to JSON-serializable data."""
     return [
         {
             "replicas": one.replicas,

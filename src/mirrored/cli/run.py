@@ -1,4 +1,4 @@
-"""`mirrored run`: runs a program on several workers."""
+"""The command `mirrored run`: runs a program on several workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirrored.launcher import Job, detect, run_job
 
 
 def run(job: Job, *, replicas: int | None) -> NoReturn:
-    """Runs a job and exits with its status; a scheduler's environment supplies options that the command line omits."""
+    """Runs a job on its workers and exits with the job's status; takes missing options from a scheduler like Slurm."""
     if replicas is not None:
         if job.workers > 1 or job.nodes > 1:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Cluster resolvers, the rendezvous of workers, and `MultiWorkerMirroredStrategy`."""
+"""Multi-worker training: cluster resolvers, joining of the workers, and `MultiWorkerMirroredStrategy`."""
 
 from mirrored.cluster.kubernetes import ExecutableLocation as ExecutableLocation
 from mirrored.cluster.kubernetes import KubernetesClusterResolver as KubernetesClusterResolver

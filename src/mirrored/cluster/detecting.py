@@ -1,4 +1,4 @@
-"""Finds the cluster of a process that has none configured, by an earlier initialization of JAX or JAX's detection."""
+"""Detects the cluster of a process without configuration, from JAX's own initialization or detection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEDY = (
 
 
 def detected_process(called: str, timeout_seconds: int) -> Process | None:
-    """Returns which process of which cluster this one is, if the environment tells; otherwise None.
+    """Returns which process of a job this one is, as told by JAX or environment variables; None if neither tells.
 
     The arguments of an earlier `jax.distributed.initialize` take precedence over JAX's own detection (Open MPI, Slurm,
     Kubernetes, Cloud TPU).
@@ -44,7 +44,7 @@ def detected_process(called: str, timeout_seconds: int) -> Process | None:
 
 
 def resolver_of(process: Process) -> SimpleClusterResolver:
-    """Returns a resolver for the detected cluster, in which all processes are workers."""
+    """Returns a cluster resolver for a detected cluster, in which all processes are workers."""
     spec = ClusterSpec({WORKER: list(process.addresses)})
     return SimpleClusterResolver(spec, task_type=WORKER, task_id=process.index, rpc_layer="grpc")
 

@@ -1,4 +1,4 @@
-"""Joins a job of several processes by `jax.distributed`; errors name the missing worker, the address and the wait."""
+"""Joins this process to a multi-process job by `jax.distributed.initialize`, with helpful error messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _OWN_FLAGS: Final = re.compile(r"--xla_(force_host_platform_device_count|dump_|g
 
 
 def fingerprint(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns this worker's versions and settings, which must equal those of all workers."""
+    """Returns the versions and settings of this worker that must be equal on all workers."""
     environment = os.environ if environment is None else environment
     found = {f"the version of {name}": _version(name) for name in _PACKAGES}
     found |= {f"the version of {name}": _version(name) for name in _OPTIONAL if name in sys.modules}
@@ -75,7 +75,7 @@ def fingerprint(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def check_fingerprints(called: str, everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
-    """Raises an error that names the difference if the versions or settings of two workers differ.
+    """Raises an error if the versions or settings of two workers differ; the error names the difference.
 
     Args:
         called: What the user called, for messages.
@@ -114,7 +114,7 @@ _JAX_SECONDS: Final = 30
 
 
 def join(process: Process, called: str) -> None:
-    """Joins this process to its job by `jax.distributed.initialize`, unless it has joined already.
+    """Joins this process to its job by `jax.distributed.initialize`, unless it has already joined.
 
     Context: before JAX's first operation in this process.
 
@@ -189,7 +189,7 @@ def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
 
 
 def check_mtls(called: str) -> None:
-    """Raises an error if mTLS certificates are configured that this version of JAX would ignore.
+    """Raises an error if mTLS certificates are configured but this version of JAX would ignore them.
 
     Args:
         called: What the user called, for messages.
@@ -208,12 +208,12 @@ def check_mtls(called: str) -> None:
 
 
 def rendezvous_seconds() -> int:
-    """Returns the timeout of the rendezvous with the other processes of the job."""
+    """Returns how long to wait for the other processes of the job to join, in seconds."""
     return settings.RENDEZVOUS_SECONDS.read()
 
 
 def heartbeat_seconds() -> int:
-    """Returns the time without a heartbeat after which a process counts as dead."""
+    """Returns after how many seconds without a heartbeat a process counts as dead."""
     return settings.HEARTBEAT_SECONDS.read()
 
 

@@ -1,4 +1,4 @@
-"""`KubernetesClusterResolver`: the cluster of the running pods with given labels."""
+"""The class `KubernetesClusterResolver`, which finds the workers of a job among Kubernetes pods."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from mirrored.extras import load
 
 
 class ExecutableLocation(enum.Enum):
-    """Whether the program runs inside the Kubernetes cluster, which determines how to reach its API."""
+    """Enum: the program runs inside or outside of the Kubernetes cluster, which determines how to call its API."""
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
 
 
 class PodClient(Protocol):
-    """The methods of `kubernetes.client.CoreV1Api` that the resolver calls."""
+    """Protocol of the Kubernetes API client (`kubernetes.client.CoreV1Api`) that the resolver uses."""
 
     def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any:
-        """Returns the pods with a label."""
+        """Returns the Kubernetes pods with a given label."""
         ...
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Resolves the cluster of the running pods that labels select, sorted by name. Every call queries Kubernetes again.
+    """A cluster resolver whose tasks are the running Kubernetes pods with given labels, sorted by name.
+
+    Every call queries Kubernetes again.
 
     The resolver cannot know which pod this process runs in: set `task_type` and `task_id`.
 
@@ -68,7 +70,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._client = _client(executable_location) if override_client is None else override_client
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the pods' addresses by job.
+        """Returns the addresses of the cluster's pods, by job name.
 
         Raises:
             AllocationError: A pod is not running.
@@ -92,7 +94,7 @@ class KubernetesClusterResolver(ClusterResolver):
         return addresses
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task, by default of this one; an empty string if this task is not known.
+        """Returns the address of a task (default: this process's); an empty string if that task is not known.
 
         Raises:
             ClusterError: There is no such task.

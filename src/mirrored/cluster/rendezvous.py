@@ -1,4 +1,4 @@
-"""The rendezvous of a job's workers at the coordinator's address, which names the missing ones if it fails.
+"""The rendezvous of a job's workers at the coordinator's address; a failure names the missing workers.
 
 JAX's own rendezvous aborts the process with a C++ stack trace if not all workers join in time, and prints nothing while
 it waits. All workers therefore perform this rendezvous first. It prints which workers are missing while the others
@@ -30,7 +30,7 @@ _LONGEST_CONNECT_PAUSE_SECONDS = 1.0
 
 
 def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
-    """Waits until a program listens at the coordinator's address.
+    """Waits until worker 0's process (the coordinator) listens at its address.
 
     Args:
         address: ``host:port``.
@@ -57,7 +57,7 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
 
 
 def unreachable(address: str, seconds: float, error: OSError) -> RendezvousError:
-    """Returns the error for a coordinator's address at which no program answers."""
+    """Creates the error that says that no program answers at the coordinator's address."""
     return RendezvousError(
         "waiting for the coordinator",
         found=f"no process answers at {address} after {seconds:.1f} s ({error})",
@@ -76,7 +76,7 @@ _MOST_REFUSALS: Final = 8
 
 
 def meet(process: Process, interface: str, seconds: float, called: str) -> None:
-    """Waits until all workers of the job have joined.
+    """Waits until all workers of the job are connected; raises an error that names missing ones after a timeout.
 
     Args:
         process: This worker's place in the job.

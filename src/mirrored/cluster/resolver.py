@@ -1,4 +1,4 @@
-"""`ClusterResolver`: the interface that tells the tasks of a cluster, and which of them this process is."""
+"""The class `ClusterResolver`: the interface by which a process learns the cluster's tasks and its own role."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mirrored.cluster.spec import ClusterSpec
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """Returns ``grpc://host:port``, or the address alone if `rpc_layer` is empty."""
+    """Returns ``grpc://host:port`` for an address, or the address alone if `rpc_layer` is empty."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
 class ClusterResolver(abc.ABC):
-    """Tells the tasks of a cluster and their addresses, and which of the tasks this process is.
+    """Interface to the tasks of a cluster: lists their addresses, and says which task the current process is.
 
     Setting `task_type`, `task_id` or `rpc_layer` overrides the resolved value.
 
@@ -29,7 +29,7 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the current tasks of the cluster and their addresses.
+        """Returns the tasks of the cluster and their addresses.
 
         Raises:
             ClusterError: The tasks cannot be determined.
@@ -37,7 +37,7 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task (default: this one), prefixed by the layer; an empty string for a single task.
+        """Returns a task's address (default: this process's) as ``grpc://host:port``; "" for a single task.
 
         Raises:
             ClusterError: There is no such task.
@@ -46,7 +46,7 @@ class ClusterResolver(abc.ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the number of accelerators of this process, by kind: ``{"GPU": 8}``.
+        """Returns the number of accelerators of this process, by kind, as in ``{"GPU": 8}``.
 
         A resolver without information of its own queries JAX, which initializes the devices: call
         `jax.distributed.initialize` (or create the `MultiWorkerMirroredStrategy`) first.
@@ -57,12 +57,15 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str | None:
-        """An empty string; TensorFlow has other values only inside of Google."""
+        """Always an empty string; exists for compatibility with TensorFlow.
+
+        TensorFlow has other values only inside of Google.
+        """
         return ""
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: ``"chief"``, ``"worker"``, ...; None if it is not known."""
+        """The job name of this process's task: ``"chief"``, ``"worker"``, ...; None if not known."""
         return self._task_type
 
     @task_type.setter
@@ -71,7 +74,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task in its job; None if it is not known."""
+        """The index of this process's task within its job; None if not known."""
         return self._task_id
 
     @task_id.setter
@@ -80,7 +83,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol prefix of addresses in `master`."""
+        """The protocol prefix, such as "grpc", of the addresses that `master` returns."""
         return self._rpc_layer
 
     @rpc_layer.setter

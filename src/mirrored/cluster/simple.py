@@ -1,4 +1,4 @@
-"""`SimpleClusterResolver` for a given cluster, and `UnionResolver`, which combines the clusters of other resolvers."""
+"""`SimpleClusterResolver`, for an explicitly given cluster, and `UnionResolver`, which combines resolvers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.errors import ArgumentTypeError, ClusterError, ClusterKeyError
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Resolves to the cluster that was passed to it.
+    """A cluster resolver that returns the cluster passed to its constructor.
 
     Args:
         cluster_spec: The tasks.
@@ -55,7 +55,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of the given task; if no task is given, the `master` that the constructor received.
+        """Returns the address of the given task, or without a task the `master` passed to the constructor.
 
         Raises:
             ClusterError: There is no such task.
@@ -67,18 +67,20 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the numbers of accelerators that were passed to the constructor."""
+        """Returns the numbers of accelerators, by kind, that were passed to the constructor."""
         del task_type, task_id, config_proto
         return dict(self._accelerators)
 
     @property
     def environment(self) -> str:
-        """The environment that was passed to the constructor."""
+        """The environment name that was passed to the constructor."""
         return self._environment
 
 
 class UnionResolver(ClusterResolver):
-    """Combines several resolvers: lists of tasks are concatenated, single tasks are merged by index.
+    """A cluster resolver that combines the tasks of several resolvers into one cluster.
+
+    Lists of tasks are concatenated; tasks that are given by index are merged by index.
 
     Args:
         *resolvers: The resolvers. The first one determines which task this process is.
@@ -114,7 +116,7 @@ class UnionResolver(ClusterResolver):
         self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks of all resolvers.
+        """Returns the combined tasks of all resolvers.
 
         Raises:
             ClusterKeyError: Two resolvers have a task of the same job and index.
@@ -132,7 +134,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({**lists, **dicts})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task of any resolver, or the first resolver's result without a task.
+        """Returns the address of a task of the combined cluster; without a task, the first resolver's `master`.
 
         Raises:
             ClusterError: There is no such task.
@@ -144,17 +146,17 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the first resolver's numbers of accelerators."""
+        """Returns the numbers of accelerators, by kind, that the first resolver returns."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
     def environment(self) -> str | None:
-        """The first resolver's environment."""
+        """The environment name of the first resolver."""
         return self._resolvers[0].environment
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: the value that was set, otherwise that of the first resolver."""
+        """The job name of this process's task: the assigned value, or by default the first resolver's."""
         return self._resolvers[0].task_type if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -163,7 +165,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task: the value that was set, otherwise that of the first resolver."""
+        """The index of this process's task in its job: the assigned value, or by default the first resolver's."""
         return self._resolvers[0].task_id if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -172,7 +174,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol prefix of addresses: the value that was set, otherwise that of the first resolver."""
+        """The protocol prefix of addresses: the assigned value, or by default the first resolver's."""
         return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter

@@ -1,4 +1,4 @@
-"""`SlurmClusterResolver`: the cluster of a Slurm job step, from its environment variables."""
+"""The class `SlurmClusterResolver`, which reads the cluster from Slurm's environment variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirrored.errors import AllocationError, ClusterError
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """Resolves the cluster that Slurm has assigned to a job step. Omitted arguments are read from the environment.
+    """A cluster resolver for a Slurm job step; arguments that are not given are read from the environment.
 
     Tasks are numbered as Slurm numbers them: node by node, in the order of the list of nodes.
 
@@ -71,7 +71,7 @@ class SlurmClusterResolver(ClusterResolver):
             )
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks; with `auto_set_gpu` it also sets CUDA_VISIBLE_DEVICES for this task."""
+        """Returns the tasks and their addresses; may also set CUDA_VISIBLE_DEVICES (see `auto_set_gpu`)."""
         hosts = [(host, place) for host, count in self._tasks_per_node.items() for place in range(count)]
         addresses = [f"{host}:{self._port_base + place}" for host, place in hosts]
         cluster, first = {}, 0
@@ -85,11 +85,11 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(cluster)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Returns the job and index of this task."""
+        """Returns the job name and index of this process's task."""
         return self.task_type, self.task_id
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task, by default of this one.
+        """Returns the address of a task (default: this process's).
 
         Raises:
             ClusterError: There is no such task.
@@ -103,13 +103,13 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the number of GPUs of a task: ``{"GPU": 1}``."""
+        """Returns the number of GPUs of a task, as in ``{"GPU": 1}``."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task}
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: the value that was set, otherwise that of its Slurm rank."""
+        """The job name of this process's task: the assigned value, or by default that of the Slurm rank."""
         return self._found()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -118,7 +118,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task: the value that was set, otherwise that of its Slurm rank."""
+        """The index of this process's task in its job: the assigned value, or by default that of the Slurm rank."""
         return self._found()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -135,7 +135,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Expands Slurm's notation of host names: ``n[1-3],m5`` to n1, n2, n3 and m5.
+    """Expands Slurm's notation of host lists, e.g. ``n[1-3],m5`` to n1, n2, n3 and m5.
 
     Raises:
         ClusterError: The list cannot be parsed.
@@ -151,7 +151,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """Expands Slurm's notation of task counts per node: ``2(x3),1`` to 2, 2, 2 and 1.
+    """Expands Slurm's notation of task counts per node, e.g. ``2(x3),1`` to 2, 2, 2 and 1.
 
     Raises:
         ClusterError: The text cannot be parsed.

@@ -1,4 +1,4 @@
-"""`ClusterSpec`: the tasks of a cluster and their addresses, by job."""
+"""The class `ClusterSpec`: the tasks of a cluster and their addresses, by job name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Tasks = Sequence[str] | Mapping[int, str]
 
 
 class ClusterSpec:
-    """The tasks of a cluster: for each job, the addresses of its tasks.
+    """The tasks of a cluster, like `tf.train.ClusterSpec`: for each job name, the addresses of its tasks.
 
     Args:
         cluster: ``{"worker": ["host0:2222", "host1:2222"]}``; for a subset of a job's tasks
@@ -36,15 +36,15 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs."""
+        """The names of the cluster's jobs, such as "worker" and "chief"."""
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns the addresses by job: a list, or a dict by index if indices are missing."""
+        """Returns a dict from job name to the list of task addresses (to a dict by index, if indices are missing)."""
         return {job: _dense(tasks) for job, tasks in self._jobs.items()}
 
     def num_tasks(self, job_name: str) -> int:
-        """Returns the number of tasks of a job.
+        """Returns the number of tasks of the job with the given name.
 
         Raises:
             ClusterError: There is no such job.
@@ -52,7 +52,7 @@ class ClusterSpec:
         return len(self._tasks(job_name, "num_tasks"))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Returns the indices of a job's tasks, ascending.
+        """Returns the indices of a job's tasks in ascending order.
 
         Raises:
             ClusterError: There is no such job.
@@ -60,7 +60,7 @@ class ClusterSpec:
         return sorted(self._tasks(job_name, "task_indices"))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Returns the ``host:port`` of the task with this job name and index.
+        """Returns the address ``host:port`` of the task with the given job name and index.
 
         Raises:
             ClusterError: There is no such job or task.
@@ -76,7 +76,7 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Returns the addresses of a job's tasks by index, with None for missing ones.
+        """Returns the list of a job's task addresses by index, with None for missing indices.
 
         Raises:
             ClusterError: There is no such job.

@@ -22,7 +22,7 @@ from mirrored.topology.independent_processes import job_is_formed
 
 
 class MultiWorkerMirroredStrategy(MirroredStrategy):
-    """Synchronous training on the devices of all workers of a cluster: one program, started once per worker.
+    """A strategy for synchronous training on all workers of a cluster, each of which runs the same program.
 
     The replicas run on the devices of all workers, in the order of tasks (the chief, then the workers). Workers may
     have different numbers of devices. Each worker runs the same program in the same order. It sees the components of
@@ -85,7 +85,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver that told the cluster's tasks."""
+        """The cluster resolver from which the strategy got the cluster's tasks."""
         return self._cluster_resolver
 
 
@@ -119,7 +119,7 @@ def _together(process: Process) -> list[str | jax.Device]:
 
 
 def warn_of_models(models: Sequence[str]) -> None:
-    """Warns if the workers' devices are of different models.
+    """Logs a warning if the workers have devices of different models, such as two types of GPUs.
 
     Each worker updates its copies of variables by its own compiled program. The compiler chooses other kernels for
     another model, and their results may differ in the last bits.

@@ -1,4 +1,4 @@
-"""The roles of tasks: which tasks train, which is the chief, and how tasks map to JAX's processes."""
+"""The roles of a cluster's tasks: which ones train, which is the chief, and each one's JAX process index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PS: Final = "ps"
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """Which process of JAX's distributed runtime a task becomes, and where the runtime's coordinator is.
+    """The arguments of `jax.distributed.initialize` for a task: process index, process count, coordinator.
 
     Attributes:
         coordinator: The address of process 0, ``host:port``.
@@ -38,7 +38,7 @@ class Process:
 
 
 def process_of(resolver: ClusterResolver) -> Process | None:
-    """Returns which process of JAX's distributed runtime the resolver's task becomes.
+    """Returns the JAX process index, process count and coordinator address for a cluster resolver's task.
 
     Parameter servers in the cluster are accepted and unused; an evaluator runs independently.
 
@@ -76,7 +76,7 @@ def process_of(resolver: ClusterResolver) -> Process | None:
 
 
 def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
-    """Returns the tasks that train, in the order of JAX's processes: the chief, then the workers.
+    """Returns the tasks that train, in the order of JAX's process indices: the chief, then the workers.
 
     Raises:
         ClusterError: There are several chiefs, or an unknown job.
@@ -99,7 +99,7 @@ def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
 
 
 def check_addresses(spec: ClusterSpec, source: str) -> None:
-    """Checks that no two tasks have the same address.
+    """Raises an error if two tasks of the cluster have the same address.
 
     Args:
         spec: The tasks.
@@ -153,7 +153,7 @@ def _check_port(address: str) -> None:
 
 
 def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> ClusterSpec:
-    """Converts a dict to a `ClusterSpec`; returns a `ClusterSpec` unchanged.
+    """Converts a dict of task addresses to a `ClusterSpec`; returns a `ClusterSpec` unchanged.
 
     Raises:
         ArgumentTypeError: `cluster_spec` has another type.
@@ -171,7 +171,7 @@ def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> C
 def is_chief(
     cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None = None, task_id: int | None = None
 ) -> bool:
-    """Returns whether a task is the chief: that of type "chief", otherwise worker 0; an evaluator is its own chief.
+    """Returns whether a task is the chief: the task of type "chief", else worker 0; True for evaluators.
 
     Raises:
         ClusterError: There is no such task.
@@ -186,7 +186,7 @@ def is_chief(
 
 
 def worker_count(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str) -> int:
-    """Returns the number of tasks that train together with a task of the given type.
+    """Returns the number of tasks that train together (or evaluate, if `task_type` is "evaluator").
 
     Raises:
         ClusterError: A task of this type does not train.
@@ -202,7 +202,7 @@ def worker_count(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str
 
 
 def id_in_cluster(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str, task_id: int) -> int:
-    """Returns the index of a task among those that train; the chief comes first.
+    """Returns the index of a task among all training tasks, in which the chief comes first.
 
     Raises:
         ClusterError: The task does not train or does not exist.
@@ -222,7 +222,7 @@ def id_in_cluster(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: st
 def collective_leader(
     cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None, task_id: int | None
 ) -> str:
-    """Returns the device name of the task that leads collectives; an empty string for an independent task."""
+    """Returns TensorFlow's device name of the task that leads collectives; "" for a task without others."""
     spec = normalize_cluster_spec(cluster_spec)
     if not spec or task_type == EVALUATOR or task_type is None:
         return ""

@@ -1,4 +1,4 @@
-"""`TFConfigClusterResolver`: the cluster in the environment variable TF_CONFIG."""
+"""The class `TFConfigClusterResolver`, which reads the cluster from the environment variable TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLE: Final = (
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Resolves the cluster that the environment variable TF_CONFIG describes. Every call reads the variable again.
+    """A cluster resolver that reads the environment variable TF_CONFIG at every call.
 
     TF_CONFIG is JSON: ``{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index":
     0}}``, and optionally ``"rpc_layer"`` and ``"session_master"``.
@@ -48,7 +48,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks; an empty cluster if TF_CONFIG is not set or has no cluster.
+        """Returns the tasks listed in TF_CONFIG; an empty cluster if the variable is not set or lists none.
 
         Raises:
             ClusterError: TF_CONFIG is malformed, or two tasks have the same address.
@@ -61,7 +61,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task, by default of this one; an empty string for a single task.
+        """Returns the address of a task (default: this process's); an empty string for a single task.
 
         Raises:
             ClusterError: TF_CONFIG is malformed, does not say which task this is, or has no such task.
@@ -80,12 +80,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str | None:
-        """The environment that was passed to the constructor."""
+        """The environment name that was passed to the constructor."""
         return self._environment
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: the value that was passed or set, otherwise that in TF_CONFIG.
+        """The job name of this process's task: the passed or assigned value, or by default that in TF_CONFIG.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -99,7 +99,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task: the value that was passed or set, otherwise that in TF_CONFIG.
+        """The index of this process's task in its job: the passed or assigned value, or that in TF_CONFIG.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -113,7 +113,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol prefix of addresses: the value that was passed or set, or that in TF_CONFIG."""
+        """The protocol prefix of addresses: the passed or assigned value, or by default that in TF_CONFIG."""
         return _config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter

@@ -1,4 +1,4 @@
-"""Input pipelines: datasets built on Grain, and their distribution over replicas."""
+"""Input pipelines: datasets like `tf.data.Dataset`, built on Grain, and their distribution over replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls user functions on elements: unpacks tuples like TensorFlow, and adds the element's index to exceptions."""
+"""Calls the functions that users pass to `Dataset.map` and similar methods, and annotates their exceptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.data.elements import Element, handed_out, own_element
 
 
 def call(function: Callable[..., Any], element: Element, called: str, index: int) -> Any:
-    """Calls `function(element)`, or `function(*element)` if the element is a tuple, with JAX operations on the CPU.
+    """Calls `function(element)` (`function(*element)` for a tuple), and runs the function's JAX operations on the CPU.
 
     An exception keeps its type and traceback. A note adds the index of the element.
     """
@@ -40,19 +40,19 @@ _clock = _Clock()
 
 
 def function_seconds() -> float:
-    """Returns the seconds that the current thread has spent in user functions of pipelines."""
+    """Returns how many seconds the current thread has spent in functions that users passed to `map` and similar."""
     return _clock.seconds
 
 
 def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:
-    """Calls a user function like `call`, and converts its return value to an element."""
+    """Calls a user function on a dataset element like `call`, and converts the result to NumPy arrays (an element)."""
     result = call(function, element, called, index)
     with naming_element(called, index):
         return own_element(result, called)
 
 
 class naming_element:
-    """A context manager that adds the note "at element i" to exceptions."""
+    """A context manager that adds "at element i" to exceptions that a user function raises for a dataset element."""
 
     __slots__ = ("_called", "_index")
 
@@ -75,7 +75,7 @@ class naming_element:
 
 
 class no_end:
-    """A context manager that turns a StopIteration of user code into an error, so that it does not end the data.
+    """A context manager that turns StopIteration of user code, which would silently end the dataset, into an error.
 
     A StopIteration would silently end the iteration.
     """

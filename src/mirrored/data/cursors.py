@@ -1,4 +1,4 @@
-"""Cursors (iterators that can save and restore how far they have read) for the operations that Grain does not have."""
+"""Cursors: iterators that can save and restore how far they have read, for operations that Grain does not have."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mirrored.errors import InputError
 
 
 class Cursor(Protocol):
-    """An iterator that can save and restore its position: how far it has read. Grain's iterators are cursors."""
+    """Protocol of iterators whose read position can be saved and restored, such as Grain's dataset iterators."""
 
     def __next__(self) -> Element: ...
 
     def get_state(self) -> Any:
-        """Returns the position after the element that was read last, as JSON-like data."""
+        """Returns how far the iterator has read, as plain data that a checkpoint can save."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from a position that `get_state` returned."""
+        """Moves the iterator to a read position that `get_state` returned."""
         ...
 
     def close(self) -> None:
-        """Stops threads and closes files."""
+        """Stops the iterator's threads and closes its files."""
         ...
 
 
 def beyond_end(position: int | None = None, count: int | None = None) -> InputError:
-    """Returns the error for a position after the end of the data.
+    """Creates the error for restoring an iterator to a saved position that lies after the end of the data.
 
     Args:
         position: The number of elements before the position, if known.
@@ -49,7 +49,7 @@ def beyond_end(position: int | None = None, count: int | None = None) -> InputEr
 
 
 def read_again(cursor: Any) -> Any:
-    """Returns the iterator's next element, to repeat reads that were made before the position was saved.
+    """Reads an element again while a saved position is restored; raises an error if the data ends before it.
 
     Raises:
         InputError: The data have no further element. StopIteration would end the iteration that restores the position.
@@ -61,7 +61,7 @@ def read_again(cursor: Any) -> Any:
 
 
 class Iterators:
-    """Creates a new iterator of a Python iterable for each iteration over the dataset.
+    """A factory of iterators over a Python iterable: returns a new one for each iteration over the dataset.
 
     Args:
         make: Creates the iterable.
@@ -92,7 +92,9 @@ class Iterators:
 
 
 class IterableCursor:
-    """Reads a Python iterable. The saved position is the number of elements read; restoring reads them again.
+    """An iterator over a Python iterable; restoring a saved position reads the earlier elements again.
+
+    The saved position is the number of elements read. Restoring it reads these elements again.
 
     Args:
         make: Creates the iterable; called for every iteration.
@@ -135,7 +137,7 @@ class IterableCursor:
 
 
 class SequenceCursor:
-    """Reads several streams one after the other, for concatenate, repeat and several files.
+    """An iterator over several streams, one after the other; implements concatenate, repeat and multi-file reading.
 
     Args:
         open_part: Opens part i, or returns None after the last one.
@@ -184,7 +186,7 @@ class SequenceCursor:
 
 
 class StrideCursor:
-    """Returns every `step`-th element of its parent, beginning at index `start`, for skip and shard."""
+    """An iterator over every `step`-th element of another iterator, from index `start`; implements skip and shard."""
 
     def __init__(self, parent: Cursor, start: int, step: int) -> None:
         self._parent, self._step = parent, step
@@ -211,7 +213,7 @@ class StrideCursor:
 
 
 class InterleaveCursor:
-    """Interleaves several streams: `block` elements from each in turn, with `cycle` streams open at a time.
+    """An iterator that takes `block` elements from each of `cycle` open streams in turn, like tf.data's interleave.
 
     Args:
         inputs: The inputs, each of which becomes a stream.
@@ -296,7 +298,7 @@ class InterleaveCursor:
 
 
 class RebatchCursor:
-    """Regroups the rows of its parent's batches into batches of `size` rows.
+    """An iterator that regroups the examples of another iterator's batches into batches of `size` examples.
 
     A position is that of the parent before the current batch, and the number of its rows that were returned. Grain's
     RebatchIterDataset has the same positions, but returns an additional batch of zero rows after a position that was
@@ -353,7 +355,7 @@ class RebatchCursor:
 
 
 class WindowCursor:
-    """Returns windows: lists of `size` elements, `stride` apart. Each window starts `shift` after the previous one."""
+    """An iterator over windows (lists of `size` elements) of another iterator, with a given shift and stride."""
 
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()

@@ -1,4 +1,4 @@
-"""Distributed datasets: per-replica batches, prefetched to the devices, with a position that can be saved."""
+"""Distributed datasets, which yield per-replica batches on the devices, and can save how far they were read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRANSFORMATIONS: Final = frozenset(
 
 
 class DistributedIterator:
-    """An iterator over the per-replica values of a distributed dataset.
+    """An iterator over a distributed dataset: each element holds one batch per replica, on the devices.
 
     Context: cross-replica. Use it in a `for` loop, with `next`, `get_next` or `get_next_as_optional`. It is also a
     context manager: its exit stops the input thread. Otherwise the thread stops when the iterator is garbage-collected.
@@ -125,7 +125,7 @@ class DistributedIterator:
             raise stop_iteration(self._ended) from None
 
     def get_next(self) -> Any:
-        """Returns the next element.
+        """Returns the next element: per-replica values on the devices.
 
         Raises:
             EndOfDataError: There are no more elements.
@@ -152,11 +152,11 @@ class DistributedIterator:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements, as in `DistributedDataset.element_spec`."""
+        """The shapes and dtypes of the elements, as in `DistributedDataset.element_spec`."""
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last returned element, as JSON-like data.
+        """Returns how far the iterator has read (after the element returned last), as data that a checkpoint can save.
 
         The position counts examples of the global stream. It therefore also fits a different number of replicas or a
         different batch size.
@@ -168,7 +168,7 @@ class DistributedIterator:
         return {"version": _VERSION, "examples": examples, "reader": position}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from a saved position: the next element starts with the example after that position.
+        """Restores a saved read position: the iteration continues with the first example after that position.
 
         Context: at any time, also after the end. Prefetched elements are dropped.
 
@@ -201,11 +201,11 @@ class DistributedIterator:
         close_at_exit(self._feed)
 
     def stats(self) -> InputStats:
-        """Returns the times of reading, mapping and transfer, and how long the training loop waited."""
+        """Returns how many seconds were spent on reading, mapping, transfer to devices, and waiting for input."""
         return self._stats
 
     def close(self) -> None:
-        """Stops the input thread and closes the source; `get_state` still returns the position."""
+        """Stops the prefetching thread and closes the dataset; `get_state` still works afterwards."""
         if self._done is None and self._handed[1] is None:
             with contextlib.suppress(Exception):  # a source that cannot be opened can still be closed
                 self.get_state()
@@ -241,7 +241,7 @@ class DistributedIterator:
 
 
 class DistributedDataset:
-    """A dataset whose elements are per-replica values. `Strategy.experimental_distribute_dataset` returns one.
+    """An iterable dataset of per-replica values; the result of `Strategy.experimental_distribute_dataset`.
 
     Each iteration starts a new epoch. With one replica, elements are plain arrays.
 
@@ -273,16 +273,16 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements: a `PerReplicaSpec` per leaf, or with one replica an `ArraySpec` per leaf."""
+        """The shapes and dtypes of the elements: a pytree of `PerReplicaSpec` (of `ArraySpec` with one replica)."""
         return self._element_spec()
 
     @property
     def cardinality(self) -> int:
-        """The number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """The number of elements, or the constant INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
         return self._cardinality()
 
     def stats(self) -> InputStats:
-        """Returns the times of the latest iteration: read, map, transfer, and how long the training loop waited."""
+        """Returns the seconds that the latest iteration spent on reading, mapping, transfer and waiting for input."""
         return self._stats
 
     def __repr__(self) -> str:
@@ -294,7 +294,7 @@ class DistributedDataset:
 
 
 def refuse_transformation(kind: str, name: str) -> NoReturn:
-    """Raises the error for an attribute that distributed datasets do not have.
+    """Raises the error for calling a method such as `map` on a dataset that is already distributed.
 
     Raises:
         TransformationError: `name` is a transformation of datasets. The error says to apply it before distribution.

@@ -22,7 +22,7 @@ from mirrored.topology.device_assignment import DeviceAssignment
 
 @dataclasses.dataclass(frozen=True)
 class PerReplicaSpec:
-    """The spec of a per-replica value: one `ArraySpec` per replica.
+    """The shapes and dtypes of a per-replica value: one `ArraySpec` per replica.
 
     TensorFlow: `PerReplicaSpec`.
     """
@@ -36,7 +36,7 @@ class PerReplicaSpec:
 def distribute_dataset(
     strategy: Strategy, dataset: Iterable[Any], options: InputOptions | None = None
 ) -> DistributedDataset:
-    """Splits each global batch of `dataset` into contiguous per-replica batches and prefetches them to the devices.
+    """Distributes a dataset: splits each global batch over the replicas, and prefetches batches to the devices.
 
     Args:
         strategy: The strategy whose replicas receive the batches.
@@ -84,7 +84,7 @@ def distribute_dataset(
 def distribute_from_function(
     strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
 ) -> DistributedDataset:
-    """Distributes datasets of per-replica batches: each element goes to one replica.
+    """Distributes the datasets that a user function returns; each element is one replica's batch.
 
     Every element is used. If the last elements do not reach all replicas, the other replicas receive empty batches.
     Scalar elements have no empty form: an incomplete last row of them is dropped, and a warning is logged.

@@ -1,4 +1,4 @@
-"""Dataset elements: creates, stacks and pads pytrees of NumPy arrays (or bytes).
+"""Functions for dataset elements, i.e. pytrees of NumPy arrays or bytes: conversion, stacking, padding.
 
 Buffers that a pipeline allocates are 64-byte aligned, so that `jax.device_put` to a CPU device aliases them instead of
 copying (measured: 20,500 instead of 3,500 batches/s of ``f32[512, 784]``). Arrays from user code are copied where they
@@ -21,7 +21,7 @@ Element: TypeAlias = Any
 
 
 def snapshot(array: np.ndarray) -> np.ndarray:
-    """Returns an aligned, read-only copy of an array that a dataset is created from.
+    """Copies an array that a dataset is created from into aligned, read-only memory.
 
     Memory-mapped files are used in place, since they may be larger than memory.
     """
@@ -37,7 +37,7 @@ def _is_mapped(array: object) -> bool:
 
 
 def as_element(value: PyTree, called: str) -> Element:
-    """Converts a return value of user code to an element (a pytree of NumPy arrays), without copying arrays.
+    """Converts a value from user code to a dataset element (a pytree of NumPy arrays), without copying arrays.
 
     Arrays, numbers and lists become NumPy arrays. Python floats become float32 and ints int32, as in TensorFlow and
     JAX; strings become UTF-8 bytes.
@@ -58,7 +58,7 @@ def as_element(value: PyTree, called: str) -> Element:
 
 
 def own_element(value: PyTree, called: str) -> Element:
-    """Converts a value like `as_element`, and copies arrays that user code may overwrite, such as a reused buffer."""
+    """Converts a value to a dataset element, and copies arrays that user code may overwrite later (reused buffers)."""
     element = as_element(value, called)
     if isinstance(element, np.ndarray):
         return owned(element)
@@ -66,7 +66,7 @@ def own_element(value: PyTree, called: str) -> Element:
 
 
 def handed_out(element: Element) -> Element:
-    """Records that user code can write to the element's arrays, and returns the element."""
+    """Records that user code holds the arrays of an element and may overwrite them; returns the element."""
     for leaf in jax.tree.leaves(element):
         expose(leaf)
     return element
@@ -114,7 +114,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Narrows the 64-bit numbers of Python as TensorFlow and JAX do: to float32, and to int32 if the values fit."""
+    """Converts a 64-bit array made from Python numbers to 32 bits (if integers fit), as TensorFlow and JAX do."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:
@@ -126,7 +126,7 @@ def narrowed(array: np.ndarray) -> np.ndarray:
 
 
 def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element:
-    """Stacks elements of one structure into a batch: every leaf gets a leading dim.
+    """Stacks elements of the same structure into one batch: every array gets a new leading dim.
 
     Raises:
         StructureError: Structures, shapes or dtypes differ. The message names the element and the leaf.
@@ -171,20 +171,20 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenates arrays along their first dim, into aligned memory."""
+    """Concatenates arrays along their first dim into one array with aligned memory."""
     out = aligned_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), np.result_type(*parts))
     return np.concatenate(parts, out=out)
 
 
 def described(leaf: HostArray | np.generic | bytes) -> str:
-    """Formats the dtype and shape of an array: ``float32[3, 2]``."""
+    """Formats the dtype and shape of an array, for example ``float32[3, 2]``."""
     if isinstance(leaf, bytes):
         return "bytes"
     return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{', '.join(map(str, np.shape(leaf)))}]"
 
 
 def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
-    """Returns rows of an array: a view if the positions are a range, otherwise an aligned copy."""
+    """Selects entries of an array along the first dim: a view for a range of indices, otherwise an aligned copy."""
     if isinstance(positions, range):
         stop: int | None = positions.stop
         if positions.step < 0 and positions.stop < 0:
@@ -197,7 +197,7 @@ def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
 
 
 def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, called: str) -> Element:
-    """Pads elements whose leaves differ in shape to the largest dims in the batch, and stacks them.
+    """Pads elements to one shape (by default to the largest size of each dim), and stacks them into a batch.
 
     Args:
         elements: The elements of the batch.

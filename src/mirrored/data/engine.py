@@ -1,4 +1,4 @@
-"""Adapter for Grain: the only module that imports it. Get it by `mirrored.data.extra.engine()`."""
+"""The adapter for the library Grain: the only module of `mirrored` that imports Grain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
 class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ships no types
-    """A Grain iterator that reads from a `Cursor`."""
+    """A Grain iterator that wraps a `Cursor` (an iterator whose read position can be saved)."""
 
     def __init__(self, cursor: Cursor) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
         return next(self._cursor)
 
     def get_state(self) -> Any:
-        """Returns the cursor's position: how far it has read."""
+        """Returns how far the iterator has read, as data that a checkpoint can save."""
         return self._cursor.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves the cursor to a position that `get_state` returned."""
+        """Moves the iterator to a read position that `get_state` returned."""
         self._cursor.set_state(state)
 
     def close(self) -> None:
-        """Closes the cursor; repeated calls have no effect."""
+        """Closes the wrapped iterator; repeated calls have no effect."""
         # Grain calls close from __del__, also when __init__ has not finished.
         if not getattr(self, "_closed", True):
             self._closed = True
@@ -43,7 +43,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
 
 
 class CursorDataset(grain.IterDataset):  # type: ignore[misc]
-    """A Grain dataset that creates a new `Cursor` for every iteration."""
+    """A Grain dataset that wraps a factory of `Cursor` iterators: each iteration creates a new one."""
 
     def __init__(self, make: Callable[[], Cursor], name: str) -> None:
         super().__init__()
@@ -58,41 +58,41 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
-    """Returns a dataset whose element i is `item(i)`, computed in `threads` threads (0: in the caller's)."""
+    """Returns a Grain dataset whose element i is `item(i)`, computed by `threads` threads (0: by the caller's)."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
 
 
 def is_beyond_end(error: IndexError) -> bool:
-    """Returns whether `set_state` of a dataset of `by_position` raised `error` for a position after the end."""
+    """Returns whether an exception means that Grain was asked to restore a read position after the end of the data."""
     return "is out of range for dataset of length" in str(error)
 
 
 def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
-    """Returns a Grain dataset whose iterations read from a `Cursor` that `make` creates."""
+    """Returns a Grain dataset that in each iteration reads from a new `Cursor` (iterator) that `make` creates."""
     return CursorDataset(make, name)
 
 
 def map_with_index(parent: grain.IterDataset, function: Callable[[int, Any], Any]) -> Any:
-    """Returns a dataset of `function(i, element)` for every element i."""
+    """Returns a Grain dataset with the elements `function(i, element)`, where i is the element's index."""
     return parent.map_with_index(function)
 
 
 def filter_elements(parent: grain.IterDataset, predicate: Callable[[Any], bool]) -> Any:
-    """Keeps the elements for which `predicate` is True, without Grain's warning that few remain."""
+    """Keeps the elements for which `predicate` is True; turns off Grain's warning that few elements remain."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 
 def batch(
     parent: grain.IterDataset, size: int, drop_remainder: bool, make_batch: Callable[[Sequence[Any]], Any]
 ) -> Any:
-    """Groups `size` consecutive elements, and returns a dataset of `make_batch(group)`."""
+    """Returns a Grain dataset of `make_batch(group)` for every group of `size` consecutive elements."""
     return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
 
 
 def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
-    """Replaces every element by the list of elements that `rows(element)` returns."""
+    """Returns a Grain dataset in which every batch is replaced by the list of elements `rows(batch)`."""
 
     class GrainRows(experimental.FlatMapTransform):  # type: ignore[misc]
         def flat_map(self, element: Element) -> list[Any]:
@@ -102,25 +102,25 @@ def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
 
 
 def limit(parent: grain.IterDataset, count: int) -> Any:
-    """Keeps the first `count` elements; `count` is at least 1."""
+    """Returns a Grain dataset of the first `count` elements (at least 1)."""
     return experimental.LimitIterDataset(parent, count)
 
 
 def zip_shortest(parents: Sequence[Any]) -> Any:
-    """Returns a dataset of tuples with one element per parent, which ends with the shortest parent."""
+    """Returns a Grain dataset of tuples with one element of each input dataset; it ends with the shortest one."""
     return experimental.ZipIterDataset(parents, strict=False)
 
 
 def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
-    """Prefetches `size` elements in a thread."""
+    """Returns a Grain dataset that prefetches up to `size` elements in a background thread."""
     return experimental.ThreadPrefetchIterDataset(parent, prefetch_buffer_size=size)
 
 
 def is_grain_dataset(source: object) -> bool:
-    """Returns whether `source` is a Grain dataset."""
+    """Returns whether `source` is a dataset of the library Grain."""
     return isinstance(source, grain.MapDataset | grain.IterDataset)
 
 
 def is_grain_loader(source: object) -> bool:
-    """Returns whether `source` is a Grain DataLoader."""
+    """Returns whether `source` is a `DataLoader` of the library Grain."""
     return isinstance(source, grain.DataLoader)

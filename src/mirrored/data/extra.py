@@ -1,4 +1,4 @@
-"""Loads the optional extra "data" (Grain and CRC32C) on first use."""
+"""Imports the optional dependencies of `mirrored.data` (Grain, google-crc32c) when they are first used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.extras import load
 
 @functools.cache
 def engine() -> Any:
-    """Imports and returns `mirrored.data.engine`, which requires Grain.
+    """Imports and returns the module `mirrored.data.engine`; raises an error if Grain is not installed.
 
     Raises:
         MissingExtraError: Grain is not installed.
@@ -20,7 +20,7 @@ def engine() -> Any:
 
 @functools.cache
 def crc32c() -> Any:
-    """Imports and returns `google_crc32c`, which computes the checksums of TFRecord files.
+    """Imports and returns the package `google_crc32c`, which computes the checksums of TFRecord files.
 
     Raises:
         MissingExtraError: google-crc32c is not installed.

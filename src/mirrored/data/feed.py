@@ -1,4 +1,4 @@
-"""Prefetches batches: puts the next batches on their devices while the current step runs.
+"""Prefetching of batches: moves the next batches to the devices while the current training step runs.
 
 While producing a batch is fast, the training loop itself produces it: transfers are asynchronous and overlap with the
 step anyway, so a thread would cost more than it saves. Once batches take longer, an input thread produces them.
@@ -29,7 +29,9 @@ log: Final = logging.getLogger("mirrored.data")
 
 @dataclasses.dataclass
 class InputStats:
-    """The result of `dataset.stats()`. Seconds are totals over all batches of the latest iteration.
+    """The times that a distributed dataset spent on reading, mapping, transfer and waiting: the result of `stats()`.
+
+    The seconds are totals over all batches of the latest iteration.
 
     Attributes:
         batches: Number of batches returned.
@@ -52,11 +54,11 @@ class InputStats:
     uses_worker: bool = False
 
     def breakdown(self, before: InputStats | None = None) -> str:
-        """Formats the times, since `before` if given: ``read 0.1 s, map 1.8 s, transfer 0.2 s``."""
+        """Formats the input times (since `before`, if given), as in ``read 0.1 s, map 1.8 s, transfer 0.2 s``."""
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._parts(before).items())
 
     def longest(self, before: InputStats | None = None) -> str:
-        """Returns which took the longest time: ``read``, ``map`` or ``transfer``."""
+        """Returns the slowest stage of the input: ``read``, ``map`` or ``transfer``."""
         parts = self._parts(before)
         return max(parts, key=parts.__getitem__)
 
@@ -70,7 +72,7 @@ class InputStats:
 
 
 class StallWatch:
-    """Logs a warning, once, if the training loop waits for input most of the time."""
+    """A detector of slow input: logs one warning if the training loop waits for input most of the time."""
 
     def __init__(self, stats: InputStats) -> None:
         self._stats = stats
@@ -79,7 +81,7 @@ class StallWatch:
         self._reported = False
 
     def after_batch(self, now: float) -> None:
-        """Checks whether the loop mostly waited for input in the time window that ends now; ignores short windows."""
+        """Logs the warning if the training loop mostly waited for input recently; called after each batch."""
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return
@@ -105,7 +107,7 @@ _THREAD_NAME: Final = "mirrored-input"
 
 @dataclasses.dataclass(slots=True)
 class FeedItem:
-    """A batch on its devices, or the exception that was raised instead of it.
+    """An entry of the prefetch queue: a batch on the devices, or the exception raised while producing it.
 
     Attributes:
         value: The batch on its devices.
@@ -121,7 +123,7 @@ class FeedItem:
 
 
 class Feed:
-    """A queue of batches that are produced before the training loop requests them.
+    """A prefetch queue: produces batches on the devices before the training loop requests them.
 
     Args:
         produce: Produces the next item; raises StopIteration after the last one.
@@ -151,7 +153,7 @@ class Feed:
         self._watch = StallWatch(stats)
 
     def next(self, last: FeedItem | None) -> FeedItem:
-        """Returns the next batch; after the last one, an item that holds the StopIteration or another exception.
+        """Returns the next queue entry: a batch, or the exception (StopIteration at the end) raised instead.
 
         Args:
             last: The item that the training loop received last. If the feed has returned a later item that the loop
@@ -266,7 +268,7 @@ class Feed:
         )
 
     def close(self) -> None:
-        """Stops the input thread, waits for its end, and closes the source."""
+        """Stops the prefetching thread, waits for its end, and closes the dataset that it reads."""
         with self._changed:
             if self._stopped:
                 return

@@ -1,4 +1,4 @@
-"""Options of distributed datasets."""
+"""Options for distributing datasets over replicas (`InputOptions`), and `InputContext` for dataset functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.errors import ArgumentError
 
 
 class InputReplicationMode(enum.Enum):
-    """How many times `distribute_datasets_from_function` calls its function.
+    """Enum: whether `distribute_datasets_from_function` calls its function once per worker or per replica.
 
     Attributes:
         PER_WORKER: Once per process; consecutive elements go to consecutive replicas of the process.
@@ -25,7 +25,7 @@ class InputReplicationMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-    """Options of `experimental_distribute_dataset` and `distribute_datasets_from_function`.
+    """Options for `experimental_distribute_dataset` and `distribute_datasets_from_function`.
 
     Args:
         experimental_fetch_to_device: Whether batches are placed on the replicas' devices. If False, they stay in host
@@ -65,11 +65,11 @@ class InputOptions:
     stall_seconds: float = 10.0
 
     def ahead(self, num_replicas: int) -> int:
-        """Returns the number of batches that are put on devices before the step requests them."""
+        """Returns how many batches are prefetched to the devices before the training step requests them."""
         return self.prefetch if self.prefetch is not None else num_replicas * self.experimental_per_replica_buffer_size
 
     def check(self, called: str, from_function: bool) -> None:
-        """Checks that each option has a permitted value and has an effect together with the others.
+        """Raises an error if an option has an invalid value, or no effect in combination with the others.
 
         Raises:
             ArgumentError: They are not or do not, for example PER_REPLICA outside `distribute_datasets_from_function`.
@@ -120,7 +120,7 @@ class InputOptions:
 
 
 class InputContext:
-    """Tells a dataset function which input pipeline it builds, of how many, and for how many replicas.
+    """The argument of a dataset function: the index and number of input pipelines, and the number of replicas.
 
     Args:
         num_input_pipelines: Number of input pipelines.
@@ -141,17 +141,17 @@ class InputContext:
 
     @property
     def num_input_pipelines(self) -> int:
-        """The number of input pipelines, each of which is built by one call of the function."""
+        """The number of input pipelines, i.e. of calls of the dataset function."""
         return self._num_input_pipelines
 
     @property
     def input_pipeline_id(self) -> int:
-        """The index of this input pipeline, counted from 0."""
+        """The index, from 0, of the input pipeline that this call of the dataset function builds."""
         return self._input_pipeline_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas of all workers."""
+        """The total number of replicas, of all workers."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:

@@ -1,4 +1,4 @@
-"""What all iterators of datasets share: they are closed at exit, and a loop over an exhausted one warns."""
+"""Helpers of all dataset iterators: closing at interpreter exit, and a warning for loops over exhausted ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 
 class Closeable(Protocol):
-    """An object that holds threads or files until it is closed."""
+    """Protocol of objects with a method `close` that releases their threads or files."""
 
     def close(self) -> None: ...
 
@@ -38,7 +38,7 @@ in_forked_children(_open.clear)
 
 
 def warn_exhausted(kind: str) -> None:
-    """Warns about a loop over an iterator that has no more elements."""
+    """Warns that a `for` loop over an iterator has no iterations, because the iterator is already exhausted."""
     warnings.warn(
         f"{kind}: a loop over an exhausted iterator runs no steps. Loop over the dataset instead, which starts "
         "a new epoch: `for batch in dataset`",

@@ -13,7 +13,7 @@ from mirrored.strategies import Strategy
 
 
 class InputIterator:
-    """An iterator over per-replica elements that `initialize` resets.
+    """An iterator in TensorFlow 1 style over per-replica values; `initialize` moves it back to the start.
 
     TensorFlow: `tf.compat.v1.distribute.InputIterator`.
     """
@@ -23,12 +23,12 @@ class InputIterator:
         self._reading: DistributedIterator = iter(dataset)
 
     def initialize(self) -> None:
-        """Resets the iterator to the first element."""
+        """Moves the iterator back to the first element of the dataset."""
         self._reading.close()
         self._reading = iter(self._dataset)
 
     def get_next(self) -> Any:
-        """Returns the next element.
+        """Returns the next element of the distributed dataset: per-replica values.
 
         Raises:
             EndOfDataError: There are no more elements.
@@ -43,7 +43,7 @@ class InputIterator:
 
 
 def make_dataset_iterator(strategy: Strategy, dataset: Iterable[Any]) -> InputIterator:
-    """Returns an iterator over a dataset of global batches, which are split over the replicas.
+    """Returns an `InputIterator` over a dataset whose global batches are split over the replicas.
 
     Args:
         strategy: The strategy whose replicas receive the elements.
@@ -57,7 +57,7 @@ def make_input_fn_iterator(
     input_fn: Callable[[InputContext], Any],
     replication_mode: InputReplicationMode | None = None,
 ) -> InputIterator:
-    """Returns an iterator over the elements of `input_fn`: consecutive elements go to consecutive replicas.
+    """Returns an `InputIterator` over the dataset from `input_fn`, whose elements are assigned to replicas in turn.
 
     Args:
         strategy: The strategy whose replicas receive the elements.

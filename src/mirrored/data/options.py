@@ -1,4 +1,4 @@
-"""Dataset options under TensorFlow's names, and `Optional`: an element, or the end of the data."""
+"""Dataset options with TensorFlow's names, and `Optional`, the result of `get_next_as_optional`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNKNOWN_CARDINALITY: Final = -2
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How a dataset is sharded over several workers.
+    """Enum of the ways to divide a dataset among several workers: by files, by batches, or not at all.
 
     Attributes:
         OFF: Every worker reads the whole dataset, in batches sized for its own replicas.
@@ -40,7 +40,7 @@ class AutoShardPolicy(enum.IntEnum):
 
 @dataclasses.dataclass
 class DistributeOptions:
-    """The options of distribution that `Options.experimental_distribute` holds.
+    """The type of `Options.experimental_distribute`: how a dataset is divided among several workers.
 
     Attributes:
         auto_shard_policy: How the dataset is sharded over several workers.
@@ -75,7 +75,7 @@ _NOTHING = object()
 
 
 class Optional:
-    """The result of `get_next_as_optional`: an element, or no value after the last element.
+    """The result of `get_next_as_optional`: the next element, or no value if the dataset has ended.
 
     TensorFlow: `tf.experimental.Optional`; here `has_value` returns a bool.
     """
@@ -84,11 +84,11 @@ class Optional:
         self._value, self._end_error = value, end_error
 
     def has_value(self) -> bool:
-        """Returns whether there is an element, rather than the end of the data."""
+        """Returns whether there is an element; False means that the dataset has ended."""
         return self._value is not _NOTHING
 
     def get_value(self) -> Any:
-        """Returns the element; raises an error after the end of the data.
+        """Returns the element; raises an error if the dataset has ended.
 
         Raises:
             EndOfDataError: There is no element: the data had ended.

@@ -1,4 +1,4 @@
-"""Splits global batches into per-replica batches, and puts them on devices with the sharding of a compiled step."""
+"""Splits global batches into per-replica batches, and moves them to the devices of a strategy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH_DATASET: Final = "call .batch(global_batch_size) on the dataset before it 
 
 
 def batch_size(batch: PyTree, called: str = "split", remedy: str = BATCH_DATASET) -> int:
-    """Returns the number of examples in a batch: the leading dim of all its leaves.
+    """Returns the number of examples in a batch: the size of the first dim, equal in all arrays.
 
     Args:
         batch: A pytree of arrays ``[batch, ...]``.
@@ -80,7 +80,7 @@ def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
 
 
 def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
-    """Returns the first row and the row after the last one of each replica's part of a global batch.
+    """Returns the (start, stop) indices of each replica's slice of a global batch.
 
     Args:
         size: Number of examples in the global batch (m).
@@ -102,7 +102,7 @@ def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
 
 
 def split(batch: PyTree, num_replicas: int) -> list[PyTree]:
-    """Splits a global batch into one contiguous per-replica batch per replica, without copying.
+    """Splits a global batch into contiguous slices, one batch per replica, without copying.
 
     Args:
         batch: A pytree of arrays ``[batch, ...]``.
@@ -125,7 +125,7 @@ def split(batch: PyTree, num_replicas: int) -> list[PyTree]:
 
 
 def pad(batch: PyTree, num_replicas: int, size: int | None = None) -> tuple[PyTree, np.ndarray]:
-    """Pads a batch so that it splits evenly, and returns a mask of the real examples.
+    """Pads a batch so that it splits evenly over the replicas, and returns a mask that marks the real examples.
 
     Padding repeats the last example: its loss is as finite as that of a real example, and the mask multiplies it by
     zero. A batch without examples is padded with zeros.
@@ -178,7 +178,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Placer:
-    """Puts host batches on the devices of a strategy, as per-replica values.
+    """A helper that moves batches from host memory to the devices of a strategy, as per-replica values.
 
     Attributes:
         device_assignment: The device of each replica; None: one replica, on JAX's default device.
@@ -194,11 +194,11 @@ class Placer:
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas of all workers."""
+        """The total number of replicas, of all workers."""
         return 1 if self.device_assignment is None else self.device_assignment.num_replicas
 
     def batch(self, batch: Element) -> Any:
-        """Splits a global batch (whose leaves have equal sizes) and puts each per-replica batch on its device.
+        """Splits a global batch into per-replica batches, and moves each to its replica's device.
 
         Per-replica batches of equal size become one array ``[replicas, per_replica_batch, ...]``, sharded over all
         devices; otherwise they become a tuple of arrays. Devices alias memory that the pipeline owns if they can read
@@ -224,7 +224,10 @@ class Placer:
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
-        """Puts one element per replica of this process on their devices; with one replica, returns that element."""
+        """Moves given per-replica batches of this process to the devices, each to its replica's device.
+
+        With one replica, the result is that replica's element.
+        """
         if self.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
         return jax.tree.map(lambda *leaves: self._components(leaves), *elements)

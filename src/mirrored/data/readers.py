@@ -1,4 +1,4 @@
-"""Readers, which read one step's input of all replicas from datasets."""
+"""Readers, which read the input of one training step for all replicas from one or several datasets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOTHING: Final = object()
 
 
 class Layout:
-    """The structure, shapes and dtypes of the latest input, as a part of the position.
+    """The structure, shapes and dtypes of the latest batch, to create an empty batch of the same structure.
 
     A worker that continues at the end of its own data has no batch that shows what its empty batches look like.
     """
@@ -35,32 +35,32 @@ class Layout:
         self._spec: Any = None
 
     def keep(self) -> None:
-        """Starts to note the inputs. Context: before the first one."""
+        """Turns on recording of the batches' structure; must be called before the first batch is read."""
         self._is_kept = True
 
     def note(self, read: Element | list[Element]) -> None:
-        """Notes an input."""
+        """Records the structure, shapes and dtypes of a batch, if `keep` was called."""
         if self._is_kept:
             self._spec = spec_of(read)
 
     def empty(self) -> Any:
-        """Returns an input without examples; None if no input was noted."""
+        """Returns a batch with 0 examples of the recorded structure; None if no structure was recorded."""
         return None if self._spec is None else empty_batch(self._spec)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what the position of a reader contains for it."""
+        """Returns the recorded batch structure as part of a reader's saved state."""
         try:
             return {} if self._spec is None else {"layout": to_json(self._spec)}
         except TypeError:  # without it, the restored reader asks its source
             return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the part of a reader's position."""
+        """Restores the recorded batch structure from a reader's saved state."""
         self._spec = from_json(state["layout"]) if "layout" in state else None
 
 
 class Reader(Protocol):
-    """Reads the input of one step for all replicas, on the host.
+    """Protocol of readers, which read the input of a training step for all replicas into host memory.
 
     Attributes:
         layout: What its inputs look like.
@@ -70,41 +70,44 @@ class Reader(Protocol):
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop when the first one has no more data (only if each reads its own data)."""
+        """Whether all workers stop when one has no more data, or else continue and give that worker empty batches.
+
+        It matters only if each worker reads its own data.
+        """
         ...
 
     def read(self) -> tuple[Any, int]:
-        """Returns the input of the next step in host memory, and the number of examples in it."""
+        """Reads the next training step's input into host memory; returns the input and its number of examples."""
         ...
 
     def no_examples(self) -> Any:
-        """Returns an input without examples, for `place`; None if its structure is not known."""
+        """Returns an input with 0 examples, as `place` accepts it; None if its structure is not known."""
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Puts a result of `read` on the devices."""
+        """Moves an input that `read` returned to the devices, as per-replica values."""
         ...
 
     def get_state(self) -> Any:
-        """Returns the position after the input that was read last."""
+        """Returns how far the reader has read, as data that a checkpoint can save."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from a position that `get_state` returned."""
+        """Moves the reader to a read position that `get_state` returned."""
         ...
 
     def close(self) -> None:
-        """Closes the datasets that it reads."""
+        """Closes the reader's iterators over its datasets."""
         ...
 
 
 def is_power_of_two(number: int) -> bool:
-    """Returns whether a positive number is 1, 2, 4, 8, ..."""
+    """Returns whether a positive integer is a power of two."""
     return number & (number - 1) == 0
 
 
 class GlobalBatches:
-    """Reads global batches, and treats incomplete ones as the option `last_batch` requires.
+    """A reader of global batches; drops, pads or keeps an incomplete batch as the option `last_batch` says.
 
     Args:
         source: The source of the batches.
@@ -119,11 +122,11 @@ class GlobalBatches:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop with the first one: with "drop", no batch can be empty."""
+        """Whether all workers stop as soon as one has no more data: True if incomplete batches are dropped."""
         return self._rule == "drop"
 
     def no_examples(self) -> Any:
-        """Returns a batch without examples, with an empty mask if batches are padded; None if it is not known."""
+        """Returns a batch with 0 examples, in the form that `place` accepts; None if its structure is not known."""
         known = self.layout.empty()
         if known is not None:
             return known
@@ -131,15 +134,15 @@ class GlobalBatches:
         return empty if empty is None or self._rule != "pad" else (empty, np.zeros(0, bool))
 
     def settle_seeds(self) -> None:
-        """Makes all workers use the shuffle seeds of worker 0. Context: before the first `read`."""
+        """Makes all workers use worker 0's shuffle seeds; must be called before the first batch is read."""
         self._source.settle_seeds(self._cursor)
 
     def keep_samples(self) -> None:
-        """Begins to keep the batches 1, 2, 4, 8, ... for `sample`. Context: before the first `read`."""
+        """Starts to keep copies of batches 1, 2, 4, 8, ... for `sample`, to compare the batches between workers."""
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """Returns batch `number` (1, 2, 4, 8, ...), which is kept no longer."""
+        """Removes and returns the kept copy of batch `number` (1, 2, 4, 8, ...)."""
         return None if self._samples is None else self._samples.pop(number)
 
     def __init__(self, source: Source, options: InputOptions, num_replicas: int) -> None:
@@ -156,7 +159,7 @@ class GlobalBatches:
         self._before: Any = None
 
     def read(self) -> tuple[Any, int]:
-        """Returns the next global batch, padded if `last_batch` requires it, and its number of real examples."""
+        """Reads the next global batch; returns the batch (padded, if requested) and its number of real examples."""
         while True:
             batch, count = self._next_batch()
             if self._may_be_rows:
@@ -212,11 +215,11 @@ class GlobalBatches:
                 return jax.tree.map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Splits the batch and puts the per-replica batches on their devices."""
+        """Splits a global batch, and moves each per-replica batch to its replica's device."""
         return placer.batch(read)
 
     def get_state(self) -> Any:
-        """Returns the number of examples read, and the source's own position after them."""
+        """Returns how far the reader has read: the dataset iterator's state and the number of examples read."""
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
@@ -226,7 +229,7 @@ class GlobalBatches:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the source's own position; where that is impossible, reads again and skips the examples.
+        """Restores a read position; if the dataset cannot, reads from its start and skips the earlier examples.
 
         It is impossible if the source has no position, or has another batch size than when the position was saved
         (`Source.restore`, which may read a batch to find out).
@@ -239,12 +242,12 @@ class GlobalBatches:
             self._full, self._to_skip = None, self._consumed
 
     def close(self) -> None:
-        """Closes the iterator over the source."""
+        """Closes the iterator over the dataset."""
         self._cursor.close()
 
 
 class ElementsInTurn:
-    """Reads one element per replica, from one common source or from one source per replica.
+    """A reader of one element (per-replica batch) per replica, from one common dataset or one per replica.
 
     If the last elements do not reach all replicas, the other replicas receive empty batches, so that every example is
     used. Scalars have no empty form: an incomplete row of them is dropped, and a warning is logged.
@@ -256,7 +259,7 @@ class ElementsInTurn:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop with the first one: scalar elements have no empty form."""
+        """Whether all workers stop as soon as one has no more data: True for scalars, which have no empty batch."""
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:
@@ -269,7 +272,7 @@ class ElementsInTurn:
         self._ended: set[int] = set()
 
     def read(self) -> tuple[Any, int]:
-        """Returns one element per replica, and the number of examples in them."""
+        """Reads the next element of every replica; returns the list of elements and their number of examples."""
         elements = [self._next(replica % len(self._cursors)) for replica in range(self._num_replicas)]
         given = [element for element in elements if element is not _NOTHING]
         if not given:
@@ -304,7 +307,7 @@ class ElementsInTurn:
         return jax.tree.map(owned, element)
 
     def no_examples(self) -> Any:
-        """Returns one element without examples per replica; None if it is not known."""
+        """Returns a batch with 0 examples for every replica; None if the structure of the batches is not known."""
         known = self.layout.empty()
         if known is not None:
             return known
@@ -312,16 +315,16 @@ class ElementsInTurn:
         return None if empty is None else [empty] * self._num_replicas
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Places each element on its replica's device."""
+        """Moves each element to the device of its replica."""
         return placer.elements(read)
 
     def get_state(self) -> Any:
-        """Returns the positions of the sources, and the numbers of elements before them."""
+        """Returns how far each dataset was read: the iterators' states and the numbers of elements read."""
         positions = [cursor.get_state() for cursor in self._cursors]
         return {"sources": positions, "taken": list(self._taken), **self.layout.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the positions of the sources, whose number must be the same as when they were saved.
+        """Restores a read position; the number of datasets must be the same as when the position was saved.
 
         The elements before the position of a source that cannot save one, such as a list, are read again.
         """
@@ -346,7 +349,7 @@ class ElementsInTurn:
                 read_again(cursor)
 
     def close(self) -> None:
-        """Closes the iterators over the sources."""
+        """Closes the iterators over the datasets."""
         for cursor in self._cursors:
             cursor.close()
 

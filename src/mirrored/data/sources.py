@@ -1,4 +1,4 @@
-"""`Source`, the interface from which a distributed dataset reads, and its implementation for each library's datasets.
+"""`Source`, the interface by which distributed datasets read Grain, PyTorch, Hugging Face and other datasets.
 
 Supported are Grain datasets and DataLoaders, PyTorch DataLoaders, Hugging Face datasets, NumPy pytrees, any re-iterable
 of batches, and the kinds of datasets that a layer above registers (`Dataset`, by `mirrored.data.pipeline`).
@@ -32,7 +32,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """Identifies one worker among the workers of a job, with its number of replicas.
+    """The identity of one worker: its process index among those of all workers, and its number of replicas.
 
     Attributes:
         process: The process index of this worker.
@@ -48,44 +48,44 @@ class WorkerShare:
 
 
 class Source(abc.ABC):
-    """The interface from which a distributed dataset reads a dataset of any library, once per epoch."""
+    """Interface by which distributed datasets read datasets of any library (Grain, PyTorch, Hugging Face, ...)."""
 
     @property
     @abc.abstractmethod
     def batching(self) -> str:
-        """An instruction for the user how to batch such a dataset, for messages."""
+        """The text for error messages that says how to batch a dataset of this library."""
 
     @property
     @abc.abstractmethod
     def spec(self) -> Any:
-        """The spec of the elements."""
+        """The shapes and dtypes of the elements, as a pytree of `ArraySpec`."""
 
     @property
     @abc.abstractmethod
     def cardinality(self) -> int:
-        """The number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """The number of elements, or the constant INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
 
     @property
     @abc.abstractmethod
     def may_be_unbatched(self) -> bool:
-        """Whether the elements might be single examples, because nothing shows that they are batches."""
+        """Whether the elements could be single examples, because nothing shows that they are batches."""
 
     @property
     @abc.abstractmethod
     def end_error(self) -> Callable[..., EndOfDataError]:
-        """The class of the error for a request past the last element."""
+        """The exception class for a request of an element after the last one."""
 
     @abc.abstractmethod
     def open(self) -> Cursor:
-        """Returns a new iterator over the elements, which can save its position."""
+        """Returns a new iterator over the elements, whose read position can be saved."""
 
     @abc.abstractmethod
     def no_examples(self) -> Element:
-        """Returns a batch without examples; None if its structure is not known without an element."""
+        """Returns a batch with 0 examples; None if the structure of the batches is known only from an element."""
 
     @abc.abstractmethod
     def refuse_unbatched(self, called: str) -> None:
-        """Raises an error if it is known that the elements are single examples.
+        """Raises an error if the elements are known to be single examples instead of batches.
 
         Otherwise a row would be treated as a batch, and the features of one example would be split over the replicas.
 
@@ -95,7 +95,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def of_worker(self, share: WorkerShare, called: str) -> Source | None:
-        """Returns the source of a worker's own batches; None if all workers read the same global batches.
+        """Returns a source with one worker's share of the data; None if all workers read the same global batches.
 
         Raises:
             ArgumentError: The data cannot be divided among the workers.
@@ -104,7 +104,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def settle_seeds(self, cursor: Cursor) -> None:
-        """Makes all workers use the shuffle seeds of worker 0, for this iterator.
+        """Makes a new iterator use the same shuffle seeds on all workers: those of worker 0.
 
         A shuffle without a given seed draws a random one, which would differ between the workers.
 
@@ -117,7 +117,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
-        """Moves a new iterator to a saved position, and returns whether that was possible.
+        """Moves a new iterator to a saved read position, and returns whether that was possible.
 
         Args:
             cursor: A result of `open`.
@@ -207,17 +207,17 @@ _array_sources: Final[list[Callable[[PyTree, int], Source]]] = []
 
 
 def register_kind(kind: type, adapt: Callable[[Any], Source]) -> None:
-    """Registers a class of datasets, and the function that converts one to a `Source`."""
+    """Registers a dataset class, with the function that converts its instances to a `Source`."""
     _kinds[kind] = adapt
 
 
 def register_arrays(adapt: Callable[[PyTree, int], Source]) -> None:
-    """Registers the function that converts a pytree of arrays and a batch size to a `Source`."""
+    """Registers the function that converts arrays in memory and a batch size to a `Source`."""
     _array_sources[:] = [adapt]
 
 
 def is_dataset(data: object) -> bool:
-    """Returns whether `data` is an instance of a class that `register_kind` has registered."""
+    """Returns whether `data` is an instance of a dataset class that was registered by `register_kind`."""
     return isinstance(data, tuple(_kinds))
 
 

@@ -1,4 +1,4 @@
-"""Element specs: shapes and dtypes of a dataset's elements, with None for dims that vary."""
+"""Shapes and dtypes of a dataset's elements (`ArraySpec`), with None for dims that vary between elements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mirrored.values.tensor_shape import TensorShape
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """The shape and dtype of an array. None in the shape stands for a dim that can vary.
+    """The shape and dtype of an array, like `tf.TensorSpec`; None in the shape stands for a varying dim.
 
     Args:
         shape: The dims; stored as a `TensorShape`, which is a tuple.
@@ -42,23 +42,23 @@ class ArraySpec:
         return f"ArraySpec({'bytes' if self.dtype.hasobject else self.dtype}[{', '.join(map(str, self.shape))}])"
 
     def accepts(self, array: npt.ArrayLike) -> bool:
-        """Returns whether an array has this shape. The dtype is not compared."""
+        """Returns whether an array has a shape that matches this one; ignores the dtype."""
         shape = np.shape(array)
         return len(shape) == len(self.shape) and all(
             want is None or want == have for want, have in zip(self.shape, shape, strict=True)
         )
 
     def batched(self, size: int | None) -> ArraySpec:
-        """Returns the spec of a batch of such arrays: with a leading dim."""
+        """Returns the `ArraySpec` of a batch of such arrays, with an additional leading dim."""
         return ArraySpec((size, *self.shape), self.dtype)
 
     def unbatched(self) -> ArraySpec:
-        """Returns the spec of one row: without the leading dim."""
+        """Returns the `ArraySpec` of a single example of a batch, i.e. without the leading dim."""
         return ArraySpec(self.shape[1:], self.dtype)
 
 
 class NoElementError(StructureError):
-    """The spec of a dataset depends on its first element, and the dataset is empty.
+    """Error: the shapes of a dataset's elements must be inferred from its first element, but the dataset is empty.
 
     It is no `StopIteration`: a spec can be computed while elements are read, where that would end the data.
     """
@@ -73,7 +73,7 @@ class NoElementError(StructureError):
 
 
 def spec_of(element: Element) -> Any:
-    """Returns the spec of one element, as a pytree of `ArraySpec`."""
+    """Returns the shapes and dtypes of an element, as a pytree of `ArraySpec`."""
 
     def leaf_spec(leaf: Leaf) -> ArraySpec:
         if isinstance(leaf, bytes):
@@ -89,7 +89,7 @@ def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
 
 
 def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
-    """Returns the spec of a map's results, inferred from the parent's spec and one pair of elements.
+    """Infers the shapes and dtypes after `map` from those before, one input element and the function's result.
 
     A leading dim of the result varies if it has the same size as a leading dim of the sample that varies in the parent.
 
@@ -111,7 +111,7 @@ def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
 
 
 def merged(first: PyTree, second: PyTree) -> Any:
-    """Returns the spec that accepts the elements of two specs: dims in which they differ become None."""
+    """Combines the shapes and dtypes of two datasets into one that fits both: dims that differ become None."""
 
     def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
         if len(a.shape) != len(b.shape):
@@ -122,7 +122,7 @@ def merged(first: PyTree, second: PyTree) -> Any:
 
 
 def as_spec(signature: PyTree) -> Any:
-    """Converts a pytree of objects with a shape and a dtype to a pytree of `ArraySpec`."""
+    """Converts objects with a shape and a dtype (such as `tf.TensorSpec`) in a pytree to `ArraySpec`."""
 
     def convert(leaf: Leaf) -> ArraySpec:
         dtype = getattr(leaf, "dtype", None)
@@ -134,7 +134,7 @@ def as_spec(signature: PyTree) -> Any:
 
 
 def check(spec: PyTree, element: Element, called: str) -> Any:
-    """Casts an element to the dtypes of `spec`, and raises an error if its structure or shapes differ.
+    """Casts an element to the given dtypes; raises an error if its structure or shapes are not the given ones.
 
     If `spec` is one array, a list or tuple of numbers is converted to an array.
     """
@@ -165,14 +165,14 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
 
 
 def empty_batch(spec: PyTree) -> Any:
-    """Returns a batch without examples; None if an element is a scalar, or a dim of the examples varies."""
+    """Creates a batch with 0 examples for given shapes and dtypes; None for scalars or varying example dims."""
     if any(not leaf.shape or None in leaf.shape[1:] for leaf in _leaves(spec)):
         return None
     return map_specs(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), spec)
 
 
 def to_json(spec: PyTree) -> Any:
-    """Converts a spec to JSON-like data, for positions.
+    """Converts a pytree of `ArraySpec` to JSON-serializable data.
 
     Raises:
         TypeError: The spec has other containers than dicts with string keys, tuples and lists.
@@ -187,7 +187,7 @@ def to_json(spec: PyTree) -> Any:
 
 
 def from_json(data: dict[str, Any]) -> Any:
-    """Returns the spec that `to_json` converted."""
+    """Converts the result of `to_json` back to a pytree of `ArraySpec`."""
     if "dtype" in data:
         return ArraySpec(tuple(data["shape"]), jnp.dtype(data["dtype"]))
     if "dict" in data:

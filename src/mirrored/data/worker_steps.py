@@ -1,4 +1,4 @@
-"""Coordination of input between workers: common shuffle seeds, equal global batches, and a common end of the data."""
+"""Coordinates the input of several workers: shuffle seeds, equal global batches, and the number of steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CALLED: Final = "next(iterator)"
 
 
 def check_same_batch(batch: Element, number: int = 1) -> None:
-    """Checks that all workers read the same global batch.
+    """Raises an error on all workers if they have read different global batches.
 
     Args:
         batch: This worker's batch.
@@ -43,10 +43,10 @@ def check_same_batch(batch: Element, number: int = 1) -> None:
 
 
 class WorkerSteps(Protocol):
-    """What all workers do together for each step of input: every worker calls `settled` after it has read."""
+    """Protocol of objects by which all workers agree on the input of each training step, and on when to end."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns this worker's per-replica batches for a step that all workers make.
+        """Returns this worker's input for the next step; raises StopIteration if all workers end.
 
         Raises:
             StopIteration: There is no further step.
@@ -55,7 +55,7 @@ class WorkerSteps(Protocol):
 
 
 def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
-    """Returns the object by which the workers of a job agree on each step of input; None in a single process.
+    """Returns the object by which several workers agree on each step's input; None for a single process.
 
     Context: when an iterator is created.
     """
@@ -69,7 +69,7 @@ def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
 
 
 class SameBatches:
-    """Checks that all workers read the same global batches. It compares the batches 1, 2, 4, 8, ...
+    """A check that all workers read the same global batches; compares batches 1, 2, 4, 8, ... between workers.
 
     Comparing at powers of two detects data that diverges at a later batch, at a cost per step that tends to zero.
 
@@ -83,7 +83,7 @@ class SameBatches:
         self._count = 0
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns `value` unchanged after the batches 1, 2, 4, 8, ... were compared."""
+        """Returns `value` after a check, for batches 1, 2, 4, 8, ..., that all workers have read the same batch."""
         if has_ended:
             raise StopIteration
         self._count += 1
@@ -93,7 +93,7 @@ class SameBatches:
 
 
 class OwnBatches:
-    """Makes workers that each read their own data run the same number of steps.
+    """A synchronizer of workers that read different data: all run equally many steps, some with empty batches.
 
     The workers continue while any of them has data; a worker without data gets empty batches. If batches cannot be
     empty, all workers stop when the first one runs out.
@@ -109,7 +109,7 @@ class OwnBatches:
         self._template: Any = None
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns this worker's per-replica batches, marked as ragged if shapes differ between replicas or workers.
+        """Returns this worker's per-replica batches for the next step: empty ones if it has no more data.
 
         Args:
             value: This worker's per-replica batches, if it still has data.

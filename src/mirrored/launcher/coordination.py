@@ -1,4 +1,4 @@
-"""What the launchers of all machines tell each other: the workers' addresses at each start, and failures."""
+"""Communication between the launchers of a job's machines: workers' addresses at each start, and failures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mirrored.launcher.job import free_ports
 
 
 class Coordination(abc.ABC):
-    """The interface by which a machine's launcher communicates with the launchers of the other machines."""
+    """Interface by which one machine's launcher communicates with the launchers of the other machines."""
 
     @property
     @abc.abstractmethod
     def secret(self) -> str:
-        """The secret with which the workers of the job authenticate each other."""
+        """The shared secret by which the job's workers authenticate each other."""
 
     @abc.abstractmethod
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
@@ -31,26 +31,26 @@ class Coordination(abc.ABC):
 
     @abc.abstractmethod
     def news(self) -> str | None:
-        """Returns why the workers of another machine were ended; None if none were."""
+        """Returns the reason why another machine's workers were ended, or None if none were ended."""
 
     @abc.abstractmethod
     def tell(self, reason: str) -> None:
-        """Tells all other launchers that a worker has failed, so that they end their workers."""
+        """Notifies all other launchers that a worker has failed, so that they end their workers."""
 
     @abc.abstractmethod
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits until the other machines' workers have ended, after those of this machine have succeeded.
+        """Waits until all other machines' workers have ended, after those of this machine have succeeded.
 
         Returns:
             Why a worker elsewhere failed; None if all succeeded.
         """
 
     def close(self) -> None:  # noqa: B027 (not every subclass has something to close)
-        """Closes the connections to the other launchers."""
+        """Closes the connections to the launchers of the other machines."""
 
 
 class SingleMachine(Coordination):
-    """The coordination of a job on one machine, where no other launchers exist.
+    """The implementation of `Coordination` for a job on one machine, without other launchers.
 
     Args:
         workers: The number of workers.
@@ -62,7 +62,7 @@ class SingleMachine(Coordination):
 
     @property
     def secret(self) -> str:
-        """A secret that was generated for this job."""
+        """A random secret, by which the job's workers authenticate each other."""
         return self._secret
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
@@ -71,12 +71,12 @@ class SingleMachine(Coordination):
             return [f"127.0.0.1:{port}" for port in ports]
 
     def news(self) -> str | None:
-        """Returns None: there are no other machines."""
+        """Returns None, because there are no other machines whose workers could have been ended."""
         return None
 
     def tell(self, reason: str) -> None:
-        """Has no effect: there are no other launchers."""
+        """Does nothing, because there are no other launchers to notify."""
 
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Returns None: there are no other workers to wait for."""
+        """Returns None, because there are no other machines' workers to wait for."""
         return None

@@ -1,4 +1,4 @@
-"""Finds out which machine of a job this launcher is on, if Slurm, Kubernetes or Open MPI started the job."""
+"""Detects which of a job's machines this launcher is on, from the variables of Slurm, Kubernetes or Open MPI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DETECTION_SECONDS: Final = 60
 
 @dataclasses.dataclass(frozen=True)
 class MachinePlace:
-    """The number of machines of a scheduler's job, this machine's index among them, and the coordinator.
+    """A scheduler's description of a job: number of machines, this machine's index, coordinator address.
 
     Attributes:
         scheduler: The scheduler's name.
@@ -38,7 +38,7 @@ class MachinePlace:
 
 
 def detect(environment: Mapping[str, str], hostname: str | None = None) -> MachinePlace | None:
-    """Returns which machine this launcher is on in a job of Slurm, Kubernetes or `mpirun`; None if it is alone.
+    """Detects this machine's index in a job that Slurm, Kubernetes or `mpirun` started; None without such a job.
 
     Raises:
         AllocationError: The environment says that there are other launchers, but not how to reach them.

@@ -1,4 +1,4 @@
-"""The environment variables of each worker: its index in the cluster, its devices, and the compilation cache."""
+"""The environment variables that the launcher sets for each worker: cluster, devices, compilation cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIMIT_BYTES: Final = 4 * 2**30
 
 
 def cache_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables that turn on JAX's persistent compilation cache, without those already set.
+    """Returns environment variables that turn on JAX's persistent compilation cache, except those already set.
 
     The zero compile time and the entry size of -1 make JAX cache every program, also small and quickly compiled ones.
     """
@@ -35,7 +35,10 @@ def cache_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """Returns the compilation cache's folder, by user and CPU type: programs for another CPU may not run here."""
+    """Returns the default folder of the compilation cache, which depends on the user and the CPU type.
+
+    Compiled programs for another CPU may not run here.
+    """
     base = environment.get("XDG_CACHE_HOME") or os.path.join(
         environment.get("HOME") or os.path.expanduser("~"), ".cache"
     )
@@ -51,7 +54,7 @@ def _processor() -> str:
 
 
 def tidy(directory: Path, limit_bytes: int = _LIMIT_BYTES) -> int:
-    """Deletes the least recently used programs of the compilation cache until its folder is within the limit.
+    """Deletes the least recently used files of the compilation cache, until its size is within a limit.
 
     Returns:
         The number of bytes deleted.
@@ -81,7 +84,7 @@ def worker_environment(
     restart: int = 0,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Returns the environment variables of one worker.
+    """Returns all environment variables for the process of one worker.
 
     Args:
         job: The job.

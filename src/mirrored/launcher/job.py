@@ -15,7 +15,7 @@ from mirrored.errors import ArgumentError
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Yields free ports, which stay bound while the block runs, so that all are different.
+    """Context manager that yields different free ports of this machine, and reserves them while its block runs.
 
     Another program may take a port between the end of the block and its use. The coordinator then names the port in
     its error, and the launcher restarts the workers with other ports.
@@ -29,7 +29,7 @@ def free_ports(count: int) -> Iterator[list[int]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A program, and on how many workers and machines it runs.
+    """The description of a job: a program, the number of workers and machines to run it on, and other options.
 
     Attributes:
         program: A Python file, or the name of a module if `is_module`.
@@ -64,16 +64,16 @@ class Job:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers on all machines."""
+        """The total number of workers, on all machines."""
         return self.workers * self.nodes
 
     @property
     def ranks(self) -> range:
-        """The indices of the workers on this machine."""
+        """The indices of this machine's workers among all workers of the job."""
         return range(self.node_rank * self.workers, (self.node_rank + 1) * self.workers)
 
     def check(self) -> None:
-        """Raises ArgumentError if the program does not exist or the options for machines contradict each other.
+        """Raises ArgumentError if the program does not exist, or if options of the job contradict each other.
 
         Raises:
             ArgumentError: The program does not exist, or the options for machines contradict each other.

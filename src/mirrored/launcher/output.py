@@ -1,4 +1,4 @@
-"""Merges the output of all workers into one stream of whole lines, each prefixed with its worker."""
+"""Merges the output of all workers into one stream of whole lines, each prefixed with the worker's name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROOM_BYTES: Final = 1 << 20
 
 
 class Sink:
-    """Writes data to a stream in a thread of its own, so that a reader that does not read does not block the launcher.
+    """A queue and thread that write data to a stream, so that a slow reader does not block the launcher.
 
     Data that cannot be written, for example because the disk is full, is dropped; later data is tried again.
 
@@ -44,11 +44,11 @@ class Sink:
 
     @property
     def has_room(self) -> bool:
-        """Whether the queue is short enough for more data, i.e. the reader keeps up."""
+        """Whether the queue can take more data, i.e. the reader of the stream is fast enough."""
         return self._bytes < _ROOM_BYTES
 
     def put(self, data: bytes) -> None:
-        """Queues data to be written, even if the queue is full."""
+        """Appends data to the queue of data to be written, even if the queue is full."""
         if self._stream is None or not data:
             return
         with self._changed:
@@ -57,7 +57,7 @@ class Sink:
             self._changed.notify_all()
 
     def close(self, patience_seconds: float | None) -> None:
-        """Waits until all queued data is written.
+        """Waits until all queued data is written to the stream.
 
         Args:
             patience_seconds: How long to wait without progress; None for no limit.
@@ -96,7 +96,7 @@ class Sink:
 
 
 def write_all(stream: BinaryIO, data: bytes) -> None:
-    """Writes all data to a stream, through its file descriptor if it has one.
+    """Writes all bytes to a stream, bypassing the stream's buffer if it has a file descriptor.
 
     This bypasses the stream's buffer: data left there after a failure would fail again at exit.
 
@@ -132,7 +132,7 @@ _GLOO: Final = re.compile(
 
 
 class Output:
-    """Writes the output of all workers to the screen and to log files.
+    """The destination of all workers' output: the terminal and log files.
 
     A stream or log that fails or blocks neither ends nor stops the training.
 
@@ -173,11 +173,14 @@ class Output:
 
     @property
     def has_room(self) -> bool:
-        """Whether the screen and the logs keep up; otherwise the workers' output stays in their pipes."""
+        """Whether terminal and log files can take more output; else the launcher stops reading the workers' pipes.
+
+        Then the workers' output stays in their pipes.
+        """
         return self._screen.has_room and self._errors.has_room
 
     def write(self, rank: int, lines: bytes, *, is_error: bool = False) -> None:
-        """Writes whole lines of one worker."""
+        """Writes whole lines of one worker's output to the terminal and the worker's log file."""
         shown = _GLOO.sub(b"", lines)
         name = self._name(f"[worker {rank}] ", _COLORS[rank % len(_COLORS)])
         sink = self._errors if is_error else self._screen
@@ -186,14 +189,14 @@ class Output:
             self._log(rank, lines)
 
     def say(self, message: str) -> None:
-        """Writes a message of the launcher itself to standard error and to every log."""
+        """Writes a message of the launcher itself to standard error and to every log file."""
         lines = [line.encode(errors="replace") + b"\n" for line in message.splitlines()]
         self._errors.put(b"".join([self._name("[mirrored] ", 1) + line for line in lines]))
         for rank in list(self._files):
             self._log(rank, b"".join(b"[mirrored] " + line for line in lines))
 
     def close(self, patience_seconds: float | None = None) -> None:
-        """Waits until everything is written, and closes the logs.
+        """Waits until all output is written, and closes the log files.
 
         Args:
             patience_seconds: How long to wait for a reader that does not read. Default: until it reads or closes.
@@ -228,7 +231,7 @@ class Output:
 
 
 class Lines:
-    """Splits the output that arrives in a pipe into whole lines.
+    """A reader of a pipe that splits the received output into whole lines.
 
     Args:
         descriptor: The file descriptor of the pipe; set to non-blocking.
@@ -243,7 +246,7 @@ class Lines:
         self._rest_bytes = 0
 
     def read(self) -> bytes:
-        """Returns all available whole lines; at the end of the pipe also an unterminated last one."""
+        """Returns all whole lines received so far; after the pipe has ended, also an incomplete last line."""
         whole: list[bytes] = []
         read = 0
         while read <= _READ_BYTES:

@@ -1,4 +1,6 @@
-"""The process of one worker under `mirrored run`: ``python -m mirrored.launcher.program train.py`` runs ``train.py``.
+"""The main program of a worker process under `mirrored run`, which runs the user's program, e.g. ``train.py``.
+
+``python -m mirrored.launcher.program train.py`` runs ``train.py``.
 
 In addition it ties the process to its launcher. The process ends when the launcher ends. When the program fails, it
 announces the failure before it prints its error, so that this error comes first on the screen, and ends without waiting
@@ -25,7 +27,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Runs the program that the command line names."""
+    """Runs the user's program that the command line names, in this worker process."""
     launcher = LAUNCHER_FD.read()
     os.environ.pop(LAUNCHER_FD.name, None)
     if launcher is not None:

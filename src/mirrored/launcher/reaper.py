@@ -1,4 +1,4 @@
-"""The reaper: a process that kills the workers' remaining process groups when the launcher itself is killed.
+"""A helper process that kills the workers' child processes if the launcher itself is killed.
 
 It runs as a file of its own, without mirrored: ``python -I -S reaper.py``. It reads ``+GROUP`` and ``-GROUP`` from its
 standard input. The kernel closes that pipe however the launcher ends; the reaper then kills the groups that are left.
@@ -13,7 +13,7 @@ import sys
 
 
 def main() -> None:
-    """Tracks the workers' process groups until the launcher ends, then kills those that are left."""
+    """Reads process group ids from the launcher; when the launcher ends, kills the groups that still exist."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

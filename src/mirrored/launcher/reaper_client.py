@@ -1,4 +1,4 @@
-"""Starts the reaper, and tells it which process groups to kill if this process is killed."""
+"""Starts the helper process that kills the workers' process groups if the launcher is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REAPER: Final = Path(__file__).with_name("reaper.py")
 
 
 class ReaperClient:
-    """A context manager; process groups that are added to it do not outlive this process."""
+    """A context manager that kills the registered process groups when this process ends for any reason."""
 
     def __enter__(self) -> Self:
         self._reaper = subprocess.Popen(
@@ -30,11 +30,11 @@ class ReaperClient:
         self._reaper.wait()
 
     def add(self, group: int) -> None:
-        """Makes the reaper kill a process group that still exists when this process ends."""
+        """Registers a process group to be killed when this process ends."""
         self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Makes the reaper forget a process group, which has ended."""
+        """Unregisters a process group, which has ended by itself."""
         self._send(f"-{group}\n")
 
     def _send(self, line: str) -> None:

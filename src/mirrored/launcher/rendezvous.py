@@ -1,4 +1,4 @@
-"""The rendezvous of the launchers of several machines, which connect to machine 0.
+"""The rendezvous of a job's launchers, which all connect to a server on machine 0.
 
 Every launcher, including that of machine 0, has one authenticated connection to the hub there. A start begins when all
 launchers have identified themselves. The hub relays a failure of one to all; a broken connection is a failure.
@@ -57,7 +57,7 @@ def _is_number(value: object, least: int) -> TypeGuard[int]:
 
 
 class Hub:
-    """The server on machine 0 that all launchers of a job connect to.
+    """The server on machine 0 to which the launchers of all machines connect.
 
     Args:
         host: The coordinator's host.
@@ -86,7 +86,7 @@ class Hub:
             ) from error
 
     def close(self) -> None:
-        """Stops listening and closes all connections."""
+        """Stops listening for launchers, and closes all connections."""
         self._server.close()
         with self._lock:
             here, self._here = self._here, {}
@@ -164,7 +164,7 @@ _MOST_REFUSALS: Final = 40
 
 
 class LauncherRendezvous(Coordination):
-    """One launcher's connection to the hub on machine 0, and thereby to the other launchers.
+    """The implementation of `Coordination` for several machines: a connection to the server on machine 0.
 
     Args:
         job: The job; its `coordinator` is the address of the rendezvous.
@@ -187,7 +187,7 @@ class LauncherRendezvous(Coordination):
 
     @property
     def secret(self) -> str:
-        """The secret that the launchers share, which the workers use, too."""
+        """The secret by which launchers, and also workers, authenticate each other."""
         return os.fsdecode(self._secret)
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
@@ -221,7 +221,7 @@ class LauncherRendezvous(Coordination):
         raise self._missing(waiting)
 
     def news(self) -> str | None:
-        """Returns why the workers of another machine were ended; None if none were."""
+        """Returns the reason why another machine's workers were ended, or None if none were ended."""
         with contextlib.suppress(queue.Empty):
             while True:
                 message = self._news.get_nowait()
@@ -230,12 +230,12 @@ class LauncherRendezvous(Coordination):
         return None
 
     def tell(self, reason: str) -> None:
-        """Tells all other launchers that a worker has failed, so that they end their workers."""
+        """Notifies all other launchers that a worker has failed, so that they end their workers."""
         self._send({"stop": f"machine {self._job.node_rank} ({socket.gethostname()}): {reason}"})
         self._hang_up()
 
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits until the other machines' workers have ended; returns why one failed, or None."""
+        """Waits until all other machines' workers have ended; returns why one has failed, or None if none has."""
         self._send({"done": self._job.node_rank})
         while not is_interrupted():
             message = self._next()
@@ -247,7 +247,7 @@ class LauncherRendezvous(Coordination):
         return "interrupted"
 
     def close(self) -> None:
-        """Closes the connection, and on machine 0 the hub."""
+        """Closes the connection to the server; on machine 0 also closes the server."""
         self._hang_up()
         if self._hub is not None:
             self._hub.close()

@@ -1,4 +1,4 @@
-"""Runs a job: in the launcher's own process if it needs no supervision, otherwise under a supervisor."""
+"""Runs a job: replaces the launcher by the program if no supervision is needed, else supervises workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.launcher.supervisor import Supervisor
 
 
 def run_job(job: Job) -> int:
-    """Runs a job to its end, and returns its exit status.
+    """Runs a job until it has ended, and returns its exit status.
 
     Context: the main thread of a process that does nothing else. With one worker, no restarts and no logs, this process
     is replaced by the program, which keeps the terminal, a debugger and its own exit status.

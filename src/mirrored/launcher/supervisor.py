@@ -1,4 +1,4 @@
-"""Starts and supervises the workers of this machine; ends or restarts all of them when one fails."""
+"""Starts and supervises this machine's workers; ends or restarts all of them when one fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Failure:
 
 
 class Supervisor:
-    """Runs the workers of one machine until the job has ended.
+    """A supervisor that starts the workers of one machine, and ends or restarts them when one fails.
 
     Args:
         job: The job.
@@ -58,7 +58,7 @@ class Supervisor:
         self._terminated_at: float | None = None
 
     def run(self) -> int:
-        """Runs the workers until they have ended, with restarts after a failure if the job allows them.
+        """Runs the workers until they have ended; restarts them after a failure if the job allows restarts.
 
         Context: the main thread, whose signals it handles.
 

@@ -1,4 +1,4 @@
-"""A worker as its launcher sees it: a process in a group of its own, its output, and its exit report."""
+"""A worker process as its launcher sees it, with its output and its message about a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANG: Final = "hang"
 
 
 class Worker:
-    """A worker process, started by the constructor.
+    """A worker process, which the constructor starts, with its output pipes and its socket to the launcher.
 
     Args:
         job: The job.
@@ -62,23 +62,23 @@ class Worker:
 
     @property
     def group(self) -> int:
-        """The id of the process group of the worker and its child processes."""
+        """The id of the process group that contains the worker and its child processes."""
         return self.process.pid
 
     @property
     def code(self) -> int | None:
-        """The exit status, negative for a signal; None while the process runs."""
+        """The exit status of the process, negative for a signal; None while the process runs."""
         return self.process.poll()
 
     @property
     def descriptors(self) -> list[int]:
-        """The file descriptors that become readable when the worker prints or sends a message."""
+        """The file descriptors that become readable when the worker prints something or sends a message."""
         return [stream.descriptor for stream in self._streams.values() if stream.open] + [self.channel.fileno()] * (
             self.channel.fileno() >= 0
         )
 
     def pump(self, output: Output, *, to_the_end: bool = False) -> None:
-        """Forwards the output that the worker has printed since the last call.
+        """Forwards the output that the worker has printed since the last call to the terminal and log files.
 
         Args:
             output: The destination. Data for which it has no room stays in the pipes.
@@ -89,7 +89,7 @@ class Worker:
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Reads the worker's messages, and returns whether it asks for permission to print its error."""
+        """Reads the worker's messages; returns whether the worker has failed and asks to print its error."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)
@@ -110,17 +110,17 @@ class Worker:
         return asks
 
     def let_go(self) -> None:
-        """Permits a failing worker to print its error."""
+        """Tells a failing worker, which waits for this permission, to print its error."""
         with contextlib.suppress(OSError):
             self.channel.send(b"go\n")
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the worker and its child processes."""
+        """Sends a signal (such as SIGTERM) to the worker and its child processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
     def end(self, output: Output) -> None:
-        """Kills the worker's process group, forwards its remaining output and closes its pipes."""
+        """Kills the worker's process group, forwards the remaining output, and closes the pipes."""
         self.signal(signal.SIGKILL)
         self.process.wait()
         # Child processes may survive it by a moment and hold the pipes open: do not wait for the end of the pipes.
@@ -131,7 +131,7 @@ class Worker:
 
 
 def words_for(code: int) -> str:
-    """Describes how a process ended, for messages."""
+    """Describes an exit status in words, such as "was killed by SIGKILL"."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -141,5 +141,5 @@ def words_for(code: int) -> str:
 
 
 def shell_code(code: int) -> int:
-    """Returns the exit status as a shell reports it: 128 plus the number for a signal."""
+    """Converts an exit status to a shell's convention: 128 plus the number of the signal."""
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""The performance model of `mirrored plan`: predicts scaling efficiency and names the bottleneck of a step."""
+"""The performance model of `mirrored plan`: predicts how a training step scales, and names its bottleneck."""
 
 from __future__ import annotations
 

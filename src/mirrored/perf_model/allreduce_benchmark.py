@@ -1,4 +1,4 @@
-"""A microbenchmark of all-reduces over the devices of this machine, inside a program that also computes."""
+"""A microbenchmark of all-reduces between this machine's devices, in a program that also computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _SMALLEST_BYTES = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceBenchmark:
-    """By how much all-reduces over devices of this machine prolong a program, measured for two sizes.
+    """The measured times of all-reduces of two sizes over some devices of this machine.
+
+    A time is by how much the all-reduces prolong a program that also computes.
 
     Attributes:
         devices: The number of participating devices.
@@ -37,7 +39,7 @@ class AllReduceBenchmark:
     large_bytes: int
 
     def seconds(self, exchange: Exchange) -> float:
-        """Returns the time of an all-reduce of any size, interpolated between the two measured sizes."""
+        """Returns the time of an all-reduce of a given size, interpolated from the two measured sizes."""
         if exchange.group_size < 2:
             return 0.0
         part = exchange.payload_bytes / self.large_bytes
@@ -45,7 +47,7 @@ class AllReduceBenchmark:
 
     @property
     def network(self) -> Network:
-        """The bandwidth and latency that explain the measurement, to predict other numbers of devices."""
+        """The bandwidth and latency estimated from the measured times, to predict other device counts."""
         size = self.devices
         latency = self.tiny_seconds / (2 * math.ceil(math.log2(size)))
         added = max(self.large_seconds - self.tiny_seconds, 1e-9)
@@ -53,7 +55,7 @@ class AllReduceBenchmark:
 
 
 def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, arrays: int) -> AllReduceBenchmark:
-    """Measures the time of all-reduces between devices of this process. The benchmark takes about two seconds.
+    """Measures how long all-reduces take between devices of this process, in about two seconds.
 
     An isolated all-reduce of ready buffers does not represent a step, where replicas arrive at different times and then
     resume other work. So the benchmark measures by how much an all-reduce prolongs a program that computes. On 8

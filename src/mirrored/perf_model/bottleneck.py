@@ -1,4 +1,4 @@
-"""Names the bottleneck of a predicted step: the part of its time that limits scaling."""
+"""Names the bottleneck of a predicted training step, i.e. what limits scaling, and formats the prediction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARTS = (("compute_seconds", "compute", "tab:blue"), ("exchange_seconds", "exch
 
 
 def draw(plan: ScalingPlan, path: Path) -> None:
-    """Writes the plot of a plan to a file.
+    """Plots the predicted step times and efficiencies of a scaling plan to a file.
 
     Args:
         plan: The plan.
@@ -51,7 +51,7 @@ INPUT, DISPATCH, COMMUNICATION, BATCH, COMPUTE = (
 
 
 def bottleneck(prediction: Prediction) -> str:
-    """Returns the name of the part of the step time that limits scaling.
+    """Returns the name of a predicted step's bottleneck, such as "input-bound" or "communication-bound".
 
     Args:
         prediction: The prediction for one number of replicas.
@@ -71,7 +71,7 @@ def bottleneck(prediction: Prediction) -> str:
 
 
 def breakdown(prediction: Prediction) -> dict[str, float]:
-    """Returns the fraction of the step time that each part of the step takes.
+    """Returns the fractions of the predicted step time by part: compute, all-reduce, dispatch, input.
 
     Args:
         prediction: The prediction for one number of replicas.
@@ -91,7 +91,7 @@ def breakdown(prediction: Prediction) -> dict[str, float]:
 
 
 def summary(prediction: Prediction) -> str:
-    """Formats the fractions of the step time: first the parts that determine it, then the overlapped ones."""
+    """Formats the fractions of the predicted step time; parts that overlap with others come last."""
     parts = breakdown(prediction)
     sequential = ["compute", "exchange", "dispatch"] if prediction.shared else ["compute", "exchange"]
     if prediction.host_seconds >= prediction.step_seconds:
@@ -102,7 +102,7 @@ def summary(prediction: Prediction) -> str:
 
 
 def explanation(plan: ScalingPlan, prediction: Prediction) -> str:
-    """Formats the fractions of the step time, the reason for the bottleneck at this replica count, and a remedy."""
+    """Formats the fractions of the predicted step time, the reason for the bottleneck, and a remedy."""
     return f"{summary(prediction)}; {_reason(plan, prediction)}"
 
 

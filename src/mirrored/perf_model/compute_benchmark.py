@@ -1,4 +1,4 @@
-"""A microbenchmark of the program that one replica runs in a step, on several devices at once, without collectives.
+"""A microbenchmark of one replica's part of a training step, without collectives, on one or more devices.
 
 It measures the contention between devices that share cores, memory or a host process, instead of assuming it.
 """
@@ -24,7 +24,7 @@ _TOGETHER, _EACH = PartitionSpec(), PartitionSpec(_AXIS)
 
 @dataclasses.dataclass(frozen=True)
 class ComputeBenchmark:
-    """The measured time of the program that one replica runs in a step, on several devices at once.
+    """The measured time of one replica's part of a training step, run on several devices at once.
 
     Attributes:
         seconds: From the call until all devices are done.
@@ -36,12 +36,15 @@ class ComputeBenchmark:
 
     @property
     def compute_seconds(self) -> float:
-        """The measured time without the time to dispatch an empty program to the same devices."""
+        """The measured time minus the time that the host needs for dispatching.
+
+        This is the time to dispatch an empty program to the same devices.
+        """
         return max(self.seconds - self.dispatch_seconds, 0.0)
 
 
 def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenchmark:
-    """Measures one replica's program on several devices at once, in about half a second after compilation.
+    """Measures one replica's part of a training step on several devices at once, in about half a second.
 
     Each replica has its own state and examples, of the same size as in the step. Replicas exchange nothing.
 

@@ -1,4 +1,4 @@
-"""Finds the collectives in a traced step, and predicts their time on a network."""
+"""Finds the collectives in a traced training step, and predicts their times on a given network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PASSES = {"psum": 2, "psum_invariant": 2, "pmax": 2, "pmin": 2, "all_gather": 1
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The bandwidth and latency between the devices of the replicas.
+    """The bandwidth and latency of the network between the replicas' devices.
 
     Attributes:
         bandwidth_bytes_per_second: The bandwidth from one device to the next.
@@ -30,7 +30,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Collectives of one kind, which the compiler combines into a single one.
+    """A group of collectives of one kind in a training step, which the compiler combines into one.
 
     Attributes:
         kind: The name of the JAX primitive.
@@ -48,12 +48,12 @@ class Exchange:
 
     @property
     def counted_bytes(self) -> float:
-        """The bytes that XLA's cost analysis counts for the exchange: its operands and its results."""
+        """The bytes that XLA's cost analysis counts for these collectives: operands and results."""
         whole = 2.0 if _PASSES.get(self.kind, 1) == 2 else 1.0 + 1.0 / self.group_size
         return whole * self.times * self.payload_bytes
 
     def seconds(self, network: Network) -> float:
-        """Returns the predicted time of the exchange on a network.
+        """Returns the predicted time of these collectives on a given network.
 
         The model is the faster of two algorithms: a ring, where each device forwards every byte once or twice in
         pieces, and a tree, which sends the whole payload at each level but has few levels.
@@ -80,7 +80,7 @@ class _Found:
 
 
 def exchanges_in(jaxpr: Jaxpr | ClosedJaxpr, devices: int) -> tuple[Exchange, ...]:
-    """Returns the collectives of a program traced for `devices` devices; equal kinds and groups are combined."""
+    """Returns the collectives in a traced program, combined by kind as the compiler does."""
     merged: dict[Any, list[_Found]] = {}
     for found in _walk(jaxpr, devices, 1):
         merged.setdefault((found.kind, found.groups, found.times), []).append(found)

@@ -1,4 +1,4 @@
-"""Measures what a prediction is based on: the parts of a step (compute, all-reduces), never the step itself."""
+"""Measures the parts of a training step (compute, all-reduces), from which the step time is predicted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Told = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Instruments:
-    """The functions that measure the parts of a step, which tests replace.
+    """The functions that measure compute time, all-reduce time and machine speed; tests replace these functions.
 
     Attributes:
         benchmark_compute: Measures one replica's program on several devices at once.
@@ -34,7 +34,7 @@ class Instruments:
 
 
 class Parts:
-    """Measured times of the parts of a step, and the costs of the traced step, for several replica counts.
+    """The measured compute and all-reduce times of a training step, and the step's costs, per replica count.
 
     Args:
         step: The detected step.
@@ -64,24 +64,24 @@ class Parts:
 
     @property
     def local(self) -> int:
-        """The number of local devices of the step's platform (CPU or GPU)."""
+        """The number of local devices of the platform (CPU or GPU) that the training step runs on."""
         return len(self.step.devices)
 
     @property
     def is_network(self) -> bool:
-        """Whether a network connects the local devices, which can represent one between machines (not on CPUs)."""
+        """Whether measured all-reduces between local devices can represent a network (not on CPUs or one device)."""
         return self.local > 1 and self.step.devices[0].platform != "cpu"
 
     def rehearsal(self, devices: int, share: int) -> ComputeBenchmark:
-        """Returns the measured time of one replica's program, run on this number of devices at once."""
+        """Returns the measured time of one replica's part of the step, run on a given number of devices at once."""
         return self._compute_benchmarks[devices, share]
 
     def sums(self, devices: int) -> AllReduceBenchmark:
-        """Returns the measured time of all-reduces over this number of local devices."""
+        """Returns the measured times of all-reduces over a given number of local devices."""
         return self._allreduce_benchmarks[devices]
 
     def compute_seconds(self, share: int) -> float:
-        """Returns the time of one replica's program on a device of its own, without other devices that compete.
+        """Returns the compute time of one replica alone for a per-replica batch size, interpolated from measured ones.
 
         It is interpolated linearly between the two nearest measured batch sizes.
         """
@@ -89,7 +89,7 @@ class Parts:
         return float(np.interp(float(share), shares, seconds))
 
     def fixed_share(self, share: int) -> float:
-        """Returns the fraction of `compute_seconds` (0 to 1) that does not depend on the batch size.
+        """Returns which fraction (0 to 1) of the compute time does not depend on the batch size.
 
         It extrapolates to an empty batch from the two nearest measured batch sizes. Distant sizes would mislead,
         because a matrix product of a single example can use another routine than one of several examples (on CPUs it
@@ -110,13 +110,18 @@ class Parts:
         return [share for share, _ in found], [seconds for _, seconds in found]
 
     def work(self, replicas: int) -> StepCost:
-        """Returns the cost of a step for each of `replicas` replicas, with the detected batch size per replica."""
+        """Returns the operations, bytes and collectives of one step per replica, for a given number of replicas.
+
+        The per-replica batch size is that of the detected step.
+        """
         if replicas not in self._costs:
             self._costs[replicas] = self.step.work(replicas, self.step.share)
         return self._costs[replicas]
 
     def more(self, replicas: int) -> float:
-        """Returns the compute cost per replica relative to a single replica's; less than 1 if the update is sharded.
+        """Returns the compute cost per replica, for a number of replicas, relative to that of a single replica.
+
+        It is less than 1 if the update is sharded.
 
         The bytes that an exchange itself reads and writes are part of the exchange's time.
         """

@@ -1,4 +1,4 @@
-"""Predicts the step time on more replicas from the times of one replica's program, the all-reduces and the dispatch."""
+"""Predicts step times on more replicas from measured times of compute, all-reduces and dispatch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEASURE: Final = Instruments()
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The predicted times of a step for one number of replicas.
+    """The predicted time of a training step, and the times of its parts, for one number of replicas.
 
     Attributes:
         replicas: The number of replicas.
@@ -49,29 +49,35 @@ class Prediction:
 
     @property
     def device_seconds(self) -> float:
-        """The time on the devices: compute, then the all-reduce, which waits for the last gradient."""
+        """The predicted time of a step on the devices: compute plus all-reduce, without overlap.
+
+        The all-reduce waits for the last gradient.
+        """
         return self.compute_seconds + self.exchange_seconds
 
     @property
     def host_seconds(self) -> float:
-        """The time on the host: dispatch and input, which overlap with the devices' work."""
+        """The predicted time of a step on the host: dispatch plus input, which overlap with the devices' work."""
         return self.dispatch_seconds + self.input_seconds
 
     @property
     def step_seconds(self) -> float:
-        """The longer of device and host time; if devices share the host's cores, dispatch adds to device time."""
+        """The predicted time of a whole training step: the longer of device time and host time.
+
+        If the devices compute on the host's cores, dispatch adds to the device time.
+        """
         waits = self.dispatch_seconds if self.shared else 0.0
         return max(self.device_seconds + waits, self.host_seconds)
 
     @property
     def examples_per_second(self) -> float:
-        """The number of examples that all replicas process per second."""
+        """The predicted number of examples that all replicas together process per second."""
         return self.replicas * self.share / self.step_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class ScalingPlan:
-    """The predicted steps for several numbers of replicas.
+    """The predicted step times for several numbers of replicas, with the baseline and the assumed network.
 
     Attributes:
         alone: One replica with the detected batch size; the baseline of efficiency.
@@ -106,7 +112,7 @@ def make_plan(
     instruments: Instruments = _MEASURE,
     told: Told | None = None,
 ) -> ScalingPlan:
-    """Predicts the step time of a detected step on other numbers of replicas.
+    """Predicts the time of a detected training step for other numbers of replicas.
 
     The model of a step is one replica's program, followed by the all-reduces, plus dispatch.
 

@@ -1,4 +1,4 @@
-"""The cost model: traces a step for any number of replicas, without devices, and counts operations and collectives."""
+"""Cost model: traces a training step for any number of replicas, and counts operations and collectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """What one replica computes and exchanges in one step.
+    """The operations, moved bytes and collectives of one replica in one training step.
 
     Attributes:
         replicas: The number of replicas.
@@ -47,7 +47,7 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class BatchShare:
-    """The program that one replica runs in a step, without collectives, with its arguments.
+    """The program that one replica runs in a training step, without collectives, and the program's arguments.
 
     Attributes:
         pure: The program, as a function of the variables' values and the arrays.
@@ -64,7 +64,7 @@ class BatchShare:
 
 
 class TracedStep:
-    """A detected step, flattened so that it can be traced for other numbers of replicas.
+    """A training step that can be traced again for other numbers of replicas and batch sizes.
 
     Args:
         observation: The detected step.
@@ -109,7 +109,7 @@ class TracedStep:
             self._described[place] = jax.ShapeDtypeStruct((1, *one.shape), one.dtype)
 
     def work(self, replicas: int, share: int) -> StepCost:
-        """Traces the step for another number of replicas and batch size, and returns XLA's cost analysis.
+        """Traces the step for a number of replicas and a batch size, and returns XLA's cost analysis.
 
         Nothing is compiled or run, and the devices need not exist (`jax.sharding.AbstractMesh`).
 
@@ -130,7 +130,7 @@ class TracedStep:
             return self._lowered(elsewhere, replicas, share)
 
     def part(self, share: int, copies: int) -> BatchShare:
-        """Returns one replica's program for this batch size, and arguments for `copies` independent runs of it."""
+        """Returns one replica's part of the step for a batch size, with arguments for `copies` independent runs."""
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._for(1, share), alone)

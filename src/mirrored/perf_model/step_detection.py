@@ -1,4 +1,4 @@
-"""Step detection: finds the compiled function that is a program's training step, with its arguments and times."""
+"""Finds out which compiled function of a program is the training step, with its arguments and times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _SeenEnough(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class DetectedStep:
-    """The compiled function that is a program's training step, with its arguments and times.
+    """The compiled function found to be a program's training step, with its arguments and measured times.
 
     Attributes:
         function: The compiled function with the most calls.
@@ -87,7 +87,7 @@ class _CallWatch:
 def detect_step(
     program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "perf_model.detect_step"
 ) -> DetectedStep:
-    """Runs `program` until enough calls of one of its compiled functions have been timed.
+    """Runs a program until enough training steps were timed, and returns the detected training step.
 
     Context: cross-replica, with no other program in the process.
 

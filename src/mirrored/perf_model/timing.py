@@ -1,4 +1,4 @@
-"""Times calls that run on devices, and measures the compute rate and memory bandwidth of this machine."""
+"""Measures the time of device computations, and the compute rate and memory bandwidth of a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARM_UP, _FEWEST, _MOST, _ENOUGH_SECONDS = 3, 5, 200, 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The median and dispatch times of a series of calls, each of which waits for its result.
+    """The median time and the dispatch time of repeated calls of a device computation.
 
     Attributes:
         seconds: The median time until the result is ready.
@@ -32,7 +32,10 @@ class Timing:
 
 
 def timed(call: Callable[[], Any]) -> Timing:
-    """Times calls for about half a second, but at least five calls, after three calls that compile and warm up."""
+    """Measures the time of a call by repeating it for about half a second, after three warm-up calls.
+
+    It makes at least five calls. The warm-up calls also compile.
+    """
     for _ in range(_WARM_UP):
         jax.block_until_ready(call())
     seconds: list[float] = []
@@ -48,7 +51,7 @@ def timed(call: Callable[[], Any]) -> Timing:
 
 
 def lower_quartile(values: list[float]) -> float:
-    """Returns the lower quartile of the values."""
+    """Returns the lower quartile (25th percentile) of a list of numbers."""
     return sorted(values)[(len(values) - 1) // 4]
 
 
@@ -60,7 +63,9 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The compute rate and memory bandwidth of one device, to compare the costs of programs that cannot run here.
+    """The measured compute rate and memory bandwidth of one device.
+
+    They serve to compare the costs of programs that cannot run here.
 
     Attributes:
         flops_per_second: The rate of a large matrix product in float32.
@@ -71,12 +76,15 @@ class Machine:
     bytes_per_second: float
 
     def seconds(self, flops: float, moved_bytes: float) -> float:
-        """Returns the time of so many operations and bytes at full speed, without overlap of the two."""
+        """Returns how long the device takes for a number of floating-point operations plus a number of bytes.
+
+        Both run at full speed, without overlap of the two.
+        """
         return flops / self.flops_per_second + moved_bytes / self.bytes_per_second
 
 
 def measure_machine() -> Machine:
-    """Measures the compute rate and memory bandwidth of the first device in about a second."""
+    """Measures the compute rate and memory bandwidth of the first device, in about a second."""
     a = jnp.ones((_SIDE, _SIDE), jnp.float32)
     large = jnp.ones((16 * _MIB,), jnp.float32)
     product, sum_ = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1.0)

@@ -1,4 +1,4 @@
-"""Authenticated connections between the processes of a job: secrets, interfaces, servers and message channels."""
+"""Authenticated network connections between the processes of a job, and the job's shared secret."""
 
 from mirrored.transport.binding import interface_of as interface_of
 from mirrored.transport.channel import Channel as Channel

@@ -1,4 +1,4 @@
-"""Chooses the network interface to listen on, so that a port is reachable only from where the job needs it."""
+"""Chooses the network interface that a server listens on, for example only the loopback interface."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALL_INTERFACES: Final = ""
 
 
 def interface_of(host: str) -> str:
-    """Returns the local address to listen at for peers that connect to `host`; an empty string for all interfaces.
+    """Returns the local address on which a server for clients of `host` must listen; "" for all interfaces.
 
     An address of this machine, or a name that resolves to one such address, determines the interface. Otherwise it is
     unknown, and the result is all interfaces: for an address that belongs to a translating router (NAT), a name with
@@ -38,7 +38,7 @@ def interface_of(host: str) -> str:
 
 
 def joined(host: str, port: int) -> str:
-    """Returns ``host:port``, with brackets around an IPv6 address."""
+    """Joins host and port to ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -29,11 +29,11 @@ _REFUSED: Final = "refused"
 
 
 class RefusedError(ConnectionError):
-    """The other side does not know the secret, or does not speak this protocol."""
+    """Error: the process at the other end of a connection does not know the secret or the protocol."""
 
 
 class Channel:
-    """One end of an authenticated connection.
+    """One end of an authenticated connection, by which two processes exchange JSON messages.
 
     Context: any thread may send; one thread receives.
 
@@ -56,7 +56,9 @@ class Channel:
 
     @classmethod
     def accept(cls, connection: socket.socket, secret: bytes, seconds: float) -> Self:
-        """Returns the channel to a peer that has connected, after both have proved that they know the secret.
+        """Authenticates a client that has connected, and returns the channel to it.
+
+        Both sides prove that they know the secret.
 
         Args:
             connection: An accepted socket.
@@ -79,7 +81,7 @@ class Channel:
 
     @classmethod
     def connect(cls, address: tuple[str, int], secret: bytes, seconds: float) -> Self:
-        """Returns a channel to a server that knows the same secret.
+        """Connects to a server that knows the same secret, and returns the channel to it.
 
         Args:
             address: Host and port.
@@ -112,7 +114,10 @@ class Channel:
             raise
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Sends a message, and returns whether it was sent; if not, the channel is broken permanently."""
+        """Sends a message; returns False if the connection is broken.
+
+        The connection is then broken permanently.
+        """
         text = json.dumps(message).encode()
         with self._lock:
             line = _mac(self._key, self._send_direction, self._sent, text) + b" " + text + b"\n"
@@ -125,7 +130,9 @@ class Channel:
         return True
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Yields messages until the connection ends or breaks, or a message is forged or too long.
+        """Yields the received messages until the connection ends or a message fails authentication.
+
+        A message that is too long also ends it.
 
         An authentic message that is not a JSON object is ignored.
         """
@@ -142,7 +149,7 @@ class Channel:
         self._shut_down()
 
     def keep_alive(self, seconds: float) -> None:
-        """Makes the kernel close the connection if the peer's machine does not answer for about `seconds`."""
+        """Turns on TCP keep-alive, which closes the connection if the peer's machine is silent for about `seconds`."""
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         probe = max(1, int(seconds / 5))
         for option, value in (("TCP_KEEPIDLE", probe), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", 3)):
@@ -151,15 +158,15 @@ class Channel:
 
     @property
     def peer(self) -> str:
-        """The network address of the other end."""
+        """The network address of the process at the other end."""
         return str(self._connection.getpeername()[0])
 
     def fileno(self) -> int:
-        """Returns the file descriptor of the socket."""
+        """Returns the file descriptor of the connection's socket."""
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Closes the connection, which ends `receive` in another thread."""
+        """Closes the connection; a thread that is in `receive` returns."""
         self._shut_down()
         self._connection.close()
 

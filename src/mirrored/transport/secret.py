@@ -1,4 +1,4 @@
-"""The secret that the processes of a job share: from an environment variable, a file, or generated for this user."""
+"""Loads the secret that the processes of a job share, from an environment variable or a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_BYTES: Final = 4096
 
 
 def load_secret(environment: Mapping[str, str] | None = None) -> bytes:
-    """Returns the secret with which the processes of a job authenticate each other.
+    """Returns the secret by which the job's processes authenticate each other; generates one if none is configured.
 
     ``MIRRORED_SECRET_FILE`` names a file with the secret; ``MIRRORED_SECRET`` contains it. Without either, the secret
     is the content of ``mirrored/secret`` in the user's configuration folder (``XDG_CONFIG_HOME``, by default

@@ -1,4 +1,4 @@
-"""A server that serves only peers that know the job's secret."""
+"""A server that accepts only connections of peers that know the job's secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Serve = Callable[[Channel], None]
 
 
 class Server:
-    """Listens at a port until it is closed, and calls a function with each authenticated connection.
+    """A server that listens at a port, and calls a function with each authenticated connection.
 
     Connections that do not authenticate in time are dropped; if too many are unauthenticated, so is the oldest.
 
@@ -46,14 +46,14 @@ class Server:
         start(threading.Thread(target=self._accept, name=name, daemon=True))
 
     def close(self) -> None:
-        """Stops listening; open channels stay open."""
+        """Stops listening for new connections; established connections stay open."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._socket.close()
 
     def forget(self) -> None:
-        """Closes this server's descriptors in a forked child, while the parent continues to listen."""
+        """Closes a forked child's copies of the server's sockets; the server keeps running in the parent process."""
         for one in (self._socket, *self._unauthenticated):
             one.close()
 

@@ -1,4 +1,4 @@
-"""Watchdog: detects deadlocks, mismatched collectives and lost peers of a job, and ends the job with a report."""
+"""Detects deadlocks, mismatched collectives and lost workers of a job, and then ends the job with a report."""
 
 from mirrored.watchdog.collective_log import collective_log as collective_log
 from mirrored.watchdog.fail_fast_exit import install_fail_fast as install_fail_fast

@@ -1,4 +1,4 @@
-"""The collective log: the operations that all workers execute together, numbered in program order."""
+"""The collective log: the collective operations that this worker has executed, numbered in program order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Place:
 
 
 class CollectiveLog:
-    """The newest operations of this process that all workers execute together, numbered in program order.
+    """A log of the newest collective operations of this worker, numbered in program order.
 
     The main thread writes it; the watchdog's thread reads it. Consecutive calls of one operation at one line form one
     span: a million calls of one step are one span. The log keeps the newest spans, every program line that has made a
@@ -52,7 +52,7 @@ class CollectiveLog:
         self._marks: collections.deque[tuple[int, int]] = collections.deque(maxlen=_MARKS)
 
     def arrive(self, label: str, line: str = "") -> None:
-        """Records that this worker has reached a collective operation.
+        """Logs that this worker starts a collective operation.
 
         Args:
             label: The name of the operation; the same on all workers.
@@ -84,7 +84,9 @@ class CollectiveLog:
         return place
 
     def depart(self, token: object = None) -> None:
-        """Records that a collective operation has returned, as far as this host can tell.
+        """Logs that the call of a collective operation has returned on this worker.
+
+        The devices may still execute the operation.
 
         Args:
             token: An output array of the operation. The operation counts as running until the devices have computed it.
@@ -94,7 +96,7 @@ class CollectiveLog:
 
     @contextmanager
     def at(self, label: str, line: str = "") -> Iterator[None]:
-        """A context manager that records its block as one collective operation."""
+        """A context manager that logs its block as one collective operation."""
         self.arrive(label, line)
         try:
             yield
@@ -102,7 +104,7 @@ class CollectiveLog:
             self.depart()
 
     def standing(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
-        """Returns how far this worker is in its collective operations.
+        """Returns this worker's progress (how many collective operations it has reached), to send to other workers.
 
         Args:
             beat: The number of this heartbeat.

@@ -1,4 +1,4 @@
-"""Fail-fast exit of a worker: it reports to the launcher, prints its error, and ends without waiting for the others.
+"""Fail-fast exit: a worker that fails reports to the launcher, prints its error, and ends at once.
 
 A process of a JAX cluster that ends by an exception waits in JAX's shutdown barrier for all others, which wait for it
 in a collective: the job deadlocks (measured: it never ends by itself). A failing worker therefore prints its error and
@@ -30,7 +30,7 @@ from mirrored.watchdog.worker_progress import WorkerProgress
 
 
 def in_forked_children(reset: Callable[[], None]) -> None:
-    """Registers a function to be called first in every child that this process forks from now on.
+    """Registers a function to be called first in every child process that this process forks.
 
     A child has copies of this process's signal handlers, descriptors and objects, but none of its threads. A handler
     that only sets an event for a thread to act on would make the child ignore the signal.
@@ -43,7 +43,7 @@ def in_forked_children(reset: Callable[[], None]) -> None:
 
 
 def all_stacks() -> str:
-    """Formats the stack of each thread, the main thread first, without the threads of `mirrored` itself."""
+    """Formats the stack traces of all threads of this process, except for the threads of `mirrored` itself."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
@@ -62,7 +62,7 @@ FOLLOWS: Final = "(follows)"
 
 
 def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
-    """Returns the error that says which worker has ended while others still train, and how.
+    """Creates the error that says which worker was lost while the others still train, and what is known about it.
 
     Args:
         worker: The index of the lost worker.
@@ -93,7 +93,7 @@ def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent
 
 
 def delay_aborts() -> bool:
-    """Makes an abort of this process wait some seconds before it takes effect.
+    """Installs a SIGABRT handler that waits some seconds, so that a report can be printed before an abort.
 
     C calls a handler with the signal's number, so that `sleep` waits SIGABRT (6 on Linux) seconds.
 
@@ -111,7 +111,7 @@ def delay_aborts() -> bool:
 
 
 def is_aborting() -> bool:
-    """Returns whether a thread of this process is about to abort it. Linux only; False elsewhere.
+    """Returns whether a thread of this process is in an abort (SIGABRT); always False except on Linux.
 
     While a handler runs, the kernel blocks its signal in that thread. Hardly any thread blocks SIGABRT alone otherwise.
     """
@@ -144,7 +144,7 @@ _LOST_PEER_MESSAGES: Final = (
 
 
 class LauncherChannel:
-    """The worker's end of the socket that connects it to its launcher.
+    """A worker's end of the socket through which the worker and the launcher exchange messages.
 
     Args:
         descriptor: The file descriptor of the socket.
@@ -168,11 +168,11 @@ class LauncherChannel:
         os.killpg(0, signal.SIGKILL)
 
     def close(self) -> None:
-        """Closes this process's descriptor of the socket."""
+        """Closes this process's end of the socket to the launcher."""
         self._socket.close()
 
     def announce(self, kind: str, code: int, text: str) -> None:
-        """Tells the launcher that this worker fails, and waits until it may print its error."""
+        """Tells the launcher that this worker has failed, and waits for permission to print the error."""
         line = " ".join(text.split())
         with contextlib.suppress(OSError):
             self._socket.sendall(f"failing {kind} {code} {line}\n".encode(errors="replace"))
@@ -201,7 +201,7 @@ class _Process:
 
 
 def connect(descriptor: int) -> None:
-    """Opens the channel to the launcher; called once per process."""
+    """Opens the connection to the launcher that has started this worker; called once per process."""
     _Process.launcher = LauncherChannel(descriptor)
     in_forked_children(_reset)
 
@@ -223,7 +223,7 @@ def has_launcher() -> bool:
 
 
 def report_exit_by(report: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:
-    """Registers the functions by which the watchdog reports this worker's end and names a lost worker.
+    """Registers the watchdog's functions for reporting this worker's exit and for finding a lost worker.
 
     Args:
         report: Sends the exit report to the other workers; called with the kind of the exit and its cause.
@@ -233,13 +233,13 @@ def report_exit_by(report: Callable[[str, str], object], suspect: Callable[[], s
 
 
 def tell_launcher(text: str) -> None:
-    """Sends the launcher, if there is one, a text that may explain a later failure of this worker."""
+    """Sends the launcher, if one exists, a text that may explain a later failure of this worker."""
     if _Process.launcher is not None:
         _Process.launcher.note(text)
 
 
 def fail_fast(kind: str, code: int, text: str, show: Callable[[], object]) -> NoReturn:
-    """Ends this process now, after an exit report to the launcher or to the other workers.
+    """Ends this process at once, after reporting the cause to the launcher or to the other workers.
 
     Args:
         kind: ``error``, ``exit``, ``hang``, or ``lost-peer`` if another worker's end is the cause.
@@ -264,7 +264,7 @@ def fail_fast(kind: str, code: int, text: str, show: Callable[[], object]) -> No
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Returns whether an exception is JAX's report that another worker has ended."""
+    """Returns whether an exception is JAX's error for the loss of another worker's process."""
     if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError"):
         return False
     message = str(error).lower()
@@ -272,7 +272,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def fail_fast_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-    """Ends this process after an uncaught exception: prints it, and does not wait for the other workers."""
+    """Prints an uncaught exception and ends this process at once, without waiting for other workers."""
     if isinstance(error, KeyboardInterrupt):
         fail_fast("exit", 130, "was interrupted", lambda: None)
     notes = sum(note.count("\n") + 1 for note in getattr(error, "__notes__", ()))
@@ -304,7 +304,10 @@ _original_hook = [sys.__excepthook__]
 
 
 def install_fail_fast() -> None:
-    """Makes every uncaught exception of the main thread end the process at once (not in interactive sessions)."""
+    """Installs an exception hook that ends the process at once after an uncaught exception in the main thread.
+
+    Interactive sessions are not changed.
+    """
     if hasattr(sys, "ps1") or sys.flags.interactive or sys.excepthook is _fail_fast_hook:
         return
     _original_hook[0] = sys.excepthook

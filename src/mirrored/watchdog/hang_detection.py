@@ -1,4 +1,4 @@
-"""Hang detection: decides from every worker's progress whether the job is deadlocked or slow."""
+"""Hang detection: compares the progress of all workers to decide whether the job is deadlocked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REMEDY = "move the call out of the Python branch that only some workers enter"
 
 
 def apart(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes the first mismatch: two workers that execute different operations with one number; None without one.
+    """Describes a mismatch of collectives, where two workers execute different operations; None if they match.
 
     Such workers cannot continue: each waits for the other, or has already exchanged data with another operation.
     """
@@ -52,7 +52,7 @@ def _first_mark(one: WorkerProgress, other: WorkerProgress) -> int | None:
 
 
 def left_behind(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes a worker whose program ended before an operation in which another worker waits; None without one."""
+    """Describes a worker that ended before a collective in which others wait; None if there is no such worker."""
     for worker, progress in sorted(standings.items()):
         ahead = [other for other, its_progress in sorted(standings.items()) if its_progress.count > progress.count]
         if progress.has_ended and ahead:
@@ -67,7 +67,7 @@ def left_behind(standings: Mapping[int, WorkerProgress]) -> str | None:
 
 
 def alone(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, str, str], str]:
-    """Describes program lines that call an operation on one worker and that another worker passed without a call.
+    """Describes program lines at which one worker called a collective and another worker did not.
 
     The other worker has matched that call with a call at another line. This is harmless if the line is in one branch
     of an `if` whose other branch calls the operation at a line that all workers reach now and then. Otherwise the
@@ -107,7 +107,7 @@ def _times(count: int) -> str:
 
 
 def stuck(standings: Mapping[int, WorkerProgress], still_seconds: float, limit_seconds: float) -> str | None:
-    """Describes a deadlock: which workers have reached the newest operation and which have not; None without one.
+    """Describes a deadlock: which workers have reached the newest collective; None if there is no deadlock.
 
     Args:
         standings: The progress of each worker.
@@ -133,5 +133,5 @@ def _place(progress: WorkerProgress, newest: int) -> str:
 
 
 def silent(seconds_since: Mapping[int, float], limit_seconds: float) -> list[int]:
-    """Returns the workers whose last heartbeat is longer ago than the limit."""
+    """Returns the workers that have sent no heartbeat for longer than a limit."""
     return [worker for worker, seconds in sorted(seconds_since.items()) if seconds > limit_seconds]

@@ -1,4 +1,4 @@
-"""The watchdog of one worker: posts the worker's progress for the others, and ends a job that cannot continue."""
+"""The watchdog of one worker: sends its progress to the other workers, and ends a job that cannot continue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ENDING_SECONDS: Final = 0.2
 
 
 class Watchdog:
-    """Detects deadlocks, mismatched collectives and lost workers, in two background threads.
+    """The watchdog of one worker: two threads that detect deadlocks, mismatched collectives and lost workers.
 
     One thread posts this worker's progress to the coordinator's key-value store and reads that of the others. The other
     thread evaluates it. They are separate because a stopped coordinator blocks the first one, and must be reported too.
@@ -74,7 +74,7 @@ class Watchdog:
         self._peers: PeerConnection | None = None
 
     def start(self) -> None:
-        """Starts the threads and the peer connection, and registers the exit report."""
+        """Starts the watchdog's threads and its connection to the other workers, and registers its exit report."""
         self._posting = threading.Thread(target=self._post, name="mirrored-posting", daemon=True)
         detecting = threading.Thread(target=self._detect, name="mirrored-hang-detection", daemon=True)
         start(self._posting, detecting)
@@ -268,7 +268,7 @@ _started: list[Watchdog] = []
 
 
 def start_watchdog(heartbeat_seconds: float) -> None:
-    """Starts the watchdog for the job that this process has joined. Has no effect if it is running.
+    """Starts the watchdog for the job that this process has joined, unless it is already running.
 
     Args:
         heartbeat_seconds: How long JAX's runtime waits for a heartbeat before it considers a process dead.

@@ -1,4 +1,4 @@
-"""Peer connection: a connection from every worker to worker 0, whose end reveals at once that a process has ended.
+"""Connections from every worker to worker 0, whose loss shows at once that a worker's process has ended.
 
 JAX's runtime detects a lost process after the heartbeat timeout (worker 0: at once), and then aborts the process with a
 message of its own. The kernel closes a connection within milliseconds, whatever the process was doing. A worker that
@@ -29,7 +29,7 @@ Lost = Callable[[int, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """The port of worker 0, and the token with which the job's workers authenticate each other.
+    """The port on worker 0 for the other workers' connections, and a token for their authentication.
 
     The workers read it from JAX's coordinator. A secret that the user has configured is required in addition.
     """
@@ -39,12 +39,12 @@ class Address:
 
     @property
     def secret(self) -> bytes:
-        """The secret for the connections, the token, followed by the secret that the user has configured."""
+        """The secret for authenticating connections: the token followed by the user's configured secret."""
         return self.token.encode() + given_secret()
 
 
 class PeerConnection:
-    """This worker's connection to worker 0; on worker 0 the connections to all others.
+    """A worker's connection to worker 0, or on worker 0 the connections to all other workers.
 
     Args:
         worker: The index of this worker.
@@ -63,7 +63,7 @@ class PeerConnection:
         in_forked_children(self._forget)
 
     def listen(self, host: str) -> Address:
-        """Worker 0: starts to accept connections of the other workers.
+        """Starts to accept the other workers' connections; called on worker 0.
 
         Args:
             host: The host name by which they reach this machine; it determines the interface.
@@ -78,12 +78,18 @@ class PeerConnection:
         return Address(self._server.port, token)
 
     def connect(self, host: str, address: Address) -> None:
-        """Other workers: connects to worker 0, in a thread. Failures are ignored: JAX's heartbeat remains."""
+        """Connects to worker 0 in a background thread; called on all other workers. Failures are ignored.
+
+        JAX's heartbeat remains in that case.
+        """
         arguments = (host, address.port, address.secret)
         start(threading.Thread(target=self._connect, args=arguments, name="mirrored-peer-connection", daemon=True))
 
     def say(self, kind: str, text: str = "") -> None:
-        """Tells the other workers that this one ends: ``bye``, or ``failing`` with the cause as `text`."""
+        """Tells the other workers that this one ends: normally (``bye``) or because of an error (``failing``).
+
+        The cause of the failure is `text`.
+        """
         self._send({"kind": kind, "worker": self._worker, "text": " ".join(text.split())[:_REPORT_CHARACTERS]})
 
     def _send(self, message: dict[str, Any], *, but: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How far a worker is in the numbered sequence of collective operations, in the form that it posts for the others."""
+"""The progress of a worker: how many collective operations it has reached, and which ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class CallSpan:
-    """Consecutive calls of one collective operation from one program line.
+    """Consecutive calls of the same collective operation from the same program line.
 
     Attributes:
         first: The number of the first call among all operations.
@@ -26,7 +26,7 @@ class CallSpan:
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """A program line that calls a collective operation.
+    """A program line that calls a collective operation, with its number of calls.
 
     Attributes:
         label: The name of the operation.
@@ -43,7 +43,7 @@ class CallSite:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgress:
-    """How far one worker is in the numbered sequence of collective operations.
+    """The progress of one worker: how many collective operations it has reached, and the newest of them.
 
     Attributes:
         count: The number of operations that it has reached.
@@ -68,7 +68,7 @@ class WorkerProgress:
     name: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the progress as JSON data."""
+        """Converts the progress to JSON-serializable data."""
         return {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "stretches": [dataclasses.astuple(one) for one in self.stretches],
@@ -77,7 +77,7 @@ class WorkerProgress:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> WorkerProgress:
-        """Restores the progress from JSON data."""
+        """Converts the result of `to_json` back to a `WorkerProgress`."""
         return WorkerProgress(
             **{
                 **data,
@@ -89,22 +89,22 @@ class WorkerProgress:
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest remembered operation; `count` + 1 if none is remembered."""
+        """The number of the oldest collective operation still in the log; `count` + 1 if the log is empty."""
         return self.stretches[0].first if self.stretches else self.count + 1
 
     def stretch_of(self, number: int) -> CallSpan | None:
-        """Returns the consecutive calls that contain operation `number`; None if it is not reached or forgotten."""
+        """Returns the `CallSpan` that contains collective operation `number`; None if the log does not contain it."""
         if not self.oldest <= number <= self.count:
             return None
         return self.stretches[bisect.bisect_right([one.first for one in self.stretches], number) - 1]
 
     def called(self, number: int) -> str | None:
-        """Returns an operation's label and its number of calls until then; None if not reached or forgotten."""
+        """Formats the name of collective operation `number` and how often it was called; None if not in the log."""
         stretch = self.stretch_of(number)
         return None if stretch is None else f"{stretch.label} (time {stretch.time + number - stretch.first})"
 
     def described(self, number: int) -> str:
-        """Formats an operation's label, number of calls and program line, for messages."""
+        """Formats the name, call count and program line of collective operation `number`, for error messages."""
         stretch = self.stretch_of(number)
         if stretch is None:
             return "the start" if number == 0 else "an operation that is forgotten"
@@ -112,5 +112,5 @@ class WorkerProgress:
 
     @property
     def newest(self) -> str:
-        """The newest operation's label, number of calls and program line, for messages."""
+        """The name, call count and program line of the newest collective operation, for error messages."""
         return self.described(self.count)

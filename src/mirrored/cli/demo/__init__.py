@@ -1,1 +1,1 @@
-"""`mirrored demo`: trains a small network on handwritten digits with several replicas."""
+"""The command `mirrored demo`: trains a small network on handwritten digits with several replicas."""

@@ -24,7 +24,7 @@ MUST_BE_RIGHT = 0.97
 
 
 def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> Findings:
-    """Trains, evaluates, compares the copies of variables, checks bitwise reproducibility, and writes the report.
+    """Runs the demo: trains and evaluates a network, checks that all replicas agree, and writes a report.
 
     Args:
         num_replicas: The number of replicas of the model.

@@ -1,4 +1,4 @@
-"""A small hand-written convnet: two convolutions, a pool, two dense layers, dropout; 38,218 parameters."""
+"""The demo's convolutional network: two convolutions, a pool, two dense layers, dropout; 38,218 parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mirrored as mr
 
 
 class ConvNet:
-    """A convolutional network for 8 x 8 images, with mirrored variables if created in a strategy's scope.
+    """A convolutional network for images of 8 x 8 pixels, whose weights are `mirrored` variables.
 
     Args:
         seed: The seed of the initial values.
@@ -27,7 +27,7 @@ class ConvNet:
 
     @property
     def variables(self) -> list[mr.Variable]:
-        """All variables, each of which is trainable."""
+        """All variables of the network, each of which is trainable."""
         kernels = (self.filters_1, self.filters_2, self.weights_3, self.weights_4)
         biases = (self.bias_1, self.bias_2, self.bias_3, self.bias_4)
         return [variable for layer in zip(kernels, biases, strict=True) for variable in layer]

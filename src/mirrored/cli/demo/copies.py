@@ -1,4 +1,4 @@
-"""Hashes of variables, to check that copies are equal on all replicas and bit-identical on any number of devices."""
+"""Hashes of variables, to check that the replicas' copies of each variable are bit-identical."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import mirrored as mr
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """The hashes of one variable's copies, one per replica.
+    """The hashes of one variable's copies, one hash per replica.
 
     Attributes:
         name: The name of the variable.
@@ -27,12 +27,12 @@ class Copies:
 
     @property
     def are_equal(self) -> bool:
-        """Whether all copies are bit-identical."""
+        """Whether the copies of the variable are bit-identical on all replicas."""
         return len(set(self.hashes)) == 1
 
 
 def copies_of(strategy: mr.Strategy, variables: Sequence[mr.Variable]) -> list[Copies]:
-    """Hashes every replica's copy of every variable."""
+    """Computes a hash of every replica's copy of every variable."""
     return [
         Copies(
             v.name,
@@ -44,12 +44,12 @@ def copies_of(strategy: mr.Strategy, variables: Sequence[mr.Variable]) -> list[C
 
 
 def hash_variables(variables: Sequence[mr.Variable]) -> str:
-    """Returns one hash of the values of all variables."""
+    """Computes one hash of the values of all variables together."""
     return hash_arrays([v.numpy() for v in variables])
 
 
 def hash_arrays(arrays: Sequence[np.ndarray]) -> str:
-    """Returns the first 16 hexadecimal digits of the SHA-256 of the arrays' bytes."""
+    """Computes a hash of the arrays' bytes: the first 16 hexadecimal digits of the SHA-256."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -1,4 +1,4 @@
-"""The handwritten digits that ship inside scikit-learn: 1,797 grey images of 8 x 8 pixels.
+"""The demo's data: the 1,797 images of handwritten digits (8 x 8 pixels) in scikit-learn.
 
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
 """
@@ -18,7 +18,7 @@ NUM_TEST = 357
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Images and their labels.
+    """A set of images with their labels (the digits).
 
     Attributes:
         images: f32[examples, 8, 8, 1], 0 to 1.
@@ -32,12 +32,12 @@ class Examples:
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> Examples:
-        """Returns the examples at the given indices."""
+        """Returns the images and labels at the given indices."""
         return Examples(self.images[indices], self.labels[indices])
 
 
 def load_digits() -> tuple[Examples, Examples]:
-    """Returns training and test examples, in a fixed split.
+    """Loads the handwritten digits, split into the same training and test examples each time.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -51,7 +51,7 @@ def load_digits() -> tuple[Examples, Examples]:
 
 @dataclasses.dataclass
 class Batches:
-    """An iterable of global batches ``(images, labels)``; with a seed, each iteration has a different order.
+    """An iterable of global batches ``(images, labels)``; if a seed is given, each iteration is shuffled anew.
 
     Attributes:
         examples: The examples.

@@ -1,4 +1,4 @@
-"""Writes the report of the demo: configuration, results, and checked properties."""
+"""Writes the demo's report: a Markdown summary, a plot of the loss, and images with predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS, _ROWS = 10, 4
 
 
 def draw_losses(history: History, title: str, path: Path) -> None:
-    """Plots the loss of every step and the mean of every epoch, on a logarithmic scale."""
+    """Plots the loss of every step and the mean loss of every epoch, on a logarithmic scale."""
     figure, axes = _pyplot().subplots(figsize=(8, 4.5), dpi=120)
     steps = np.arange(1, len(history.losses) + 1)
     axes.plot(steps, history.losses, color=_GREY, linewidth=0.9, label="each step")
@@ -36,7 +36,7 @@ def draw_losses(history: History, title: str, path: Path) -> None:
 
 
 def draw_predictions(examples: Examples, digits: np.ndarray, path: Path) -> None:
-    """Draws a page of test images with their predicted digits; wrong predictions come first, in red."""
+    """Draws a page of test images with their predicted digits, wrong predictions first and in red."""
     wrong = np.flatnonzero(digits != examples.labels)
     right = np.flatnonzero(digits == examples.labels)
     chosen = np.concatenate([wrong, right])[: _COLUMNS * _ROWS]
@@ -65,7 +65,7 @@ def _pyplot() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What the demo measured and checked.
+    """The results of a run of the demo: training history, predictions, hashes of variables, duration.
 
     Attributes:
         device_assignment: The device of each replica.
@@ -87,27 +87,27 @@ class Findings:
 
     @property
     def num_right(self) -> int:
-        """The number of correct predictions; 0 if there is not exactly one prediction per test image."""
+        """The number of correctly predicted test images; 0 unless each image has exactly one prediction."""
         return int((self.digits == self.test.labels).sum()) if len(self.digits) == len(self.test) else 0
 
     @property
     def accuracy(self) -> float:
-        """The fraction of correct predictions."""
+        """The fraction of test images that were predicted correctly."""
         return self.num_right / len(self.test)
 
     @property
     def copies_are_equal(self) -> bool:
-        """Whether the copies of every variable are bit-identical."""
+        """Whether the copies of every variable are bit-identical on all replicas."""
         return all(one.are_equal for one in self.copies)
 
     @property
     def bits_are_equal(self) -> bool:
-        """Whether the final weights of the deterministic trainings are bit-identical."""
+        """Whether deterministic trainings on different numbers of devices gave bit-identical final weights."""
         return len(set(self.hashes.values())) == 1
 
 
 def write_report(findings: Findings, folder: Path) -> list[Path]:
-    """Writes ``loss.png``, ``predictions.png`` and ``summary.md``, and returns their paths."""
+    """Writes the report's files ``loss.png``, ``predictions.png`` and ``summary.md``, and returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     loss, predictions, summary = folder / "loss.png", folder / "predictions.png", folder / "summary.md"
     replicas = findings.device_assignment.num_replicas

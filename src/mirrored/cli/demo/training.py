@@ -1,4 +1,4 @@
-"""The demo's training loop: a strategy's scope, a compiled step that calls `run`, a tape, an optimizer, a reduction."""
+"""The demo's training loop, with a strategy, a compiled training step, a gradient tape and an optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mirrored.values.distributed_values import DistributedValues
 
 @dataclasses.dataclass
 class History:
-    """The losses and times of a training.
+    """The loss of every step and the duration of every epoch of a training run.
 
     Attributes:
         losses: The loss of each step.
@@ -35,12 +35,12 @@ class History:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps of one epoch."""
+        """The number of training steps in one epoch."""
         return len(self.losses) // max(1, len(self.epoch_seconds))
 
     @property
     def images_per_second(self) -> float:
-        """The throughput over all epochs except the first, which compiles."""
+        """The number of images trained per second, without the first epoch, which includes compilation."""
         seconds = self.epoch_seconds[1:] or self.epoch_seconds
         return self.images_per_epoch * len(seconds) / sum(seconds)
 
@@ -50,7 +50,7 @@ SEED = 1
 
 
 class Trainer:
-    """A model and its optimizer, trained by a strategy.
+    """A model and an optimizer that are trained under a strategy.
 
     Args:
         strategy: The strategy that runs the replicas.
@@ -90,7 +90,7 @@ class Trainer:
         return self.strategy.gather(digits, axis=0), self.strategy.gather(is_real, axis=0)
 
     def train(self, examples: Examples, epochs: int, on_step: Callable[[int, float, float], None]) -> History:
-        """Trains for the given number of epochs, and returns their losses and times.
+        """Trains the model for some epochs, and returns the losses and times.
 
         Args:
             examples: The training examples.
@@ -109,7 +109,7 @@ class Trainer:
         return history
 
     def predict_all(self, examples: Examples) -> np.ndarray:
-        """Predicts the digit of each image exactly once, in order; a partial last batch is padded."""
+        """Predicts the digit on each image, in the order of the images, on all replicas."""
         padding = mr.data.InputOptions(last_batch="pad")
         batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE), padding)
         answers = [self.predict(images, is_real) for (images, _), is_real in batches]

@@ -1,1 +1,1 @@
-"""`mirrored doctor`: checks every worker's machine, and names the hosts with a fault."""
+"""The command `mirrored doctor`: checks the machine of every worker, and names hosts with a fault."""

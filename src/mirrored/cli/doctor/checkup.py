@@ -1,4 +1,4 @@
-"""The program that `mirrored doctor` runs on every worker; worker 0 prints the findings."""
+"""The program that `mirrored doctor` starts on every worker: checks the machines, and prints their faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CALLED = "mirrored doctor"
 
 
 def main() -> None:
-    """Checks this worker together with the others of its cluster; exits with 1 if there are findings."""
+    """Checks this worker's machine together with all other workers; worker 0 exits with status 1 if it finds faults."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     try:
         wrong = examine(folder)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def examine(folder: Path | None) -> list[str]:
-    """Collects the facts of all workers, measures the links between them, and prints the faults on worker 0.
+    """Collects facts about all workers' machines, measures all-reduces between them, and prints the faults.
 
     Args:
         folder: The folder for checkpoints; None to skip the check of the disk.

@@ -1,4 +1,4 @@
-"""`mirrored doctor`: runs the checkup program on all workers."""
+"""Implements the command `mirrored doctor`, which runs the checkup program on all workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirrored.launcher import Job, detect, run_job
 
 
 def run_doctor(job: Job, folder: Path | None) -> NoReturn:
-    """Runs the checkup on all workers as `mirrored run` runs a program; exits with 1 if there are findings."""
+    """Starts the checkup program on all workers, like `mirrored run`, and exits with status 1 if it finds faults."""
     job = dataclasses.replace(job, arguments=() if folder is None else (str(folder.absolute()),))
     place = detect(os.environ) if job.nodes == 1 and job.coordinator is None else None
     if place is not None:

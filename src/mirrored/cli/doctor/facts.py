@@ -1,4 +1,4 @@
-"""The facts about one worker that `mirrored doctor` compares."""
+"""Facts about one worker's machine, which `mirrored doctor` compares between the workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROBE_BYTES: Final = 32 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What `mirrored doctor` compares between workers: versions, settings, devices, disk, clock.
+    """Facts about one worker's machine that `mirrored doctor` compares: versions, devices, disk, clock.
 
     Attributes:
         host: The name of its machine.
@@ -48,18 +48,18 @@ class Facts:
     gpus: GpuFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the facts as JSON data."""
+        """Converts the facts to JSON-serializable data."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Facts:
-        """Restores the facts from JSON data."""
+        """Converts the result of `to_json` back to `Facts`."""
         gpus = data.get("gpus")
         return cls(**{**data, "gpus": None if gpus is None else GpuFacts.from_json(gpus)})
 
 
 def local_facts(folder: Path | None, token: str) -> Facts:
-    """Collects the versions, settings, devices and disk rate of this worker.
+    """Collects the versions, settings, devices and disk speed of this worker's machine.
 
     Args:
         folder: The folder for checkpoints, in which worker 0 has created a file named `token`; None for no check.

@@ -1,4 +1,4 @@
-"""Finds the faults of a cluster from the facts and links of its workers."""
+"""Finds the faults in a cluster by comparing the facts and all-reduce times of the workers' machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLOW_TIMES: Final = 5.0
 
 
 def findings(workers: Sequence[Facts], links: Sequence[Link], clock_error_seconds: float = 0.0) -> list[str]:
-    """Describes each fault with the worker that has it and its host.
+    """Returns a description of every fault found in a cluster, with the worker and host that have the fault.
 
     Args:
         workers: The facts of each worker.

@@ -1,4 +1,4 @@
-"""The GPUs of one worker and the software that JAX uses for them: driver, CUDA plugin, libraries, settings, flags."""
+"""Information about a worker's GPUs, and about driver, CUDA plugin, libraries and settings that JAX uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SETTINGS: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU as `nvidia-smi` reports it.
+    """One GPU, as the program `nvidia-smi` describes it.
 
     Attributes:
         name: The model.
@@ -48,7 +48,7 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFacts:
-    """The GPUs of one worker and the software that drives them.
+    """The GPUs of one worker's machine, with the versions and settings of the GPU software.
 
     Attributes:
         gpus: All GPUs of the machine; empty if `nvidia-smi` does not answer.
@@ -74,12 +74,12 @@ class GpuFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GpuFacts:
-        """Restores the facts from the dict that `dataclasses.asdict` made of them."""
+        """Restores a `GpuFacts` object from the dict that `dataclasses.asdict` has made of one."""
         return cls(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
 
 
 def gpu_facts(visible: int, environment: Mapping[str, str] | None = None) -> GpuFacts | None:
-    """Collects what is known about this machine's GPUs.
+    """Collects information about this machine's GPUs and GPU software.
 
     Args:
         visible: How many GPUs JAX uses.
@@ -107,7 +107,7 @@ def gpu_facts(visible: int, environment: Mapping[str, str] | None = None) -> Gpu
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Reads the CSV output of `nvidia-smi`; lines of another form, such as error messages, are ignored."""
+    """Parses the CSV output of `nvidia-smi` into a list of GPUs; ignores other lines, such as error messages."""
     rows = [[field.strip() for field in row] for row in csv.reader(text.splitlines())]
     return tuple(
         Gpu(name, driver, int(memory) if memory.isdigit() else None, {"Enabled": True, "Disabled": False}.get(mig))
@@ -116,7 +116,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def gpu_findings(facts: GpuFacts) -> list[str]:
-    """Returns the faults of the GPU setup of one worker."""
+    """Returns descriptions of the faults in one worker's GPU setup."""
     return [*_missing(facts), *_mismatched(facts), *_memory_settings(facts.settings)]
 
 
@@ -157,7 +157,7 @@ def _memory_settings(settings: Mapping[str, str]) -> list[str]:
 
 
 def preallocation(settings: Mapping[str, str]) -> str:
-    """Describes how JAX allocates GPU memory under these environment variables."""
+    """Describes how much GPU memory JAX preallocates, according to the given environment variables."""
     allocator = settings.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default")
     if allocator == "platform":
         return "none: every array is allocated by the driver (XLA_PYTHON_CLIENT_ALLOCATOR=platform, slow)"
@@ -169,7 +169,7 @@ def preallocation(settings: Mapping[str, str]) -> str:
 
 
 def describe(facts: GpuFacts) -> list[str]:
-    """Returns the lines that `mirrored doctor` prints about one worker's software and settings."""
+    """Returns the lines that `mirrored doctor` prints about one worker's GPU software and settings."""
     plugin = "no CUDA plugin package" if facts.plugin is None else f"CUDA {facts.cuda} plugin {facts.plugin}"
     libraries = [f"{name} {found or 'not installed as a package'}" for name, found in _libraries(facts)]
     lines = [f"{plugin} for jaxlib {facts.jaxlib}, {', '.join(libraries)}; JAX uses {facts.visible} of {_of(facts)}"]
@@ -194,7 +194,7 @@ def _of(facts: GpuFacts) -> str:
 
 
 def unverified(workers: Sequence[GpuFacts | None]) -> list[str]:
-    """Describes what a checkup of these workers cannot verify."""
+    """Returns which GPU properties `mirrored doctor` cannot verify on these workers, such as peer access."""
     there = [one for one in workers if one is not None]
     if not there:
         return []

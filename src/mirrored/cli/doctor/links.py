@@ -1,4 +1,4 @@
-"""Measures the time of all-reduces over all devices, and between neighbouring workers."""
+"""Measures how long all-reduces take, over all devices and between pairs of neighbouring workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGE_ROUNDS: Final = 5
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The measured time of an all-reduce between some workers.
+    """The measured latency and bandwidth of an all-reduce between some workers.
 
     Attributes:
         workers: The indices of the workers.
@@ -33,7 +33,7 @@ class Link:
 
 
 def measure(workers: Sequence[int], devices: Sequence[jax.Device]) -> Link | None:
-    """Measures an all-reduce over the devices of some workers.
+    """Measures the latency and bandwidth of an all-reduce over the devices of some workers.
 
     Context: all workers that own one of the devices, at the same time.
 
@@ -73,7 +73,7 @@ def _quickest_seconds(mesh: Mesh, own: Sequence[jax.Device], size: int, rounds: 
 
 
 def neighbours(count: int) -> list[tuple[int, int]]:
-    """Returns the pairs of workers to measure: each worker with the next one, in a ring."""
+    """Returns the pairs of workers between which all-reduces are measured: a ring, each worker with the next."""
     if count < 2:
         return []
     return [(0, 1)] if count == 2 else [(worker, (worker + 1) % count) for worker in range(count)]

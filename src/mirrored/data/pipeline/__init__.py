@@ -1,4 +1,4 @@
-"""`Dataset`: the subset of `tf.data` that training loops use, built on Grain.
+"""The class `Dataset`: the subset of `tf.data.Dataset` that training loops use, built on Grain.
 
 Its import registers `Dataset` with the distribution of datasets, which does not import this package.
 """

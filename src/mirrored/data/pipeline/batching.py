@@ -1,4 +1,4 @@
-"""Infers from the steps of a pipeline whether its elements are batches."""
+"""Infers from the operations of a dataset whether its elements are batches or single examples."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MAPPING: Final = (indexed.Mapped, indexed.RandomMapped, streams.StreamMapped, s
 
 
 def is_batched(node: Node) -> bool | None:
-    """Returns whether the pipeline's elements are batches; None if its steps do not determine that.
+    """Returns whether a dataset's elements are batches; None if its operations do not determine that.
 
     A generator, a tensor (`from_tensors`) and a function of scalars (file names, for example) can return either.
 

@@ -1,4 +1,4 @@
-"""Caches the elements of the first iteration in memory."""
+"""Implements `Dataset.cache()` in memory: keeps the elements of the first iteration for the later ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from mirrored.data.pipeline.streams import StreamStep
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(OneParent):
-    """Caches every computed element by its index; where nothing before it computes, it only fixes the shuffled order.
+    """The operation `cache()` on a random-access dataset: keeps each computed element in memory by its index.
+
+    If no operation before it computes, it stores no elements and only fixes the shuffled order.
 
     Attributes:
         items: The elements by position, for each set of seeds. A restored position has its own seeds.
@@ -53,7 +55,7 @@ class _CachedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamCached(StreamStep):
-    """Caches the elements in memory once they have all been read in sequence.
+    """The operation `cache()` on a sequential dataset: keeps the elements in memory after one full iteration.
 
     Attributes:
         complete: All elements, for each set of seeds. A restored position has its own seeds.

@@ -1,4 +1,4 @@
-"""`Dataset` methods that combine datasets, and those for batches and windows."""
+"""The methods of `Dataset` that combine datasets (zip, interleave), and those for batches and windows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mirrored.errors import ArgumentError, StructureError
 
 
 class Combining(Steps):
-    """The methods of `Dataset` that combine several datasets."""
+    """Mixin of `Dataset`: the methods that combine several datasets (zip, concatenate, interleave, flat_map)."""
 
     @classmethod
     def zip(cls, *args: PyTree, datasets: PyTree | None = None) -> Self:
-        """Zips datasets: combines the elements at the same position in the structure of the arguments.
+        """Zips datasets: element i of the result holds element i of every dataset, nested like the arguments.
 
         Args:
             *args: Datasets, or one pytree of datasets.
@@ -46,7 +46,7 @@ class Combining(Steps):
         return cls(streams.StreamZipped(tuple(parts), treedef))
 
     def concatenate(self, dataset: Steps) -> Self:
-        """Appends the elements of `dataset`."""
+        """Appends the elements of another dataset to those of this one."""
         first, second = self._node, dataset._node
         if isinstance(first, IndexedNode) and isinstance(second, IndexedNode):
             return self._then(indexed.Concatenated((first, second)))
@@ -100,7 +100,7 @@ class Combining(Steps):
 
 
 class Grouping(Steps):
-    """The methods of `Dataset` that group elements into batches or windows, and split batches."""
+    """Mixin of `Dataset`: the methods that group elements into batches or windows, and split batches."""
 
     def batch(
         self,
@@ -110,7 +110,7 @@ class Grouping(Steps):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Self:
-        """Stacks groups of consecutive elements along a new first dim.
+        """Combines every `batch_size` consecutive elements into one batch, stacked along a new first dim.
 
         Args:
             batch_size: Number of elements per batch.
@@ -131,7 +131,7 @@ class Grouping(Steps):
     def padded_batch(
         self, batch_size: int, padded_shapes: PyTree = None, padding_values: PyTree = None, drop_remainder: bool = False
     ) -> Self:
-        """Pads groups of consecutive elements to one shape and stacks them.
+        """Combines consecutive elements of different shapes into batches: pads them to one shape and stacks them.
 
         Args:
             batch_size: Number of elements per batch.
@@ -153,16 +153,16 @@ class Grouping(Steps):
         return self._then(streams.StreamBatched(self._node, size, drop, (padded_shapes, padding_values)))
 
     def unbatch(self) -> Self:
-        """Splits every element into its rows, each of which becomes an element."""
+        """Splits every batch into its examples, each of which becomes an element."""
         return self._then(streams.Unbatched(self._node))
 
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
-        """Regroups the rows of batches into batches of another size."""
+        """Regroups the examples of a dataset of batches into batches of another size."""
         size = at_least(1, int(batch_size), "Dataset.rebatch", "batch_size")
         return self._then(streams.Rebatched(self._node, size, bool(drop_remainder)))
 
     def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
-        """Groups elements into windows. Each window is a dataset, or for structured elements a pytree of datasets.
+        """Groups consecutive elements into windows; each window is a dataset (or a pytree of datasets).
 
         Args:
             size: Number of elements per window.

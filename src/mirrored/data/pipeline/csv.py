@@ -1,4 +1,4 @@
-"""CSV parsing: reads records from files, splits them into fields, and converts fields to columns."""
+"""CSV parsing: reads records from files, splits them into fields, and converts the fields to arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS: Final = ("int32", "int64", "float32", "float64", "object")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """The dtype of a column, and the default for its empty fields.
+    """The dtype of a CSV column, and the default value for its empty fields.
 
     Attributes:
         dtype: The dtype of the values; object for bytes.
@@ -36,7 +36,7 @@ class Column:
 
     @classmethod
     def of(cls, given: object) -> Column:
-        """Creates a column from a dtype (every field must have a value) or from a default value.
+        """Creates a column from a dtype (then empty fields are errors) or from a default value.
 
         Raises:
             ArgumentError: `given` is neither.
@@ -59,7 +59,7 @@ class Column:
         return cls(dtype, _bytes(value) if dtype == _TEXT else dtype.type(value))
 
     def value(self, text: str, place: str) -> Any:
-        """Converts the text of one field to a value of the column's dtype.
+        """Converts the text of one CSV field to a value of the column's dtype.
 
         Raises:
             StructureError: The text is not valid for the dtype, or it is empty and the column has no default.
@@ -117,7 +117,7 @@ def _refused(place: str, found: str) -> StructureError:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How lines are split into fields.
+    """The format of CSV lines: delimiter, quoting, marker of missing values, and the selected fields.
 
     Attributes:
         delimiter: The separator between fields.
@@ -134,7 +134,7 @@ class Format:
     count: int | None = None
 
     def texts(self, line: bytes) -> list[str]:
-        """Returns the selected fields of a line, "" for missing values.
+        """Splits a CSV line and returns the texts of the selected fields; "" stands for a missing value.
 
         Raises:
             StructureError: The line has the wrong number of fields, or an unterminated quote.
@@ -165,7 +165,7 @@ def _wrong_line(line: bytes, found: str) -> StructureError:
 
 
 def columns_of(lines: Sequence[bytes], form: Format, columns: Sequence[Column]) -> list[Any]:
-    """Parses lines into one array per column.
+    """Parses CSV lines, and returns one array per column.
 
     Raises:
         StructureError: A line or a value cannot be parsed.
@@ -182,7 +182,7 @@ def columns_of(lines: Sequence[bytes], form: Format, columns: Sequence[Column]) 
 
 @dataclasses.dataclass(frozen=True)
 class Readable:
-    """A predicate for `filter`: whether a line can be parsed."""
+    """A predicate for `Dataset.filter`: returns whether a CSV line can be parsed."""
 
     form: Format
     columns: tuple[Column, ...]
@@ -197,7 +197,7 @@ class Readable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CsvRows(StreamStep):
-    """Parses the parent's lines into tuples of values."""
+    """The operation that parses each CSV line of a dataset into a tuple of values."""
 
     form: Format
     columns: tuple[Column, ...]
@@ -219,7 +219,7 @@ class CsvRows(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CsvBatches(StreamStep):
-    """Parses the parent's batches of lines into ordered dicts of columns, or into pairs (dict, label column).
+    """The operation that parses batches of CSV lines into dicts of columns, or pairs (dict, label column).
 
     Attributes:
         form: How lines are split into fields.
@@ -250,7 +250,7 @@ class CsvBatches(StreamStep):
 
 @dataclasses.dataclass(frozen=True)
 class ReadRecord:
-    """Reads one record from a file. A record spans several lines while a quote is open.
+    """A callable that reads the next CSV record from a file; quoted fields may contain line breaks.
 
     Attributes:
         header: Whether to skip the first line.
@@ -279,7 +279,7 @@ class ReadRecord:
 
 
 def inferred(texts: Sequence[str]) -> Column:
-    """Returns the narrowest dtype that holds all texts: int32, int64, float32, float64 or string.
+    """Returns the narrowest dtype that can hold all given texts: int32, int64, float32, float64 or string.
 
     Empty texts are ignored.
 

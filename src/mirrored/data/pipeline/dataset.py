@@ -1,4 +1,4 @@
-"""`Dataset`: the subset of `tf.data` that training loops use, built on Grain."""
+"""The class `Dataset`: the subset of `tf.data.Dataset` that training loops use, built on Grain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 
 class Dataset(Making, Combining, Grouping, Sampling, Tables):
-    """An immutable input pipeline: a sequence of elements (pytrees of NumPy arrays) and their transformations.
+    """An immutable input pipeline like `tf.data.Dataset`, whose elements are pytrees of NumPy arrays.
 
     `Dataset.range`, `Dataset.from_tensor_slices` and the other class methods create a dataset. Each transformation
     returns a new one. Every iteration reads the data again. Elements have the same order as in `tf.data`, and the same
@@ -81,7 +81,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.StreamMapped(self._node, map_func))
 
     def random_map(self, map_func: Callable[..., Any], seed: int | None = None) -> Self:
-        """Applies `map_func(element, rng)` to every element, with a separate random generator per element and epoch.
+        """Applies `map_func(element, rng)` to every element; `rng` is a new random generator per element and epoch.
 
         The random numbers depend only on the seed, the epoch and the index of the element. The number of replicas or
         threads, or resuming from a saved position, does not change them.
@@ -100,7 +100,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.Filtered(self._node, predicate))
 
     def enumerate(self, start: int = 0) -> Self:
-        """Pairs every element with its index: ``(index, element)``."""
+        """Replaces every element by the pair ``(index, element)``."""
         known = self._node.cardinality
         numbers = type(self).range(start, start + (2**62 if known < 0 else known))
         return self._with(type(self).zip((numbers, self)))
@@ -110,7 +110,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     def shuffle(
         self, buffer_size: int | None, seed: int | None = None, reshuffle_each_iteration: bool | None = None
     ) -> Self:
-        """Shuffles the elements.
+        """Shuffles the elements with a buffer, like `tf.data.Dataset.shuffle`.
 
         Args:
             buffer_size: Size of the shuffle buffer. None or the dataset's length: a uniform permutation.
@@ -155,7 +155,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.Strided(self._node, int(count)))
 
     def shard(self, num_shards: int, index: int) -> Self:
-        """Keeps every `num_shards`-th element, starting at `index`."""
+        """Keeps every `num_shards`-th element, starting with the element at `index`."""
         at_least(1, int(num_shards), "Dataset.shard", "num_shards")
         if not 0 <= index < num_shards:
             raise ArgumentError(
@@ -171,7 +171,9 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     # --- Caching, prefetching and options ------------------------------------------
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
-        """Caches the elements of the first iteration. The steps before `cache` run once, so they never reshuffle.
+        """Caches the elements of the first iteration, in memory or in a folder; later iterations return the same ones.
+
+        The operations before `cache` run once, so they never reshuffle.
 
         Args:
             filename: "" caches in memory. Any other value names a cache folder. The first iteration writes it before it
@@ -188,7 +190,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(caching.StreamCached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
-        """Caches the elements in a folder, like `cache(path)`.
+        """Caches the elements of the first iteration in a folder, like `cache(path)`.
 
         Args:
             path: The folder.
@@ -200,7 +202,9 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(storing.Kept(self._node, os.path.abspath(path), "Dataset.snapshot"))
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
-        """Writes the elements to a folder. Elements saved there before are replaced after all new ones are written.
+        """Writes the elements to a folder, from which `load` reads them; replaces elements saved there before.
+
+        Elements that were saved there before are replaced after all new ones are written.
 
         Args:
             path: The folder. It is created if it does not exist.
@@ -225,7 +229,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         storing.store(self._node, path, "Dataset.save")
 
     def prefetch(self, buffer_size: int = AUTOTUNE, name: str | None = None) -> Self:
-        """Prefetches up to `buffer_size` elements in a background thread; AUTOTUNE: 2."""
+        """Prefetches up to `buffer_size` elements in a background thread (2 elements for AUTOTUNE)."""
         del name
         size = 2 if buffer_size == AUTOTUNE else int(buffer_size)
         if size == 0:
@@ -235,22 +239,22 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.StreamPrefetched(self._node, size))
 
     def with_options(self, options: Options) -> Self:
-        """Returns the same dataset with its options replaced by `options`."""
+        """Returns a dataset with the same elements and the given options."""
         return type(self)(self._node, dataclasses.replace(options))
 
     def options(self) -> Options:
-        """Returns the dataset's options."""
+        """Returns the options that `with_options` has set, or the default options."""
         return self._options
 
     def apply(self, transformation_func: Callable[[Self], S]) -> S:
-        """Returns `transformation_func(self)`."""
+        """Calls a function with this dataset and returns the result, so that such calls can be chained."""
         return transformation_func(self)
 
     # --- Properties and iteration --------------------------------------------------
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of the elements: a pytree of `ArraySpec`, with None for dims that vary.
+        """The shapes and dtypes of the elements: a pytree of `ArraySpec`, with None for varying dims.
 
         If a function determines them (`map`), this property calls the function with the first element.
 
@@ -260,7 +264,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._node.spec
 
     def cardinality(self) -> Any:
-        """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """Returns the number of elements, or the constant INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
         return type(self).number_out(self._node.cardinality)
 
     def __len__(self) -> int:
@@ -277,16 +281,16 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self.iterator(type(self).hand_out)
 
     def iterator(self, hand_out: Callable[[Element], Any]) -> DatasetIterator:
-        """Returns a new iterator, which applies `hand_out` to every element."""
+        """Returns a new iterator over the results of `hand_out(element)` for every element."""
         note_iteration()
         return DatasetIterator(self._node, self._epochs, hand_out, type(self).end_error)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """Returns a new iterator over NumPy arrays, even if plain iteration returns another type."""
+        """Returns a new iterator whose elements contain NumPy arrays, even if the dataset otherwise returns tensors."""
         return self.iterator(handed_out)
 
     def reduce(self, initial_state: PyTree, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Folds the elements into one state: ``state = reduce_func(state, element)`` for every element.
+        """Reduces the elements to one value: calls ``state = reduce_func(state, element)`` for every element.
 
         Args:
             initial_state: A pytree of arrays.

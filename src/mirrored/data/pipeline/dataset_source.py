@@ -1,4 +1,4 @@
-"""Adapts `Dataset` to `Source`, the interface by which the distribution of datasets reads any kind of dataset."""
+"""Adapts `Dataset` to `Source`, the interface from which distributed datasets read any kind of dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mirrored.errors import EndOfDataError, StructureError
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSource(Source):
-    """Adapts a `Dataset` to `Source`, the interface from which distributed datasets read.
+    """Adapter from `Dataset` to `Source`, the interface by which distributed datasets read any kind of dataset.
 
     Attributes:
         dataset: The dataset.
@@ -76,7 +76,7 @@ class DatasetSource(Source):
             )
 
     def of_worker(self, share: WorkerShare, called: str) -> Source | None:
-        """Returns the source of this worker's own batches, from its files or from the whole dataset."""
+        """Returns a source with this worker's share of the data; None if all workers read the same batches."""
         policy = self.dataset.options().experimental_distribute.auto_shard_policy
         if policy not in (AutoShardPolicy.OFF, AutoShardPolicy.FILE):
             return None
@@ -110,7 +110,7 @@ class DatasetSource(Source):
 
 
 def source_of_arrays(arrays: PyTree, examples_per_batch: int) -> Source:
-    """Returns a source of batches of consecutive rows of arrays."""
+    """Returns a source of batches that are consecutive slices of the given arrays."""
     return DatasetSource(Dataset.from_tensor_slices(arrays).batch(examples_per_batch))
 
 

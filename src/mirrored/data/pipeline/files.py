@@ -1,4 +1,4 @@
-"""Reads and writes records of files, and shards files over workers."""
+"""Reads text and TFRecord files, writes TFRecord files, and divides files among workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FileNames: TypeAlias = str | bytes | os.PathLike[Any] | Sequence[str | bytes | o
 
 
 def file_names(files: FileNames, called: str) -> tuple[str, ...]:
-    """Converts one path or several paths to a list of strings.
+    """Converts a path or an array of paths to a tuple of strings.
 
     Raises:
         ArgumentError: A value is not a path.
@@ -60,7 +60,7 @@ def file_names(files: FileNames, called: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileSource(StreamNode):
-    """Reads the records of several files, one file after the other.
+    """A dataset of the records of several files, which are read one after the other.
 
     Attributes:
         files: The paths.
@@ -145,7 +145,7 @@ def open_file(path: str, compression: str, called: str) -> Any:
 
 
 def check_compression(compression: str | None, called: str) -> str:
-    """Returns the normalized compression type; raises ArgumentError if it is not supported.
+    """Validates and normalizes the name of a compression type, such as "GZIP".
 
     Raises:
         ArgumentError: `compression` is not "", "GZIP" or "ZLIB".
@@ -169,7 +169,7 @@ def read_line(file: IO[bytes], path: str, record: int) -> bytes | None:
 
 
 def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
-    """Returns the next record of a TFRecord file after checking both CRCs; None at the end of the file.
+    """Returns the next record of a TFRecord file and verifies its checksums; None at the end of the file.
 
     Source: the TFRecord format: length u64, masked CRC32C of the length u32, data, masked CRC32C of the data u32.
     """
@@ -191,7 +191,7 @@ def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
 
 
 def masked_crc(data: bytes) -> int:
-    """Returns the CRC32C of `data` in the masked form that TFRecord files store."""
+    """Returns the masked CRC32C checksum of `data`, as TFRecord files store it."""
     crc = int(crc32c().value(data))
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -209,7 +209,7 @@ def _damaged(called: str, path: str, record: int, found: str) -> DataFileError:
 
 
 class TFRecordWriter:
-    """Writes records to a TFRecord file, with their CRCs.
+    """A writer of TFRecord files, optionally compressed, like `tf.io.TFRecordWriter`.
 
     Args:
         path: The file. An existing file is replaced.
@@ -233,7 +233,7 @@ class TFRecordWriter:
         self._packer = zlib.compressobj() if packing == "ZLIB" else None
 
     def write(self, record: bytes) -> None:
-        """Appends a record to the file.
+        """Appends a record to the TFRecord file.
 
         Raises:
             ArgumentTypeError: `record` is not bytes.
@@ -261,13 +261,13 @@ class TFRecordWriter:
         self._file.write(data if self._packer is None else self._packer.compress(data))
 
     def flush(self) -> None:
-        """Flushes written records to the operating system. A compressed file is complete only after `close`."""
+        """Flushes the written records to the operating system; a compressed file is complete only after `close`."""
         if self._packer is not None:
             self._file.write(self._packer.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
     def close(self) -> None:
-        """Completes and closes the file. Repeated calls have no effect."""
+        """Completes and closes the TFRecord file; repeated calls have no effect."""
         if self._file.closed:
             return
         if self._packer is not None:
@@ -287,7 +287,7 @@ class TFRecordWriter:
 
 
 def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
-    """Returns the pipeline reading only one worker's files: file `worker` and every `workers`-th file after it.
+    """Restricts a file dataset to one worker's shard of the files: every `workers`-th one.
 
     The files are those passed to a `TextLineDataset` or `TFRecordDataset`. If the pipeline opens files in a function
     (`interleave`, `flat_map`), they are the names from `list_files` or `from_tensor_slices`.

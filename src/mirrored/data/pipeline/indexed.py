@@ -1,4 +1,4 @@
-"""Steps whose element i can be computed directly, from elements of the parent at indices that follow from i.
+"""Random-access dataset operations, which compute element i without computing the elements before it.
 
 A chain such as ``from_tensor_slices(...).shuffle(...).repeat().batch(512)`` therefore becomes index arithmetic and one
 gather per batch, regardless of its length.
@@ -38,29 +38,29 @@ _EPOCHS_KEPT = 64
 
 
 class ItemRows(abc.ABC):
-    """Base class for `Rows` that implement only `item`: `rows` calls it for each position and stacks the results."""
+    """Base class of random-access sequences that define `item(index)`; batches are stacked from single items."""
 
     length: int
 
     @abc.abstractmethod
     def item(self, index: int) -> Element:
-        """Returns element `index`."""
+        """Returns the element at an index."""
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Returns the elements at `positions`, stacked into one batch."""
+        """Returns the elements at the given indices, stacked into one batch."""
         return stack([self.item(int(index)) for index in positions])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneParent(LikeParent, IndexedNode):
-    """Base class of indexed steps that have one parent."""
+    """Base class of random-access operations that have one input dataset."""
 
     parent: IndexedNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mapped(OneParent):
-    """Applies `function` to every element."""
+    """The operation `map` on a random-access dataset: applies `function` to every element."""
 
     function: Callable[..., Any]
     num_parallel_calls: int = 0
@@ -85,7 +85,7 @@ class _MappedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomMapped(OneParent):
-    """Applies `function(element, rng)` to every element, with a separate random generator for each."""
+    """The operation `random_map` on a random-access dataset: applies `function(element, rng)` to every element."""
 
     function: Callable[..., Any]
     seed: int
@@ -115,7 +115,7 @@ class _RandomMappedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sliced(CountedRows, OneParent):
-    """Keeps the elements start, start + step, ... before stop, for take, skip and shard."""
+    """The operations take, skip and shard on a random-access dataset: select elements like a Python slice."""
 
     start: int
     stop: int | None
@@ -147,7 +147,7 @@ class _SlicedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeated(CountedRows, OneParent):
-    """Repeats the parent `count` times, each time as a new epoch, which shuffles differently."""
+    """The operation `repeat` on a random-access dataset; each repetition is shuffled differently."""
 
     count: int
 
@@ -196,7 +196,7 @@ class _RepeatedRows:
 
 
 def joined(parts: list[Element]) -> Element:
-    """Concatenates batches along their first dim."""
+    """Concatenates batches along their first dim into one batch."""
     if len(parts) == 1:
         return parts[0]
     return jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
@@ -204,7 +204,7 @@ def joined(parts: list[Element]) -> Element:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zipped(CountedRows, IndexedNode):
-    """Zips the elements at the same index into a pytree, and ends with the shortest parent."""
+    """The operation `zip` on random-access datasets: combines elements at the same index into a pytree."""
 
     members: tuple[IndexedNode, ...]
     treedef: Any
@@ -235,7 +235,7 @@ class _ZippedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenated(CountedRows, IndexedNode):
-    """The elements of all parents, one parent after the other."""
+    """The operation `concatenate` on random-access datasets."""
 
     members: tuple[IndexedNode, ...]
 
@@ -275,7 +275,7 @@ class _ConcatenatedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batched(CountedRows, OneParent):
-    """Stacks groups of `size` elements."""
+    """The operation `batch` on a random-access dataset: stacks every `size` consecutive elements."""
 
     size: int
     drop_remainder: bool
@@ -306,7 +306,7 @@ class _BatchedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PaddedBatched(CountedRows, OneParent):
-    """Pads groups of `size` elements to one shape and stacks them."""
+    """The operation `padded_batch` on a random-access dataset: pads and stacks every `size` consecutive elements."""
 
     size: int
     drop_remainder: bool
@@ -332,7 +332,7 @@ class _PaddedRows(_BatchedRows):
 
 
 def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
-    """Returns the spec of padded batches, in which only dims that the caller passed in `shapes` are known."""
+    """Returns the shapes and dtypes of padded batches, with None for dims that the caller has not fixed."""
     if shapes is not None:
         given = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple))
         leaves = jax.tree.leaves(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
@@ -344,7 +344,10 @@ def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(OneParent):
-    """Prefetches elements in a thread if it is the last step of an indexed pipeline; otherwise has no effect."""
+    """The operation `prefetch` on a random-access dataset; starts a thread only if it is the last operation.
+
+    Elsewhere it has no effect.
+    """
 
     size: int
 

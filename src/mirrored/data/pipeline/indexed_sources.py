@@ -1,4 +1,4 @@
-"""Datasets in memory (ranges, arrays, lists), and mixes of several datasets by a dataset of choices."""
+"""Random-access datasets of data in memory (ranges, arrays, lists), and the mixing of several datasets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mirrored.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RangeSource(IndexedNode):
-    """The integers of a range, as int64 scalars."""
+    """A dataset of the integers of a `range`, as int64 scalars."""
 
     numbers: range
 
@@ -48,11 +48,11 @@ class RangeSource(IndexedNode):
         return len(self.numbers)
 
     def item(self, index: int) -> Element:
-        """Returns the integer at `index`."""
+        """Returns the integer at an index of the range."""
         return np.int64(self.numbers[index])
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Returns the integers at `positions` as a vector."""
+        """Returns the integers at the given indices of the range, as a vector."""
         out = aligned_empty((len(positions),), np.int64)
         out[...] = positions
         out *= self.numbers.step
@@ -65,14 +65,14 @@ class RangeSource(IndexedNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource(IndexedNode):
-    """The rows of a pytree of arrays ``[examples, ...]``."""
+    """A dataset of the slices ``array[i]`` along the first dim of arrays ``[examples, ...]``."""
 
     arrays: Any
     length: int
 
     @classmethod
     def of(cls, tensors: PyTree, called: str) -> ArraySource:
-        """Creates the step from a copy of the arrays, so that later changes of them have no effect.
+        """Creates the dataset from a copy of the arrays, so that later changes of the arrays have no effect.
 
         Raises:
             StructureError: A leaf has no leading dim, or the leading dims differ.
@@ -93,11 +93,11 @@ class ArraySource(IndexedNode):
         return map_specs(lambda leaf: leaf.unbatched(), spec_of(self.arrays))
 
     def item(self, index: int) -> Element:
-        """Returns row `index` of every array."""
+        """Returns the slice ``array[index]`` of every array."""
         return jax.tree.map(lambda leaf: leaf[index], self.arrays)
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Returns the rows at `positions`; for a range, a view of the arrays."""
+        """Returns the slices at the given indices as one batch; for a `range` of indices, a view of the arrays."""
         return jax.tree.map(lambda leaf: take(leaf, positions), self.arrays)
 
     def open(self, run: Run) -> Rows:
@@ -106,7 +106,7 @@ class ArraySource(IndexedNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ListSource(IndexedNode):
-    """A list of elements in memory."""
+    """A dataset of the elements in a list in memory."""
 
     elements: tuple[Element, ...]
 
@@ -131,11 +131,11 @@ class ListSource(IndexedNode):
         return len(self.elements)
 
     def item(self, index: int) -> Element:
-        """Returns element `index` of the list."""
+        """Returns the element at an index of the list."""
         return self.elements[index]
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Returns the elements at `positions`, stacked into one batch."""
+        """Returns the elements at the given indices of the list, stacked into one batch."""
         return stack([self.elements[index] for index in positions])
 
     def open(self, run: Run) -> Rows:
@@ -147,7 +147,7 @@ class ListSource(IndexedNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen(StreamNode):
-    """Mixes datasets: for each index that the first dataset returns, the next element of the dataset with that index.
+    """A mix of several datasets; a dataset of indices determines from which one each element is taken.
 
     Attributes:
         choices: A dataset of member indices.
@@ -240,7 +240,7 @@ class _ChoiceCursor:
 
 
 class ByWeight:
-    """Maps a uniform number in [0, 1) to a dataset index: i with a probability proportional to ``weights[i]``.
+    """A function from a uniform random number in [0, 1) to index i, with a probability proportional to ``weights[i]``.
 
     Raises:
         ArgumentError: The weights are invalid, see `check_weights`.
@@ -255,7 +255,7 @@ class ByWeight:
 
 
 def check_weights(weights: npt.ArrayLike, name: str, called: str) -> np.ndarray:
-    """Returns the weights as a float64 vector; raises ArgumentError if they are no relative frequencies.
+    """Validates sampling weights (relative frequencies) and returns them as a float64 vector.
 
     Raises:
         ArgumentError: A weight is negative or not finite, all weights are zero, or `weights` is not a vector.

@@ -1,4 +1,4 @@
-"""The iterator of datasets, with a position that can be saved; and the base class of the method groups of `Dataset`."""
+"""The iterator over a `Dataset`, which can save its read position, and the base class of `Dataset`'s mixins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _VERSION: Final = 1
 
 
 class Epochs:
-    """Counts the iterations over a dataset, and keeps the seeds that its shuffles use.
+    """A counter of the iterations over a dataset, which also keeps random seeds restored from a saved position.
+
+    Shuffles derive their order from the number of the iteration.
 
     A restored position restores both, so that later epochs have the same order as in the run that saved it.
     """
@@ -34,14 +36,14 @@ class Epochs:
         self._lock = threading.Lock()
 
     def begin(self) -> int:
-        """Counts a new iteration, and returns its number."""
+        """Counts a new iteration over the dataset, and returns its number, from 0."""
         with self._lock:
             self.next += 1
             return self.next - 1
 
 
 class DatasetIterator:
-    """An iterator over the elements of a dataset, with a position that can be saved and restored.
+    """An iterator over a `Dataset`, whose read position can be saved and restored.
 
     Args:
         node: The pipeline.
@@ -95,7 +97,7 @@ class DatasetIterator:
         return self._hand_out(element)
 
     def get_next(self) -> Any:
-        """Returns the next element.
+        """Returns the next element of the dataset.
 
         Raises:
             EndOfDataError: There are no more elements.
@@ -121,7 +123,7 @@ class DatasetIterator:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position in the data as JSON-like data, with the seeds that shuffles drew themselves."""
+        """Returns the read position and the shuffle seeds, as data that a checkpoint can save."""
         return {
             "version": _VERSION,
             "pipeline": self._outline,
@@ -134,7 +136,7 @@ class DatasetIterator:
         }
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Continues from a saved position; at the start of its epoch if the pipeline has another batch size now.
+        """Restores a saved read position; if the dataset's operations have changed since, begins the epoch again.
 
         Returns:
             Whether the position itself was restored.
@@ -146,7 +148,7 @@ class DatasetIterator:
         return False
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from a position of the same pipeline, possibly saved in another process.
+        """Restores a read position of the same pipeline, possibly saved in another process.
 
         Args:
             state: A result of `get_state`.
@@ -204,12 +206,15 @@ class DatasetIterator:
 
     @property
     def outline(self) -> str:
-        """The names of the pipeline steps, without those (prefetching) that do not change positions."""
+        """The names of the dataset's operations, to check that a saved read position fits the dataset.
+
+        Operations that do not change positions (prefetching) are omitted.
+        """
         return self._outline
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of the pipeline's shuffles, in the order of its steps."""
+        """The random seeds of the dataset's operations (such as `shuffle`), in the order of the operations."""
         if self._reading is None and not self._continues:
             # Files from an earlier run of the program have its seeds. The outer file decides: it contains the others.
             for step in reversed(list(nodes(self._node))):
@@ -217,12 +222,12 @@ class DatasetIterator:
         return list(self._seeds.values())
 
     def take_seeds(self, seeds: list[int]) -> None:
-        """Replaces the seeds of the pipeline's shuffles. Context: before the first element."""
+        """Replaces the random seeds of the dataset's operations; must be called before the first element is read."""
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
         self._continues = True
 
     def close(self) -> None:
-        """Stops threads and closes files. Repeated calls have no effect."""
+        """Stops the iterator's threads and closes its files; repeated calls have no effect."""
         self._closed = True
         self._release()
 
@@ -273,7 +278,7 @@ def _size(step: Node) -> str:
 
 
 class Steps:
-    """Base class of the method groups of `Dataset`: a dataset's pipeline, options and iteration counter."""
+    """Base class of `Dataset` and its mixins: holds the operations, the options and the iteration counter."""
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
@@ -292,12 +297,12 @@ class Steps:
 
     @property
     def node(self) -> Node:
-        """The last step of the pipeline, for the code that distributes the dataset."""
+        """The dataset's last operation, through which the earlier ones are reached."""
         return self._node
 
 
 def at_least(least: int, value: int, called: str, name: str) -> int:
-    """Returns `value`; raises ArgumentError if it is less than `least`.
+    """Returns `value`; raises ArgumentError if `value` is less than `least`.
 
     Raises:
         ArgumentError: `value` is less than `least`.

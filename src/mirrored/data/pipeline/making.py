@@ -1,4 +1,4 @@
-"""`Dataset` class methods that create a dataset from arrays, generators or files."""
+"""The class methods of `Dataset` that create a dataset from arrays, generators or files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mirrored.errors import ArgumentError
 
 
 class Making(Steps):
-    """The class methods of `Dataset` that create a dataset."""
+    """Mixin of `Dataset`: the class methods that create a dataset from arrays, generators or files."""
 
     @classmethod
     def range(cls, *args: int) -> Self:
@@ -34,7 +34,7 @@ class Making(Steps):
 
     @classmethod
     def from_tensors(cls, tensors: PyTree) -> Self:
-        """Creates a dataset with one element.
+        """Creates a dataset with one single element: the given pytree of arrays.
 
         Args:
             tensors: A pytree of arrays; lists become arrays.
@@ -43,7 +43,7 @@ class Making(Steps):
 
     @classmethod
     def from_tensor_slices(cls, tensors: PyTree) -> Self:
-        """Creates a dataset with one element per row of the arrays.
+        """Creates a dataset whose element i is the slice ``array[i]`` of every given array.
 
         The arrays are copied once, into aligned memory. Memory-mapped arrays are read in place, batch by batch, so
         later writes to the file are visible.
@@ -87,7 +87,7 @@ class Making(Steps):
 
     @classmethod
     def list_files(cls, file_pattern: files.FileNames, shuffle: bool | None = None, seed: int | None = None) -> Self:
-        """Creates a dataset of the paths that match a pattern, as bytes.
+        """Creates a dataset of the paths of the files that match a glob pattern, as bytes.
 
         Args:
             file_pattern: A glob pattern, or a list of patterns.
@@ -124,7 +124,7 @@ class Making(Steps):
 
     @classmethod
     def from_tfrecords(cls, filenames: files.FileNames | Steps, compression_type: str | None = None) -> Self:
-        """Creates a dataset of the records of TFRecord files, as bytes. Reading checks their CRCs.
+        """Creates a dataset of the records of TFRecord files, as bytes; verifies the checksums.
 
         Args:
             filenames: One path or several.
@@ -136,7 +136,7 @@ class Making(Steps):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: object = None, compression: str | None = None) -> Self:
-        """Creates a dataset of the elements that `save` has written, which can be read at any index.
+        """Creates a random-access dataset of the elements that `Dataset.save` has written to a folder.
 
         Args:
             path: The folder.

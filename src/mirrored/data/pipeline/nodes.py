@@ -1,4 +1,4 @@
-"""The steps of a pipeline, as a tree, and the data of one iteration over it (`Run`).
+"""The base classes of dataset operations, which form a tree, and the state of one iteration over a dataset.
 
 Every step is a `Node`. An `IndexedNode` can compute its element i without the preceding ones; it becomes a Grain
 `MapDataset` over positions. Any other step is a `StreamNode` and becomes a Grain `IterDataset`.
@@ -28,7 +28,7 @@ ENDLESS: Final = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The numbers and seeds that belong to one iteration over a dataset.
+    """The iteration number, repetition numbers and random seeds of one iteration over a dataset.
 
     Attributes:
         path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
@@ -43,34 +43,34 @@ class Run:
     continues: bool = False
 
     def epoch(self, number: int) -> Run:
-        """Returns the data of the same iteration for repetition `number` of a `repeat`."""
+        """Returns a copy for repetition `number` of a `repeat`, in which shuffles have another order."""
         return Run((*self.path, number), self.seeds, self.continues)
 
 
 def pinned(run: Run) -> Run:
-    """Returns the run without iteration and epoch numbers, for the steps before a cache, which run once."""
+    """Returns a copy of a `Run` without iteration numbers, for operations before a cache, which are computed once."""
     return Run(seeds=run.seeds, continues=run.continues)
 
 
 class Rows(Protocol):
-    """The elements of an indexed step in one iteration."""
+    """Protocol of the elements of a random-access dataset in one iteration."""
 
     @property
     def length(self) -> int:
-        """The number of elements; ENDLESS or more if infinite."""
+        """The number of elements; the constant ENDLESS or more if there are infinitely many."""
         ...
 
     def item(self, index: int) -> Element:
-        """Returns element `index`."""
+        """Returns the element at an index."""
         ...
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Returns the elements at `positions`, stacked into one batch."""
+        """Returns the elements at the given indices, stacked into one batch."""
         ...
 
 
 class Node(abc.ABC):
-    """One step of a pipeline: a source of elements, or a transformation of the elements of its parents."""
+    """Base class of dataset operations: a source of elements, or a transformation of other operations' elements."""
 
     makes_datasets: ClassVar[bool] = False
     """Whether a function of the step makes datasets whose elements it returns."""
@@ -78,46 +78,46 @@ class Node(abc.ABC):
     @property
     @abc.abstractmethod
     def parents(self) -> tuple[Node, ...]:
-        """The steps that this step reads from."""
+        """The operations whose elements this operation reads."""
 
     @property
     @abc.abstractmethod
     def cardinality(self) -> int:
-        """The number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """The number of elements, or the constant INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
 
     @property
     @abc.abstractmethod
     def spec(self) -> Any:
-        """The spec of the elements."""
+        """The shapes and dtypes of the elements, as a pytree of `ArraySpec`."""
 
     @abc.abstractmethod
     def stream(self, run: Run) -> Any:
-        """Returns the elements of one iteration as a Grain `IterDataset`."""
+        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the seeds with which a file of cached elements was written, by the `id` of the step using each."""
+        """Returns the random seeds stored in a cache file, by the `id` of the operation that uses each."""
         return {}
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements, which can save its position."""
+        """Returns a new iterator over the elements, whose read position can be saved."""
         reading: Cursor = iter(self.stream(run))
         return reading
 
 
 class IndexedNode(Node):
-    """A step that can compute its element i without computing the elements before it."""
+    """Base class of random-access operations, which compute element i without the elements before it."""
 
     @abc.abstractmethod
     def open(self, run: Run) -> Rows:
-        """Returns the elements of one iteration, for access by index."""
+        """Returns the elements of one iteration as a random-access sequence."""
 
     def stream(self, run: Run) -> Any:
-        """Returns the elements of one iteration as a Grain `IterDataset`."""
+        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
         rows = self.open(run)
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements: Grain's if threads are requested, else a `PositionCursor`.
+        """Returns a new iterator over the elements: Grain's if a thread is requested, else a `PositionCursor`.
 
         The statistics of Grain's iterator take 25 us per element, as long as placing a batch on its devices.
         """
@@ -125,12 +125,12 @@ class IndexedNode(Node):
 
     @property
     def wants_threads(self) -> bool:
-        """Whether a map in the pipeline requests threads, so that Grain's threads read the elements."""
+        """Whether an operation requests threads, so that Grain's threads compute the elements."""
         return parallel_calls(self) > 0
 
 
 class PositionCursor:
-    """An iterator over indexed elements, in the caller's thread; it saves its position in Grain's format."""
+    """An iterator over a random-access sequence without threads; its saved position has Grain's format."""
 
     def __init__(self, rows: Rows) -> None:
         self._item, self._length, self._next = rows.item, rows.length, 0
@@ -143,11 +143,11 @@ class PositionCursor:
         return element
 
     def get_state(self) -> Any:
-        """Returns the index of the next element."""
+        """Returns the index of the next element, in Grain's format of read positions."""
         return {"next_index": self._next}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the position of the element to read next.
+        """Restores the index of the next element from a result of `get_state`.
 
         Raises:
             InputError: The data has fewer elements.
@@ -157,47 +157,50 @@ class PositionCursor:
         self._next = state["next_index"]
 
     def close(self) -> None:
-        """Does nothing: there are no resources to release."""
+        """Does nothing, because this iterator has no resources to release."""
 
 
 class StreamNode(Node):
-    """A step whose elements can only be computed one after the other."""
+    """Base class of sequential operations, which can compute their elements only one after the other."""
 
 
 class Parallel(Protocol):
-    """A step that requests threads."""
+    """Protocol of operations that request a number of threads, such as `map` with `num_parallel_calls`."""
 
     num_parallel_calls: int
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """Yields a step and all steps before it, depth first; a step that several steps read appears once for each."""
+    """Yields a dataset operation and all operations it depends on, depth first (shared ones several times)."""
     yield node
     for parent in node.parents:
         yield from nodes(parent)
 
 
 def seeded(node: Node) -> list[Any]:
-    """Returns each step that draws random numbers, once."""
+    """Returns all operations of a dataset that have a random seed, each once."""
     return list({id(step): step for step in nodes(node) if hasattr(step, "seed")}.values())
 
 
 def seeds_of(node: Node, run: Run) -> dict[int, int]:
-    """Returns the seeds that the steps use in one iteration, by the `id` of the step."""
+    """Returns the random seeds that a dataset's operations use in one iteration, by the `id` of the operation."""
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 
 class DrawnSeed(int):
-    """A seed that was drawn at random, because the user gave none."""
+    """A random seed that was drawn automatically, because the user gave none."""
 
 
 def new_seed() -> DrawnSeed:
-    """Draws a seed for a step without a given one. Saved positions contain it, so restored iterations shuffle alike."""
+    """Draws a random seed for an operation, such as a shuffle, for which the user gave none.
+
+    Saved positions contain the seed, so that restored iterations have the same order.
+    """
     return DrawnSeed(secrets.randbits(31))
 
 
 def inner_run(node: Node, run: Run, number: int, seed: int) -> Run:
-    """Returns the iteration over a dataset that a user function has made from an element, with reproducible seeds.
+    """Returns the `Run` (with reproducible seeds) for a dataset that a user function, e.g. of `flat_map`, has created.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored.
@@ -220,22 +223,22 @@ def _derived(seed: int, number: int, place: int) -> int:
 
 
 def parallel_calls(node: Node) -> int:
-    """Returns the largest number of threads that a map of an indexed pipeline requests."""
+    """Returns the largest `num_parallel_calls` (number of threads) among a dataset's operations."""
     return max(getattr(step, "num_parallel_calls", 0) for step in nodes(node))
 
 
 def length_as_cardinality(length: int) -> int:
-    """Converts the length of an indexed step to a cardinality: INFINITE_CARDINALITY for an infinite length."""
+    """Converts the length of a random-access sequence to a cardinality, e.g. INFINITE_CARDINALITY."""
     return INFINITE_CARDINALITY if length >= ENDLESS else length
 
 
 def cardinality_as_length(cardinality: int) -> int:
-    """Converts a cardinality to the length of an indexed step."""
+    """Converts a cardinality to the length of a random-access sequence: ENDLESS if infinite."""
     return ENDLESS if cardinality == INFINITE_CARDINALITY else cardinality
 
 
 def first_element(node: Node) -> Element:
-    """Returns the first element from an iteration of its own, for specs that depend on an element.
+    """Computes the first element of a dataset in a separate iteration, to infer shapes and dtypes from it.
 
     Raises:
         NoElementError: The dataset is empty.
@@ -250,7 +253,7 @@ def first_element(node: Node) -> Element:
 
 
 def spec_of_first(node: Node) -> Any:
-    """Returns the spec of the first element, with its dims unknown, because other elements may differ in them.
+    """Infers the dtypes and ranks of a dataset's elements from the first one; all dims are None (varying).
 
     Raises:
         NoElementError: The dataset is empty.
@@ -259,12 +262,12 @@ def spec_of_first(node: Node) -> Any:
 
 
 def with_open_dims(element: Element) -> Any:
-    """Returns the spec of an element with all its dims unknown, because other elements may differ in them."""
+    """Returns the dtypes and ranks of an element as `ArraySpec`; all dims are None (varying)."""
     return specs.map_specs(lambda leaf: specs.ArraySpec((None,) * len(leaf.shape), leaf.dtype), specs.spec_of(element))
 
 
 def merged_spec(members: Sequence[Node]) -> Any:
-    """Returns the spec that accepts the elements of all given steps.
+    """Returns shapes and dtypes that fit the elements of all given datasets; dims that differ are None.
 
     Members without an element are ignored if their spec depends on it.
 
@@ -283,23 +286,23 @@ def merged_spec(members: Sequence[Node]) -> Any:
 
 
 class LikeParent:
-    """A mixin for steps with one parent, whose cardinality and spec they have unless they override them."""
+    """A mixin for operations whose number, shapes and dtypes of elements are those of their single input."""
 
     parent: Any
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The one step that this step reads from."""
+        """The single operation whose elements this operation reads."""
         return (self.parent,)
 
     @property
     def cardinality(self) -> int:
-        """The cardinality of the parent."""
+        """The number of elements, which is that of the input dataset."""
         return int(self.parent.cardinality)
 
     @property
     def spec(self) -> Any:
-        """The spec of the parent."""
+        """The shapes and dtypes of the elements, which are those of the input dataset."""
         return self.parent.spec
 
 
@@ -308,9 +311,9 @@ class _Openable(Protocol):
 
 
 class CountedRows:
-    """A mixin for indexed steps that compute their cardinality from the length of their elements."""
+    """A mixin that computes the cardinality of a random-access operation from the length of its sequence."""
 
     @property
     def cardinality(self: _Openable) -> int:
-        """The number of elements, or INFINITE_CARDINALITY."""
+        """The number of elements, or the constant INFINITE_CARDINALITY."""
         return length_as_cardinality(self.open(Run()).length)

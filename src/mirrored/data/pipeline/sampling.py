@@ -1,4 +1,4 @@
-"""`Dataset` methods that mix, resample, group and scan."""
+"""The methods of `Dataset` that mix, resample, group and scan."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class NamedDType(Protocol):
-    """A dtype of another library that has the name of a NumPy dtype, such as `tf.int64`."""
+    """Protocol of dtypes of other libraries that have the name of a NumPy dtype, such as `tf.int64`."""
 
     @property
     def name(self) -> str: ...
 
 
 class Sampling(Steps):
-    """The methods of `Dataset` that sample from datasets or keep state across elements."""
+    """Mixin of `Dataset`: the methods that sample from datasets or keep state across elements."""
 
     @classmethod
     def random(cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Self:
@@ -49,7 +49,7 @@ class Sampling(Steps):
     def counter(
         cls, start: int = 0, step: int = 1, dtype: str | type[Any] | np.dtype[Any] | NamedDType = np.int64
     ) -> Self:
-        """Creates an infinite dataset of the numbers start, start + step, ...
+        """Creates an infinite dataset of the numbers start, start + step, start + 2 * step, ...
 
         Example:
             >>> from mirrored.data import Dataset
@@ -69,7 +69,7 @@ class Sampling(Steps):
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
     ) -> Self:
-        """Samples elements at random from several datasets.
+        """Mixes several datasets: takes each element from a dataset chosen at random.
 
         Args:
             datasets: The datasets to sample from. The elements of each dataset keep their order.
@@ -116,7 +116,7 @@ class Sampling(Steps):
     def choose_from_datasets(
         cls, datasets: Sequence[Steps], choice_dataset: Steps, stop_on_empty_dataset: bool = True
     ) -> Self:
-        """Mixes several datasets: each element comes from the dataset whose index `choice_dataset` returns.
+        """Mixes several datasets: a dataset of indices determines from which one each element comes.
 
         Args:
             datasets: The datasets to choose from. The elements of each dataset keep their order.
@@ -150,7 +150,7 @@ class Sampling(Steps):
         initial_dist: npt.ArrayLike | None = None,
         seed: int | None = None,
     ) -> Self:
-        """Drops elements at random so that the classes reach a target distribution. Returns pairs (class, element).
+        """Drops elements at random to reach a target class distribution; returns pairs (class, element).
 
         Args:
             class_func: From an element (a tuple as separate arguments) to its class, an integer counted from 0.
@@ -182,7 +182,7 @@ class Sampling(Steps):
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
     ) -> Self:
-        """Groups elements of equal keys into windows, and returns the elements of `reduce_func(key, window)`.
+        """Groups elements by key into windows; yields the elements of `reduce_func(key, window)` for each window.
 
         Args:
             key_func: From an element (a tuple as separate arguments) to an integer key.
@@ -237,7 +237,7 @@ class Sampling(Steps):
         no_padding: bool = False,
         drop_remainder: bool = False,
     ) -> Self:
-        """Batches elements of similar length, with padding.
+        """Makes padded batches of elements with similar sequence lengths.
 
         Args:
             element_length_func: From an element (a tuple as separate arguments) to its length.
@@ -283,7 +283,7 @@ class Sampling(Steps):
         return self.group_by_window(bucket_of, batches, window_size_func=lambda bucket: sizes[bucket])
 
     def scan(self, initial_state: PyTree, scan_func: Callable[[Any, Any], Any]) -> Self:
-        """Maps elements with a carried state: returns `out` of ``state, out = scan_func(state, element)``.
+        """Maps elements with a carried state: ``state, out = scan_func(state, element)``; yields each `out`.
 
         Args:
             initial_state: A pytree of arrays.
@@ -304,11 +304,11 @@ class Sampling(Steps):
         return self._then(stateful.TakenWhile(self._node, predicate))
 
     def unique(self) -> Self:
-        """Keeps the first occurrence of every element. Elements are integers, booleans, bytes, or arrays of these."""
+        """Removes duplicate elements; supports integers, booleans, bytes, and arrays of these."""
         return self._then(stateful.Unique(self._node))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
-        """Sets the cardinality, and checks it while reading.
+        """Declares the number of elements, and checks the declared number while the dataset is read.
 
         Raises:
             InputError: While reading: the dataset has more or fewer elements.
@@ -318,7 +318,7 @@ class Sampling(Steps):
         return self._then(stateful.Promised(self._node, int(expected_cardinality)))
 
     def get_single_element(self) -> Any:
-        """Returns the only element.
+        """Returns the element of a dataset that has exactly one; raises an error for any other number.
 
         Raises:
             ArgumentError: The dataset is empty or has more than one element.

@@ -1,4 +1,4 @@
-"""Shuffle steps, the shuffle buffer of pipelines that are read in sequence, and random numbers by index."""
+"""Implements shuffling with and without random access, and infinite datasets of random numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRAWS: Final = 1024
 
 
 class BufferCursor:
-    """Shuffles a stream with a buffer: returns a random element of the buffer and replaces it with the next one.
+    """An iterator that shuffles a stream with a buffer, like `tf.data.Dataset.shuffle`; its position can be saved.
 
     A saved position contains no elements, only the number of elements returned so far. Restoring it replays the random
     numbers to find which elements the buffer held, and reads these again from the last stream position before the
@@ -129,7 +129,7 @@ _LIMIT: Final = 2**31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Uniform(IndexedNode):
-    """An infinite sequence of random numbers in [0, 1), as float64 scalars.
+    """An infinite dataset of uniform random numbers in [0, 1), as float64 scalars.
 
     Attributes:
         seed: The random seed.
@@ -170,13 +170,13 @@ class _UniformRows(ItemRows):
 
 
 def as_integer(uniform: float | np.floating[Any]) -> np.int64:
-    """Scales a number in [0, 1) to an integer in [0, 2**31), which fits into 32 bits."""
+    """Scales a random number in [0, 1) to an integer in [0, 2**31)."""
     return np.int64(uniform * _LIMIT)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Endless(IndexedNode):
-    """The infinite sequence 0, 1, 2, ..., as int64 scalars."""
+    """An infinite dataset of the integers 0, 1, 2, ..., as int64 scalars."""
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -206,7 +206,7 @@ class _EndlessRows(ItemRows):
 
 
 def generator(seed: int, run: Run, reshuffle: bool) -> np.random.Generator:
-    """Returns the NumPy random generator for one epoch of a shuffle."""
+    """Returns the NumPy random generator that determines a shuffle's order in one epoch."""
     return np.random.default_rng(_key(seed, run, reshuffle))
 
 
@@ -215,7 +215,7 @@ def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the order in which a shuffle buffer emits the positions 0..size-1.
+    """Returns the order in which a shuffle buffer of a given size returns the indices 0..size-1.
 
     The buffer holds `buffer_size` positions. Each draw removes a random one and puts the next position in its slot. If
     the buffer is as large as the data, the order is a uniform permutation.
@@ -240,7 +240,7 @@ def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffled(OneParent):
-    """Shuffles an indexed parent, with a different order in every epoch if `reshuffle` is set."""
+    """The operation `shuffle` on a random-access dataset; the order differs per epoch if `reshuffle` is set."""
 
     buffer_size: int
     seed: int
@@ -276,7 +276,7 @@ class _ShuffledRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamShuffled(StreamStep):
-    """Shuffles elements that are read in sequence, with a buffer of `buffer_size` elements."""
+    """The operation `shuffle` on a sequential dataset, with a buffer of `buffer_size` elements."""
 
     buffer_size: int
     seed: int

@@ -1,4 +1,4 @@
-"""Stateful steps, whose output depends on earlier elements: scan, unique, take_while, groups by key.
+"""Dataset operations with state, whose output depends on earlier elements: scan, unique, take_while, ...
 
 Their position is a count. Restoring it reads the preceding elements again, since the state can be of any type. Only
 `take_while` restores its parent's position directly.
@@ -35,11 +35,11 @@ from mirrored.errors import ArgumentError, InputError, StructureError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StatefulStep(StreamStep):
-    """A step with state, written as a generator over its parent's elements."""
+    """Base class of dataset operations with state, which subclasses write as a Python generator."""
 
     @abc.abstractmethod
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
-        """Yields the elements of this step, given those of its parent."""
+        """Yields the output elements of the operation, given an iterator over the input elements."""
 
     @property
     def cardinality(self) -> int:
@@ -67,7 +67,7 @@ def _elements(node: Node, run: Run) -> Iterator[Element]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scanned(StatefulStep):
-    """Applies ``state, out = function(state, element)`` to every element, and returns `out`."""
+    """The operation `scan`: calls ``state, out = function(state, element)`` and yields each `out`."""
 
     initial_state: Element
     function: Callable[[Any, Any], Any]
@@ -137,7 +137,7 @@ def _dtype(leaf: object) -> np.dtype[Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unique(StatefulStep):
-    """Keeps the first occurrence of every element."""
+    """The operation `unique`: removes elements that have occurred before."""
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
         seen = set()
@@ -164,7 +164,7 @@ def _identity(element: Element) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grouped(StatefulStep):
-    """Groups elements of equal keys into windows, and returns the elements of the datasets that `reduce` returns.
+    """The operation `group_by_window`: groups elements by key into windows, and yields each window's reduced elements.
 
     Attributes:
         key: From an element to an integer key.
@@ -243,7 +243,9 @@ def _integer(value: object, name: str, rule: str) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resampled(StatefulStep):
-    """Drops elements at random to reach a target class distribution, and returns pairs (class, element).
+    """The operation `rejection_resample`: drops elements at random to reach a target class distribution.
+
+    It returns pairs (class, element).
 
     The elements of the parent are pairs (element, uniform number in [0, 1)).
 
@@ -289,7 +291,7 @@ class Resampled(StatefulStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TakenWhile(StreamStep):
-    """Keeps the elements before the first one for which `function` returns False."""
+    """The operation `take_while`: keeps the elements before the first one for which `function` returns False."""
 
     function: Callable[..., Any]
 
@@ -329,7 +331,7 @@ class _WhileCursor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Promised(StatefulStep):
-    """Checks while reading that the parent has as many elements as `assert_cardinality` states."""
+    """The operation `assert_cardinality`: checks while reading that the number of elements is the declared one."""
 
     count: int
 

@@ -1,4 +1,4 @@
-"""The element file: `Dataset.save` writes it, `Dataset.load` reads it, `cache(filename)` and `snapshot` do both.
+"""The files that `Dataset.save`, `load`, `snapshot` and `cache(filename)` store elements in.
 
 The file `elements.tfrecord` consists of TFRecords: first the version, the structure of the elements and the seeds of
 the shuffles before a cache, as JSON; then one record per element with the dims and bytes of every leaf; then the
@@ -58,7 +58,7 @@ _KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
 
 
 def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | None = None) -> None:
-    """Writes the elements of one iteration to a file in a folder, and replaces the file of an earlier `store`.
+    """Writes all elements of a dataset to a file in a folder, and replaces the file of an earlier call.
 
     Args:
         node: The pipeline.
@@ -216,7 +216,7 @@ def _differs(called: str, found: str, structure: Mapping[str, Any]) -> Structure
 
 
 class Stored:
-    """The elements in a file that `store` wrote; several threads can read them concurrently.
+    """An open file of dataset elements that `store` has written, with thread-safe access by index.
 
     Args:
         folder: The folder passed to `store`.
@@ -246,7 +246,7 @@ class Stored:
 
     @property
     def spec(self) -> Any:
-        """The spec of the elements, from the structure in the file.
+        """The shapes and dtypes of the elements in the file, as a pytree of `ArraySpec`.
 
         Raises:
             NoElementError: The file has no element, and the spec of the stored dataset depended on one.
@@ -257,7 +257,7 @@ class Stored:
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is still in its folder: it was neither deleted nor replaced."""
+        """Whether the file on disk is still the opened one, i.e. was neither deleted nor replaced."""
         try:
             # The mapping keeps the inode of a deleted file, so that no new file can have its number.
             return _identity(os.stat(self._path)) == self._identity
@@ -324,7 +324,7 @@ def _rebuilt(structure: Mapping[str, Any], make: Callable[[Any], Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredSource(IndexedNode):
-    """The dataset of the elements in a file that `Dataset.save` wrote."""
+    """A random-access dataset of the elements in a file that `Dataset.save` has written."""
 
     stored: Stored
 
@@ -354,7 +354,7 @@ class _StoredRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept(StreamStep):
-    """Caches the parent's elements in a file, which the first iteration writes before it returns an element.
+    """The operations `cache(filename)` and `snapshot`: write all elements to a file once, and read them from it.
 
     Attributes:
         folder: The folder of the file.
@@ -370,7 +370,7 @@ class Kept(StreamStep):
         return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._open(run))), self.called)
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the seeds with which the file was written, by the `id` of the step that uses each; {} without a file.
+        """Returns the random seeds stored in the cache file, by the `id` of the operation; {} if no file exists.
 
         An earlier run of the program can have written the file, with other seeds than those of the steps.
         """

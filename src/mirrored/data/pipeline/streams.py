@@ -1,4 +1,4 @@
-"""Steps that are read in sequence: Grain's implementations where they exist, otherwise `mirrored.data.cursors`."""
+"""Sequential dataset operations, which compute elements one after the other (mostly by Grain)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ from mirrored.errors import StructureError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamStep(LikeParent, StreamNode):
-    """Base class of steps with one parent that is read in sequence; they have its cardinality and spec by default."""
+    """Base class of sequential operations with one input dataset.
+
+    The number, shapes and dtypes of the elements are those of the input unless a subclass overrides them.
+    """
 
     parent: Node
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IterableSource(StreamNode):
-    """The elements that a Python iterable yields.
+    """A dataset of the elements that a Python iterable yields.
 
     Attributes:
         make: Creates the iterable, once for every iteration.
@@ -121,7 +124,7 @@ class _Noting:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamMapped(StreamStep):
-    """Applies `function` to every element."""
+    """The operation `map` on a sequential dataset: applies `function` to every element."""
 
     function: Callable[..., Any]
     called: str = "Dataset.map"
@@ -140,7 +143,7 @@ class StreamMapped(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamRandomMapped(StreamStep):
-    """Applies `function(element, rng)` to every element, with a separate random generator for each."""
+    """The operation `random_map` on a sequential dataset: applies `function(element, rng)` to every element."""
 
     function: Callable[..., Any]
     seed: int
@@ -159,7 +162,7 @@ class StreamRandomMapped(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Filtered(StreamStep):
-    """Keeps the elements for which `function` returns True."""
+    """The operation `filter`: keeps the elements for which `function` returns True."""
 
     function: Callable[..., Any]
 
@@ -178,7 +181,7 @@ class Filtered(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Limited(StreamStep):
-    """Keeps the first `count` elements."""
+    """The operation `take` on a sequential dataset: keeps the first `count` elements."""
 
     count: int
 
@@ -201,7 +204,7 @@ def _same(value: Element, _: int) -> Element:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strided(StreamStep):
-    """Keeps every `step`-th element, beginning at index `start`, for skip and shard."""
+    """The operations skip and shard on a sequential dataset: keep every `step`-th element from index `start`."""
 
     start: int
     step: int = 1
@@ -217,7 +220,7 @@ class Strided(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamRepeated(StreamStep):
-    """Repeats the parent `count` times, each time as a new epoch; indefinitely if `count` is -1."""
+    """The operation `repeat` on a sequential dataset: `count` epochs, or infinitely many if `count` is -1."""
 
     count: int
 
@@ -239,7 +242,7 @@ class StreamRepeated(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamZipped(StreamNode):
-    """Zips the elements at the same index into a pytree, and ends with the shortest dataset."""
+    """The operation `zip` on sequential datasets: combines elements at the same index into a pytree."""
 
     members: tuple[Node, ...]
     treedef: Any
@@ -266,7 +269,7 @@ class StreamZipped(StreamNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamConcatenated(StreamNode):
-    """The elements of all datasets, one dataset after the other."""
+    """The operation `concatenate` on sequential datasets."""
 
     members: tuple[Node, ...]
 
@@ -295,7 +298,10 @@ class StreamConcatenated(StreamNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamBatched(StreamStep):
-    """Stacks groups of `size` elements. If `padding` is a pair (shapes, values), pads them to one shape first."""
+    """The operations `batch` and `padded_batch` on a sequential dataset: stack every `size` elements.
+
+    If `padding` is a pair (shapes, values), the elements are padded to one shape first.
+    """
 
     size: int
     drop_remainder: bool
@@ -324,7 +330,7 @@ class StreamBatched(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatched(StreamStep):
-    """Regroups the rows of batches into batches of another size."""
+    """The operation `rebatch`: regroups the examples of batches into batches of another size."""
 
     size: int
     drop_remainder: bool
@@ -346,7 +352,7 @@ class Rebatched(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unbatched(StreamStep):
-    """Splits every element into its rows."""
+    """The operation `unbatch`: splits every batch into its examples."""
 
     @property
     def cardinality(self) -> int:
@@ -367,7 +373,7 @@ def _rows_of(element: Element) -> list[Element]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interleaved(StreamStep):
-    """Interleaves the elements of the datasets that `open_input` returns for the parent's elements.
+    """The operation `interleave` or `flat_map`: maps each element to a dataset, and interleaves these datasets.
 
     Attributes:
         open_input: From an element and its index to the node of a dataset.
@@ -406,7 +412,7 @@ class Interleaved(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windowed(StreamStep):
-    """Groups elements into windows, and returns `make(elements)` for each window."""
+    """The operation `window`: groups elements into windows, and returns `make(elements)` for each window."""
 
     size: int
     shift: int
@@ -436,7 +442,7 @@ class Windowed(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamPrefetched(StreamStep):
-    """Prefetches elements in a thread."""
+    """The operation `prefetch` on a sequential dataset: prefetches elements in a background thread."""
 
     size: int
 

@@ -1,4 +1,4 @@
-"""`Dataset` class methods that read CSV files, as rows or as batches of named columns."""
+"""The class methods of `Dataset` that read CSV files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.errors import ArgumentError
 
 
 class Tables(Steps):
-    """The class methods of `Dataset` that read tables."""
+    """Mixin of `Dataset`: the class methods that read CSV files."""
 
     @classmethod
     def from_csv(
@@ -30,7 +30,7 @@ class Tables(Steps):
         select_cols: Sequence[int] | None = None,
         exclude_cols: Sequence[int] | None = None,
     ) -> Self:
-        """Creates a dataset of the rows of CSV files, as tuples of scalars. Strings are bytes.
+        """Creates a dataset with one tuple of scalars per line of CSV files; texts are bytes.
 
         Args:
             filenames: One path or several, or a dataset of paths.
@@ -91,7 +91,7 @@ class Tables(Steps):
         ignore_errors: bool = False,
         encoding: str = "utf-8",
     ) -> Self:
-        """Creates a dataset of batches of CSV rows: dicts of columns, or pairs (dict, label column).
+        """Creates a dataset of batches from CSV files: dicts from column name to array, or pairs with a label array.
 
         Args:
             file_pattern: Paths or glob patterns, one or several.
