@@ -1,4 +1,4 @@
-"""`if` statements and conditional expressions over tensors."""
+"""The functions that AutoGraph calls in place of `if` statements and conditional expressions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def if_stmt(
     symbol_names: Sequence[str],
     nouts: int,
 ) -> None:
-    """Executes an `if` statement: in Python if the condition is known, else inside the compiled program.
+    """Executes an `if` statement in code that AutoGraph has converted, also if its condition is a traced tensor.
 
     Args:
         cond: The condition.
@@ -65,7 +65,7 @@ def if_stmt(
 
 
 def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
-    """Evaluates a conditional expression, ``if_true() if cond else if_false()``."""
+    """Evaluates a conditional expression, ``a if cond else b``, also if its condition is a traced tensor."""
     known = truth(cond)
     if known is not None:
         return if_true() if known else if_false()

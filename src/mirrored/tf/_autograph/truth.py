@@ -1,4 +1,4 @@
-"""The truth of conditions while tracing, and `and`, `or`, `not` on conditions that are known only at run time."""
+"""Evaluates conditions in code that AutoGraph has converted, and `and`, `or`, `not` on traced tensors."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from mirrored.tf._tensors import as_tensor
 
 
 def truth(value: object) -> bool | None:
-    """Returns a condition as a bool; None if it is known only at run time."""
+    """Returns a condition as a Python bool, or None if it is a traced tensor that is known only at run time."""
     if hasattr(type(value), "__jax_array__"):
         value = as_tensor(value)
     return known_bool(value) if isinstance(value, jax.Array) and isinstance(value, Tracer) else bool(value)
 
 
 def is_unknown(value: object) -> bool:
-    """Returns whether a value is a tensor whose elements are known only at run time."""
+    """Returns whether a value is a traced tensor whose elements are known only at run time."""
     return isinstance(value, jax.Array) and isinstance(value, Tracer) and (value.ndim > 0 or truth(value) is None)
 
 
 def not_(value: object) -> Any:
-    """Evaluates `not value`, also for a traced tensor."""
+    """Evaluates ``not value`` in code that AutoGraph has converted, also for a traced tensor."""
     known = truth(value)
     return jnp.logical_not(as_tensor(value)) if known is None else not value
 
 
 def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() and second()`, also for traced tensors."""
+    """Evaluates ``first() and second()`` in code that AutoGraph has converted, also for traced tensors."""
     value = first()
     known = truth(value)
     if known is None:
@@ -41,7 +41,7 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() or second()`, also for traced tensors."""
+    """Evaluates ``first() or second()`` in code that AutoGraph has converted, also for traced tensors."""
     value = first()
     known = truth(value)
     if known is None:
@@ -50,10 +50,10 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def eq(first: object, second: object) -> Any:
-    """Evaluates `first == second`."""
+    """Evaluates ``first == second`` in code that AutoGraph has converted."""
     return first == second
 
 
 def not_eq(first: object, second: object) -> Any:
-    """Evaluates `first != second`."""
+    """Evaluates ``first != second`` in code that AutoGraph has converted."""
     return first != second
