@@ -236,7 +236,7 @@ def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | Non
 def dynamic_partition(
     data: Operand, partitions: Operand, num_partitions: int, name: str | None = None
 ) -> list[jax.Array]:
-    """Splits a tensor into several tensors: `partitions` has the number of the one that gets a slice.
+    """Splits a tensor into `num_partitions` tensors; `partitions` says which of them gets each slice.
 
     Works only in eager code.
     """
