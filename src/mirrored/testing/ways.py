@@ -85,7 +85,7 @@ class Way:
 
     @property
     def mode(self) -> Mode:
-        """The execution mode: ``"eager"``, ``"compiled"`` or ``"folded"``."""
+        """How replicas run: ``"eager"``, ``"compiled"``, or ``"folded"`` (two virtual replicas per device)."""
         return self.spec.mode
 
     @property
@@ -95,7 +95,7 @@ class Way:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices of the strategy."""
+        """The number of devices on which the strategy's replicas run."""
         return self.spec.num_devices
 
     @property

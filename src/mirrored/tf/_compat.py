@@ -21,7 +21,7 @@ def as_text(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> 
 
 
 def enable_v2() -> None:
-    """Does nothing: TensorFlow 2 behavior is always enabled."""
+    """Does nothing (`tf.compat.v1.enable_v2_behavior`): TensorFlow 2 behavior is always enabled."""
 
 
 def disable_v2() -> None:

@@ -207,7 +207,7 @@ def get_memory_growth(device: PhysicalDevice) -> bool | None:
 
 
 def get_memory_info(device: str) -> dict[str, int]:
-    """Returns the current and peak memory use of a device in bytes: ``{"current": ..., "peak": ...}``.
+    """Returns the current and peak memory use of a device in bytes, ``{"current": ..., "peak": ...}``.
 
     Raises:
         ValueError: The device (a CPU) has no memory statistics.
@@ -219,7 +219,7 @@ def get_memory_info(device: str) -> dict[str, int]:
 
 
 def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
-    """Returns an accelerator's model name, ``{"device_name": ...}``; an empty dict for the CPU."""
+    """Returns the model name of an accelerator as ``{"device_name": ...}``; an empty dict for the CPU."""
     if device.device_type == "CPU":
         return {}
     index = int(device.name.rpartition(":")[2])

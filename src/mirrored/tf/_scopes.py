@@ -1,4 +1,4 @@
-"""Context managers: `tf.device`, `tf.init_scope` and others."""
+"""`tf.device` and `tf.init_scope`: context managers that change where and how operations run."""
 
 from __future__ import annotations
 

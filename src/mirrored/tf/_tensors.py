@@ -122,7 +122,7 @@ def is_host(value: object) -> bool:
 
 
 def has_static(value: object) -> bool:
-    """Returns whether a value is, or a list contains, a tensor whose value is known while tracing."""
+    """Returns whether a value is a tensor whose value is known while tracing, or a list with such a tensor."""
     if isinstance(value, (list, tuple)):
         return any(has_static(one) for one in value)
     return isinstance(value, StaticTensor)
@@ -172,7 +172,7 @@ def _in_replica(tensor: jax.Array) -> jax.Array:
 def convert_to_tensor(
     value: Operand, dtype: DTypeLike | None = None, dtype_hint: DTypeLike | None = None, name: str | None = None
 ) -> jax.Array:
-    """Converts a tensor-like value to a tensor.
+    """Converts a number, list, NumPy array or variable to a tensor (`tf.convert_to_tensor`).
 
     Args:
         value: A tensor, variable, NumPy array, Python number, or a (nested) list of any of them.

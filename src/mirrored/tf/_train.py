@@ -42,7 +42,7 @@ class CheckpointOptions:
 
 
 class Checkpoint(checkpoints.Checkpoint):
-    """Saves and restores variables and other state (`tf.train.Checkpoint`).
+    """An object that saves and restores variables and other state (`tf.train.Checkpoint`).
 
     It is `mirrored.checkpoint.Checkpoint` with TensorFlow's arguments and errors.
 
@@ -140,7 +140,7 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """The folder that holds the checkpoints."""
+        """The path of the folder that holds the checkpoints."""
         return self._manager.directory
 
     @property

@@ -215,7 +215,7 @@ def is_ours(content: object) -> bool:
 
 
 def value_of(content: Variable | ReplicaKey) -> Any:
-    """Returns the value of a `mirrored` variable that stores an NNX variable, also inside eager `nnx.grad`.
+    """Returns the value of the `mirrored` variable in which an NNX variable is stored, also inside `nnx.grad`.
 
     In eager NNX transforms (`nnx.grad`, `nnx.vmap`) the value is read eagerly and becomes a constant of their trace.
     That is safe: they flatten and copy the model while they run and do not reuse the trace, so the constant cannot
@@ -236,7 +236,7 @@ def is_nested() -> bool:
 
 
 def adopt(variable: NNXVariable[Any], name: str = "") -> None:
-    """Moves the value of an NNX variable to a new `mirrored` variable of the current strategy, which then stores it."""
+    """Moves the value of an NNX variable to a new `mirrored` variable of the current strategy."""
     content = held(variable)
     if is_ours(content):
         owner = content.variable if isinstance(content, ReplicaKey) else content

@@ -1,4 +1,4 @@
-"""Places the batches of Keras' training loops on devices: on one device, or split over those of all workers."""
+"""Places the batches of Keras' training loops on one device, or splits them over those of all workers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def put_on(device: jax.Device) -> Callable[..., Any]:
 
 
 def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return the model's state on one device.
+    """Wraps `Trainer._get_jax_state` to return a model's weights and optimizer state on one device.
 
     Args:
         get_state: The wrapped method.
@@ -87,7 +87,7 @@ def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]
 
 
 def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_state_sharding_spec` to return the sharding of state that is on one device."""
+    """Wraps `Trainer._get_state_sharding_spec` to return single-device shardings of a model's state."""
 
     @functools.wraps(get_shardings)
     def getting(self: Model) -> Any:

@@ -1,4 +1,4 @@
-"""Patches Keras callbacks and saving: backups resume within an epoch, files are replaced atomically.
+"""Patches Keras callbacks and saving: training resumes within an epoch, files are replaced atomically.
 
 `TensorBoard` also works without TensorFlow.
 """

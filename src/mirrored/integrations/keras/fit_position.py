@@ -124,7 +124,7 @@ class _Resumption:
 
 
 class FitPosition:
-    """How far one call of `keras.Model.fit` has read its training data."""
+    """The position of one `keras.Model.fit` call in its training data: the batches read so far."""
 
     def __init__(self) -> None:
         self._iterator: Any = None

@@ -57,7 +57,7 @@ _global_state: Any = keras.src.backend.common.global_state
 
 
 def keras_state() -> Callable[[], None]:
-    """Copies Keras' thread-local state, and returns a function that restores it in the thread that calls it."""
+    """Copies Keras' thread-local state, and returns a function that applies the copy to another thread."""
     tracker = _global_state.GLOBAL_STATE_TRACKER
     here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
     return lambda: vars(tracker).update(here)
@@ -194,5 +194,5 @@ def shuffles_arrays(adapter: ArrayDataAdapter) -> bool:
 
 
 def sampler_of(adapter: TorchDataLoaderAdapter) -> Any:
-    """Returns the sampler of a PyTorch `DataLoader`; None if it has none."""
+    """Returns the sampler of a PyTorch `DataLoader` that Keras reads; None if it has none."""
     return getattr(adapter._dataloader, "sampler", None)

@@ -43,7 +43,7 @@ class ScopeStore(VariableStore):
         return self._scope.get_current_value(view)
 
     def set_whole(self, variable: VariableLike, value: Operand, where: str) -> None:
-        """Assigns a variable in the `StatelessScope`; stores the value as usual if the scope has none for it."""
+        """Assigns a variable in the `StatelessScope`, or as usual if the scope has no value for the variable."""
         self.note(variable)
         view = self._view(variable)
         if view is None:

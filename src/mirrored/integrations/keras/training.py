@@ -62,7 +62,7 @@ class Distributing(Distribution):  # type: ignore[misc]
 
     @property
     def num_model_replicas(self) -> int:
-        """The number of devices over which batches are split."""
+        """The number of devices over which each batch is split."""
         return len(self._sharding.device_set)
 
     def get_variable_layout(self, variable: object) -> None:
@@ -114,11 +114,11 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         return jax.tree.map(_whole, next(self._iterator), is_leaf=_is_split)
 
     def get_state(self) -> Any:
-        """Returns how far the dataset has been read, for `set_state`; None before the first batch."""
+        """Returns the position in the dataset after the last batch that was read; None before the first batch."""
         return None if self._iterator is None else self._iterator.get_state()
 
     def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:
-        """Makes the next batch the one at a position that `get_state` returned.
+        """Moves to a position in the dataset that `get_state` returned, from which the next batch is read.
 
         The first batch that Keras then reads has the index 0 again.
 

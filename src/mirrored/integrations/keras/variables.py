@@ -62,7 +62,7 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stored_at_once(made: Variable, value: object) -> bool:
-    """Stores an array in a variable without an ordinary assignment; returns False if that is impossible."""
+    """Stores an array directly in a variable, faster than `assign`; returns False if that is impossible."""
     here, device_assignment = ambient(), made.device_assignment
     if (
         here.store is not None

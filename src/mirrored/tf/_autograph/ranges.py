@@ -35,7 +35,7 @@ class TracedRange:
 
     @property
     def count(self) -> jax.Array:
-        """The number of values in the range."""
+        """The number of integers or floats in the range, as a tensor."""
         span = (self._limit - self._start) / self._delta
         return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
 

@@ -1,4 +1,4 @@
-"""The Python variables that a converted `if` or loop changes: splits tensors from other values."""
+"""Helpers for the Python variables that an `if` or loop converted by AutoGraph changes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Parts:
 
     @property
     def tensors(self) -> list[jax.Array]:
-        """The leaves that are tensors, arrays or numbers, converted to tensors."""
+        """The leaves of the pytree that are tensors, arrays or numbers, converted to tensors."""
         return [as_tensor(self.leaves[i]) for i in self.places]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
@@ -99,7 +99,7 @@ _inferring = _Inferring()
 
 @contextmanager
 def inferring() -> Iterator[None]:
-    """Marks the trace of a loop body as one that only infers the types of its variables.
+    """Opens a context in which a loop body is traced only to infer the types of its variables.
 
     In such a trace, an `if` may set a variable in one branch alone.
     """

@@ -33,7 +33,10 @@ class EndOfSequenceError(OutOfRangeError, EndOfDataError):
 
 
 class Dataset(dataset.Dataset):
-    """`tf.data.Dataset`: a `mirrored.data.Dataset` that yields tensors; `as_numpy_iterator` yields NumPy arrays."""
+    """A `mirrored.data.Dataset` whose elements are tensors (`tf.data.Dataset`).
+
+    `as_numpy_iterator` yields NumPy arrays.
+    """
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)

@@ -1,4 +1,4 @@
-"""`tf.distribute.CrossDeviceOps`: objects with TensorFlow's methods that reduce and broadcast values.
+"""`tf.distribute.CrossDeviceOps`: objects with TensorFlow's methods that reduce values across devices.
 
 TensorFlow's `reduce` takes a per-replica value; strategies call `reduce_arrays` of `mirrored.collectives` instead.
 """
@@ -121,7 +121,7 @@ def _check_destinations(destinations: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(Direct, core.NcclAllReduce):
-    """`mirrored.collectives.NcclAllReduce` with TensorFlow's methods, which a program can call directly."""
+    """`mirrored.collectives.NcclAllReduce` with TensorFlow's methods `reduce` and `broadcast` for direct calls."""
 
 
 @dataclasses.dataclass(frozen=True)

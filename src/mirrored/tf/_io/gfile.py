@@ -15,7 +15,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def open_file(name: PathLike, mode: str = "r") -> IO[Any]:
-    """Opens a file like Python's `open`.
+    """Opens a local file for reading or writing, like Python's `open`.
 
     Raises:
         NotFoundError: The file does not exist.
@@ -83,7 +83,7 @@ def _check_free(path: PathLike, overwrite: bool) -> None:
 
 
 def remove(path: PathLike) -> None:
-    """Deletes a file."""
+    """Deletes a file (`tf.io.gfile.remove`)."""
     Path(path).unlink()
 
 

@@ -70,7 +70,7 @@ class SummaryWriter:
             _defaults.step = step
 
     def init(self) -> None:
-        """Does nothing: the writer needs no initialization."""
+        """Does nothing: a summary writer needs no initialization."""
 
     def flush(self) -> None:
         """Writes all pending values to disk."""

@@ -1,4 +1,4 @@
-"""Array creation and shape operations: `zeros`, `reshape`, `concat`, `pad`, `transpose` and similar."""
+"""Array operations: `zeros`, `reshape`, `concat`, `pad`, `transpose` and similar."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def eye(
 def range_(
     start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTypeLike | None = None, name: str | None = None
 ) -> jax.Array:
-    """Creates a sequence of numbers from `start` (0 with one argument) to `limit`, excluding `limit`.
+    """Creates a sequence of numbers from `start` (by default 0) up to, but not including, `limit`.
 
     Raises:
         InvalidArgumentError: A bound is traced, so that the length is unknown.
@@ -258,7 +258,7 @@ def stack(values: Iterable[Operand], axis: SupportsIndex = 0, name: str | None =
 def unstack(
     value: Operand, num: int | None = None, axis: SupportsIndex = 0, name: str | None = None
 ) -> list[jax.Array]:
-    """Unpacks a tensor along an axis into a list of slices."""
+    """Splits a tensor along an axis into a list of slices without that axis."""
     del name
     tensor = as_tensor(value)
     where = static_int(axis, called="tf.unstack", argument="axis")
@@ -315,7 +315,7 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
 @op("tile manip.tile")
 @hosted
 def tile(input: Operand, multiples: StaticInts, name: str | None = None) -> jax.Array:
-    """Repeats a tensor `multiples[i]` times along dimension i."""
+    """Repeats a whole tensor `multiples[i]` times along dimension i."""
     del name
     return jnp.tile(as_tensor(input), static_ints(multiples, called="tf.tile", argument="multiples"))
 
@@ -387,7 +387,7 @@ def meshgrid(*args: Operand, indexing: str = "xy", name: str | None = None) -> l
 @op("broadcast_to")
 @hosted
 def broadcast_to(input: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
-    """Broadcasts a tensor to a shape."""
+    """Broadcasts a tensor to a given shape."""
     del name
     value = as_tensor(input)
     with reported("tf.broadcast_to", [value]):

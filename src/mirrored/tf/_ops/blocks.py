@@ -156,7 +156,7 @@ def _entered(constant: object, entries: Mapping[Key, Any]) -> Any:
 
 
 def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()) -> Block:
-    """Traces a branch or loop body once, and records which variables it reads and assigns.
+    """Traces a branch or loop body, and records which variables it reads and assigns.
 
     Args:
         function: Maps arrays to arrays.
@@ -184,7 +184,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
 
 
 def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
-    """Returns the values that variables have before branches or a loop that read or assign them."""
+    """Returns the values, before a branch or loop runs, of the variables that it reads or assigns."""
     found: dict[Key, Any] = {}
     for block in blocks:
         if block.store is None:

@@ -108,7 +108,7 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
 def switch_case(
     branch_index: Operand, branch_fns: _Numbered, default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
-    """Calls the function with index `branch_index`, and returns its result; by default calls `default`.
+    """Calls the function whose index is `branch_index`, or else `default`, and returns the result.
 
     Without `default`, an index that no function has calls the last function.
     """
@@ -141,7 +141,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Calls the function of the first condition that is true, and returns its result; by default calls `default`.
+    """Calls the function paired with the first true condition, or else `default`, and returns the result.
 
     Without `default`, the last function is called if no condition is true.
 
@@ -407,7 +407,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @op("grad_pass_through")
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `f` with the gradient of the identity: gradients pass through it unchanged."""
+    """Returns `f` with the gradient of the identity function, so that gradients pass through `f` unchanged."""
 
     def run(x: Operand, *args: Any, **kwargs: Any) -> Any:
         value = as_tensor(x)

@@ -157,7 +157,10 @@ class Generator:
         return step
 
     def split(self, count: int = 1) -> list[Generator]:
-        """Creates `count` new generators with independent random numbers, whose keys depend on one draw of this one."""
+        """Creates `count` new generators, whose random numbers are independent of each other.
+
+        Their keys depend on one draw of this generator.
+        """
         words = jax.random.key_data(jax.random.split(_advance(self._state), count))
         return [Generator(state=jnp.concatenate([one, jnp.zeros(1, jnp.uint32)])) for one in words]
 

@@ -156,7 +156,7 @@ def non_max_suppression(
     score_threshold: Operand = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
-    """Returns the indices of the boxes with the best scores that overlap no better box too much.
+    """Returns the indices of the best-scored boxes, without boxes that overlap a better one too much.
 
     Args:
         boxes: f32[boxes, 4].

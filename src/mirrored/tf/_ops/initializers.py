@@ -61,12 +61,12 @@ class Initializer(abc.ABC):
         return made[tuple(slice(at, at + n) for at, n, _ in bounds)]
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments from which `from_config` creates an equal initializer."""
+        """Returns the constructor arguments as a dict, from which `from_config` creates an equal initializer."""
         return {name.removeprefix("_"): value for name, value in vars(self).items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Initializer:
-        """Creates an initializer from its configuration."""
+        """Creates an initializer from the dict that `get_config` returned."""
         return cls(**config)
 
     @abc.abstractmethod

@@ -285,7 +285,7 @@ def histogram_fixed_width(
 def histogram_fixed_width_bins(
     values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
-    """Returns for each value the index of its bin in `histogram_fixed_width`."""
+    """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
     del name
     tensor, (low, high) = as_tensor(values), as_tensor(value_range)
     scaled = (tensor - low) / (high - low) * nbins

@@ -10,7 +10,7 @@ from mirrored.variables import Variable
 
 
 class Objects:
-    """An encoder of an object's attributes, recursively, as JSON nodes that refer to each other by number.
+    """An encoder that turns an object and its attributes into JSON nodes, which refer to each other by number.
 
     Args:
         variables: The saved variables by identity, in order; variables of the tree are added.
