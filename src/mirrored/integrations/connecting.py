@@ -1,4 +1,4 @@
-"""Connects frameworks (Keras, Flax) to strategies by patching them, and disconnects them."""
+"""Patches Keras and Flax so that their models work with strategies, and removes the patches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _MODULES: Final = {"keras": "mirrored.integrations.keras", "flax": "mirrored.int
 
 
 def connect(*packages: str) -> None:
-    """Patches frameworks so that their models work with strategies; `mirrored/patches.py` lists the patches.
+    """Patches Keras and Flax so that their models work with `mirrored` strategies.
 
     Opening a strategy's scope does this for the frameworks that the program uses. A second call has no effect.
+    `mirrored/patches.py` lists the patches.
 
     Args:
         *packages: ``"keras"``, ``"flax"``. Default: the frameworks that the program has imported.
@@ -37,7 +38,7 @@ def connect(*packages: str) -> None:
 
 
 def disconnect(*packages: str) -> None:
-    """Removes the patches that `connect` applied.
+    """Removes the patches that `connect` applied to Keras and Flax.
 
     Use it in a process that continues without strategies. Models of a strategy must not be used afterwards. The next
     scope connects the frameworks again.

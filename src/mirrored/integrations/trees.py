@@ -1,4 +1,7 @@
-"""`mirror` converts the arrays of a pytree to variables, `unmirror` reads them, `assign` writes them."""
+"""Converts the arrays of models and pytrees to variables (`mirror`) and back (`unmirror`).
+
+`assign` writes new values to the variables.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class Bridge(Protocol):
-    """Converts one framework's objects for `mirror` and `unmirror`."""
+    """The interface of adapters by which `mirror` and `unmirror` convert objects of Flax NNX and Equinox."""
 
     def is_whole(self, value: object) -> bool:
-        """Returns whether the bridge converts `value` as a whole, not leaf by leaf."""
+        """Returns whether this adapter converts `value`, instead of each of its leaves being converted separately."""
         ...
 
     def mirror(self, value: PyTree, path: str) -> Any:
-        """Returns the object with variables in place of its arrays."""
+        """Returns an object of the framework with `mirrored` variables in place of its arrays."""
         ...
 
     def unmirror(self, value: PyTree) -> Any:
-        """Returns the object with arrays in place of its variables."""
+        """Returns an object of the framework with arrays in place of its `mirrored` variables."""
         ...
 
 
@@ -44,7 +47,7 @@ _BRIDGES: Final = {"equinox": "mirrored.integrations.equinox", "flax.nnx": "mirr
 
 
 def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
-    """Replaces each array of a model, or of any pytree, with a `Variable` of the current strategy.
+    """Replaces each array of a model or pytree with a `mirrored.Variable` of the current strategy.
 
     The kind of variable depends on the array:
 
@@ -101,7 +104,7 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
 
 
 def unmirror(tree: PyTree) -> Any:
-    """Returns the tree with the current value in place of each variable: an ordinary model or pytree of arrays.
+    """Returns a copy of a model or pytree with arrays in place of its `mirrored` variables.
 
     Use it for code that checks for array types (`equinox.filter_jit`, `jax.vmap` outside a tape).
 
@@ -120,7 +123,7 @@ def unmirror(tree: PyTree) -> Any:
 
 
 def assign(tree: PyTree, values: PyTree) -> None:
-    """Assigns a tree of values to a tree of variables, each by the rules of `Variable.assign`.
+    """Assigns new values to all variables of a pytree, given as a pytree of the same structure.
 
     Context: any, as for `Variable.assign`.
 
@@ -169,19 +172,19 @@ def _check_kept(leaf: object, value: object) -> None:
 
 
 def is_array(value: object) -> bool:
-    """Returns whether `value` is an array that a variable can store."""
+    """Returns whether `value` is a JAX or NumPy array that a variable can store."""
     return value.dtype.kind in "biufcV" if isinstance(value, np.ndarray) else isinstance(value, jax.Array)
 
 
 def variable_of(value: Array | HostArray, name: str) -> Variable:
-    """Returns a mirrored variable with this value, trainable if its dtype is differentiable."""
+    """Creates a mirrored variable with this initial value, trainable if its dtype is floating or complex."""
     return Variable(value, trainable=bool(jnp.issubdtype(value.dtype, jnp.inexact)), name=name)
 
 
 def statistic_of(
     value: Array | HostArray, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN
 ) -> Variable:
-    """Returns a variable with one component per replica, which are aggregated when it is read outside `run`."""
+    """Creates a variable that each replica updates separately; outside `strategy.run` it reads as mean or sum."""
     return Variable(
         value,
         trainable=False,
@@ -192,7 +195,7 @@ def statistic_of(
 
 
 def value_to_move(variable: Variable) -> Any:
-    """Returns a variable's value as an array that can be put on any device."""
+    """Returns a variable's value as an array that is not bound to the variable's devices."""
     if not is_key_dtype(variable.dtype):
         return variable.numpy()
     data = np.asarray(jax.random.key_data(variable.read_value()))
@@ -200,12 +203,15 @@ def value_to_move(variable: Variable) -> Any:
 
 
 def named(path: tuple[Any, ...], default: str = "parameter") -> str:
-    """Returns a variable's name from its path in the tree: ``layers/0/weight``."""
+    """Returns the name of a variable from its path in a pytree, such as ``layers/0/weight``."""
     return jax.tree_util.keystr(path, simple=True, separator="/").replace(".", "") or default
 
 
 def belongs_here(variable: Variable) -> bool:
-    """Returns whether a variable belongs to the current strategy; outside every scope, whether it has none."""
+    """Returns whether a variable belongs to the strategy whose scope is open.
+
+    Outside every scope, returns whether the variable has no strategy.
+    """
     strategies = ambient().strategies
     return variable.device_assignment is None if not strategies else variable.strategy is strategies[-1]
 

@@ -1,4 +1,4 @@
-"""Test utilities for programs that use mirrored: simulated devices, a fixture of all execution modes, assertions.
+"""Test utilities for programs that use mirrored: simulated devices, a pytest fixture, assertions.
 
 The pytest plugin, which pytest loads automatically if mirrored is installed, provides the fixtures `way` and
 `strategy`, the marker ``ways`` and the ini option ``mirrored_devices``. See `mirrored.testing.plugin`.

@@ -1,4 +1,4 @@
-"""Counts the events that a warm training loop must not cause: traces, compilations and new live arrays."""
+"""Counts traces, compilations and new arrays, which a training loop must not cause after its first steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 
 @dataclasses.dataclass
 class Counted:
-    """The numbers of traces, compilations and new live arrays inside a `count_work` block.
+    """The numbers of traces, compilations and new live arrays that a `count_work` block has caused.
 
     Attributes:
         traces: The number of functions that JAX traced.
@@ -56,7 +56,7 @@ _counters = _Counters()
 
 @contextlib.contextmanager
 def count_work() -> Iterator[Counted]:
-    """Counts traces, compilations and new live arrays inside the block, in all threads.
+    """Counts the traces, compilations and new live arrays that a block of code causes, in all threads.
 
     Context: any. After its first steps, a loop must trace and compile nothing, and must keep no additional arrays.
 

@@ -1,4 +1,4 @@
-"""Parity assertions: compare results bit for bit, or by the norm of the difference."""
+"""Assertions that compare pytrees of arrays: bit for bit, or by the norm of the difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from mirrored.variables import Variable, VariableSynchronization
 
 
 def assert_same_bits(actual: PyTree, expected: PyTree) -> None:
-    """Asserts that two pytrees are bit-identical (NaN equals NaN with the same bits; 0.0 differs from -0.0).
+    """Asserts that two pytrees of arrays are bit-identical.
+
+    NaN equals NaN with the same bits; 0.0 differs from -0.0.
 
     Args:
         actual: A tree of arrays, numbers or variables.
@@ -27,7 +29,7 @@ def assert_same_bits(actual: PyTree, expected: PyTree) -> None:
 
 
 def assert_close_by_norm(actual: PyTree, expected: PyTree, tolerance: float = 1e-6) -> None:
-    """Asserts that for each leaf the norm of the difference is at most `tolerance` times the norm of `expected`.
+    """Asserts that arrays are close: the norm of the difference is at most `tolerance` times that of `expected`.
 
     An elementwise comparison is sensitive to the order of summation. By norm, a tensor that was summed in another
     order compares as equal.
@@ -52,7 +54,7 @@ def assert_close_by_norm(actual: PyTree, expected: PyTree, tolerance: float = 1e
 
 
 def assert_copies_equal(tree: PyTree) -> None:
-    """Asserts that the copies of each mirrored variable are bit-identical on all devices.
+    """Asserts that each mirrored variable has bit-identical copies on all its devices.
 
     Args:
         tree: A tree of variables. Leaves that are not variables, and variables with one component per replica

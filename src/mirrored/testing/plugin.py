@@ -1,4 +1,4 @@
-"""The pytest plugin: simulated devices, and all execution modes as a parametrized fixture.
+"""The pytest plugin: simulates devices, and runs a test eagerly and compiled, with 1 to 8 replicas.
 
 Fixtures:
     way: A `mirrored.testing.Way`, parametrized over (eager, compiled, folded) x (1, 2, 4, 8 replicas).
@@ -30,12 +30,12 @@ _DEFAULT_DEVICES = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declares the ini option `mirrored_devices`."""
+    """Declares the pytest ini option `mirrored_devices`, the number of simulated devices."""
     parser.addini("mirrored_devices", "number of CPU devices to simulate (default: 8 if a test needs them)", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker of execution modes, and simulates devices before test modules are imported."""
+    """Declares the marker that selects execution modes, and simulates devices before test modules are imported."""
     config.addinivalue_line("markers", "ways(modes, replicas): restrict the fixture `way` of mirrored")
     wanted = config.getini("mirrored_devices")
     if wanted:
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs each test that uses `way` in the execution modes and replica counts that its marker selects."""
+    """Parametrizes each test that uses the fixture `way` over execution modes and replica counts."""
     if "way" not in metafunc.fixturenames:
         return
     from mirrored.testing.ways import select_ways
@@ -57,19 +57,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Simulates the devices if a test needs them and the ini option is not set."""
+    """Simulates devices if a collected test needs them and the ini option `mirrored_devices` is not set."""
     if not config.getini("mirrored_devices") and any("way" in getattr(item, "fixturenames", ()) for item in items):
         set_virtual_devices(_DEFAULT_DEVICES)
 
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> Way:
-    """Returns an execution mode and a replica count with a new strategy, in which the test runs a replica program."""
+    """Returns the execution mode and the new strategy with which the test runs (fixture `way`)."""
     opened: Way = request.param.open()
     return opened
 
 
 @pytest.fixture
 def strategy(way: Way) -> object:
-    """Returns the strategy of the fixture `way`."""
+    """Returns the strategy of the fixture `way` (fixture `strategy`)."""
     return way.strategy

@@ -1,4 +1,4 @@
-"""The execution modes of a replica program: eager, compiled and folded (virtual replicas), on 1 to 8 replicas."""
+"""The execution modes of the fixture `way`: eager, compiled, or with virtual replicas, on 1 to 8 replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLICA_COUNTS: Final = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class WaySpec:
-    """An execution mode and a replica count, without devices.
+    """An execution mode (such as ``"eager"``) and a number of replicas, for which no strategy exists yet.
 
     Attributes:
         mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one
@@ -33,16 +33,16 @@ class WaySpec:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices that hold the replicas."""
+        """The number of devices that this mode and number of replicas need."""
         return self.num_replicas // 2 if self.mode == "folded" else self.num_replicas
 
     @property
     def id(self) -> str:
-        """The test id that pytest prints, such as ``"compiled-4"``."""
+        """The part of a test's name that pytest prints for this mode and number of replicas: ``"compiled-4"``."""
         return f"{self.mode}-{self.num_replicas}"
 
     def open(self, **options: Any) -> Way:
-        """Creates the `Way` with a strategy on the first devices of the machine.
+        """Creates a strategy for this mode and number of replicas, on the first devices of the machine.
 
         Args:
             **options: Options of `MirroredStrategy`, such as ``deterministic=True``.
@@ -64,7 +64,7 @@ class WaySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """An execution mode and a replica count with a strategy; the value of the fixture `way`.
+    """The value of the fixture `way`: the execution mode of the test, and a strategy created for the test.
 
     Attributes:
         spec: The mode and the replica count.
@@ -85,26 +85,26 @@ class Way:
 
     @property
     def mode(self) -> Mode:
-        """The execution mode: ``"eager"``, ``"compiled"`` or ``"folded"``."""
+        """How replicas run: ``"eager"``, ``"compiled"``, or ``"folded"`` (two virtual replicas per device)."""
         return self.spec.mode
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas."""
+        """The number of replicas of the strategy."""
         return self.spec.num_replicas
 
     @property
     def num_devices(self) -> int:
-        """The number of devices of the strategy."""
+        """The number of devices on which the strategy's replicas run."""
         return self.spec.num_devices
 
     @property
     def is_eager(self) -> bool:
-        """Whether replica functions run in Python, one replica after another."""
+        """Whether functions passed to `strategy.run` run eagerly in Python, for one replica after another."""
         return self.mode == "eager"
 
     def compile(self, f: F, **options: Any) -> F:
-        """Returns `f` itself in eager mode, otherwise `mirrored.function(f, **options)`."""
+        """Compiles `f` with `mirrored.function(f, **options)`; in eager mode, returns `f` unchanged."""
         if self.is_eager:
             return f
         return cast(F, function(f, **options))
@@ -118,7 +118,7 @@ WAYS: Final = tuple(
 def select_ways(
     *, modes: Sequence[str] = MODES, replicas: Sequence[int] = REPLICA_COUNTS, called: str = "select_ways"
 ) -> list[WaySpec]:
-    """Returns the execution modes and replica counts (`WAYS`) that have one of these modes and counts.
+    """Returns the combinations of execution mode and replica count that have one of these modes and counts.
 
     Raises:
         ArgumentError: No way matches.

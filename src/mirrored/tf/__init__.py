@@ -1,4 +1,4 @@
-"""TensorFlow's names for training with `tf.distribute` and `tf.GradientTape`, implemented on JAX.
+"""TensorFlow's API for training with `tf.distribute` and `tf.GradientTape`, implemented on JAX.
 
     import mirrored.tf as tf
 

@@ -1,4 +1,4 @@
-"""`tf.get_static_value`, `tf.inside_function` and other queries about values, tracing, logging and tracebacks."""
+"""`tf.get_static_value`, `tf.inside_function` and other functions that query tensors, tracing and logging."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 def get_static_value(tensor: object, partial: bool = False) -> Any:
-    """Returns a tensor's value as a NumPy array; None for a traced tensor whose value is known only at run time.
+    """Returns the value of a tensor as a NumPy array, or None if the value is known only at run time.
 
     TensorFlow: `tf.get_static_value`.
     """
@@ -34,12 +34,12 @@ def get_static_value(tensor: object, partial: bool = False) -> Any:
 
 
 def is_symbolic_tensor(tensor: object) -> bool:
-    """Returns whether the tensor is traced, so that it has no value yet."""
+    """Returns whether a tensor is a JAX tracer, which has no value yet."""
     return isinstance(tensor, Tracer)
 
 
 def inside_function() -> bool:
-    """Returns whether a function is being traced."""
+    """Returns whether the calling code is being traced by `tf.function` or another JAX transform."""
     return not executing_eagerly()
 
 
@@ -49,12 +49,12 @@ def type_spec_from_value(value: Operand) -> TensorSpec:
 
 
 def get_logger() -> logging.Logger:
-    """Returns the logger "mirrored"."""
+    """Returns the Python logger named "mirrored"."""
     return logging.getLogger("mirrored")
 
 
 def timestamp(name: str | None = None) -> float:
-    """Returns the seconds since the Unix epoch at the time of the call.
+    """Returns the current time in seconds since the Unix epoch.
 
     TensorFlow: `tf.timestamp`; in compiled code the time is that of tracing.
     """
@@ -63,22 +63,22 @@ def timestamp(name: str | None = None) -> float:
 
 
 def enable_traceback_filtering() -> None:
-    """Hides JAX's own frames in tracebacks, which is the default."""
+    """Hides the stack frames of JAX's own code in tracebacks, which is the default."""
     jax.config.update("jax_traceback_filtering", "auto")
 
 
 def disable_traceback_filtering() -> None:
-    """Shows JAX's own frames in tracebacks."""
+    """Shows the stack frames of JAX's own code in tracebacks."""
     jax.config.update("jax_traceback_filtering", "off")
 
 
 def is_traceback_filtering_enabled() -> bool:
-    """Returns whether tracebacks hide JAX's own frames."""
+    """Returns whether tracebacks hide the stack frames of JAX's own code."""
     return bool(jax.config.jax_traceback_filtering != "off")  # type: ignore[attr-defined]
 
 
 def assert_proper_iterable(values: object) -> None:
-    """Raises TypeError unless the argument is an iterable of values: tensors, arrays and strings are not.
+    """Raises TypeError if the argument is not an iterable, or is a tensor, an array or a string.
 
     Raises:
         TypeError: It is a tensor, array or string, or is not iterable.
@@ -88,7 +88,10 @@ def assert_proper_iterable(values: object) -> None:
 
 
 class Algorithm(enum.Enum):
-    """Names of random number algorithms, accepted for compatibility: JAX's threefry is always used."""
+    """The names of random number algorithms that TensorFlow has, accepted without effect.
+
+    JAX's threefry is always used.
+    """
 
     PHILOX = 1
     THREEFRY = 2

@@ -1,4 +1,4 @@
-"""`tf.compat`: names that programs written for TensorFlow 1 and 2 still call."""
+"""`tf.compat`: functions that programs for TensorFlow 1 and 2 call for compatibility."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from mirrored.tf._ops.generator import set_seed
 
 
 def as_bytes(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> bytes:
-    """Encodes a str as bytes; returns bytes as they are."""
+    """Encodes a str as bytes; returns bytes unchanged."""
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
 def as_text(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> str:
-    """Decodes bytes to a str; returns a str as it is."""
+    """Decodes bytes to a str; returns a str unchanged."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
 def enable_v2() -> None:
-    """Does nothing: TensorFlow 2 behavior is always enabled."""
+    """Does nothing (`tf.compat.v1.enable_v2_behavior`): TensorFlow 2 behavior is always enabled."""
 
 
 def disable_v2() -> None:
-    """Raises an error: graphs and sessions do not exist here.
+    """Raises an error, because the graphs and sessions of TensorFlow 1 do not exist here.
 
     Raises:
         UnimplementedError: Always.
@@ -45,7 +45,7 @@ def set_verbosity(level: int | str) -> None:
 
 
 class ConfigProto:
-    """The configuration of a session, which is stored and has no effect: there are no sessions.
+    """The configuration of a TensorFlow 1 session, accepted without effect: there are no sessions.
 
     Args:
         **options: Any options; each becomes an attribute.

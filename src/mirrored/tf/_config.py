@@ -1,4 +1,4 @@
-"""`tf.config`: devices, their visibility and memory, and runtime switches."""
+"""`tf.config`: lists and hides devices, splits the CPU into logical devices, and sets runtime options."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KINDS = ("CPU", "GPU", "TPU")
 
 
 class PhysicalDevice(NamedTuple):
-    """A processor of the machine: its CPU, or one of its accelerators."""
+    """A processor of the machine: the CPU, or one of the accelerators."""
 
     name: str
     device_type: str
 
 
 class LogicalDevice(NamedTuple):
-    """A device on which tensors can be placed: an accelerator, the CPU, or one of the CPU's virtual devices."""
+    """A device on which tensors can be placed: an accelerator, the CPU, or a simulated part of the CPU."""
 
     name: str
     device_type: str
@@ -33,7 +33,7 @@ class LogicalDevice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """The settings of one logical device, which are accepted and ignored.
+    """The settings of one logical device, accepted without effect.
 
     Attributes:
         memory_limit: Memory limit of a GPU in megabytes; accepted and not enforced.
@@ -106,7 +106,9 @@ def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
 def set_visible_devices(
     devices: PhysicalDevice | list[PhysicalDevice] | tuple[PhysicalDevice, ...], device_type: str | None = None
 ) -> None:
-    """Hides all devices from this process except the given ones; `device_type` limits this to one type.
+    """Hides all physical devices from this process, except the given ones.
+
+    `device_type` limits this to devices of one type.
 
     Context: before JAX has started.
 
@@ -147,7 +149,7 @@ def _hide_gpus(kept: list[PhysicalDevice]) -> None:
 def set_logical_device_configuration(
     device: PhysicalDevice, logical_devices: Sequence[LogicalDeviceConfiguration]
 ) -> None:
-    """Splits a CPU into several logical devices.
+    """Splits the CPU into several logical devices, one per given configuration.
 
     Context: before JAX has started; later only with the current number of devices.
 
@@ -176,12 +178,12 @@ def set_logical_device_configuration(
 
 
 def get_logical_device_configuration(device: PhysicalDevice) -> list[LogicalDeviceConfiguration] | None:
-    """Returns the configurations that `set_logical_device_configuration` stored for a device, or None."""
+    """Returns the configurations passed to `set_logical_device_configuration` for a device, or None."""
     return _state.logical.get(device)
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """Returns all devices on which tensors can be placed; initializes JAX."""
+    """Returns all devices on which tensors can be placed; starts JAX if necessary."""
     found = []
     for kind in _KINDS:
         if device_type in (None, kind):
@@ -200,12 +202,12 @@ def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
 
 
 def get_memory_growth(device: PhysicalDevice) -> bool | None:
-    """Returns what `set_memory_growth` was called with for a device, or None."""
+    """Returns the last value passed to `set_memory_growth` for a device, or None."""
     return _state.growth.get(device)
 
 
 def get_memory_info(device: str) -> dict[str, int]:
-    """Returns the current and peak memory use of a device in bytes: ``{"current": ..., "peak": ...}``.
+    """Returns the current and peak memory use of a device in bytes, ``{"current": ..., "peak": ...}``.
 
     Raises:
         ValueError: The device (a CPU) has no memory statistics.
@@ -217,7 +219,7 @@ def get_memory_info(device: str) -> dict[str, int]:
 
 
 def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
-    """Returns an accelerator's model name, ``{"device_name": ...}``; an empty dict for the CPU."""
+    """Returns the model name of an accelerator as ``{"device_name": ...}``; an empty dict for the CPU."""
     if device.device_type == "CPU":
         return {}
     index = int(device.name.rpartition(":")[2])
@@ -235,32 +237,32 @@ def get_soft_device_placement() -> bool:
 
 
 def set_intra_op_parallelism_threads(num_threads: int) -> None:
-    """Stores the number of threads, which has no effect: XLA chooses its own."""
+    """Stores a number of threads per operation, without effect: XLA chooses its own."""
     _state.intra_op_threads = int(num_threads)
 
 
 def get_intra_op_parallelism_threads() -> int:
-    """Returns the number that `set_intra_op_parallelism_threads` has stored, by default 0."""
+    """Returns the number passed to `set_intra_op_parallelism_threads`, by default 0."""
     return _state.intra_op_threads
 
 
 def set_inter_op_parallelism_threads(num_threads: int) -> None:
-    """Stores the number of threads, which has no effect: XLA chooses its own."""
+    """Stores a number of threads for independent operations, without effect: XLA chooses its own."""
     _state.inter_op_threads = int(num_threads)
 
 
 def get_inter_op_parallelism_threads() -> int:
-    """Returns the number that `set_inter_op_parallelism_threads` has stored, by default 0."""
+    """Returns the number passed to `set_inter_op_parallelism_threads`, by default 0."""
     return _state.inter_op_threads
 
 
 def set_jit(enabled: object) -> None:
-    """Does nothing: `tf.function` always compiles with XLA."""
+    """Does nothing (`tf.config.optimizer.set_jit`): `tf.function` always compiles with XLA."""
     del enabled
 
 
 def get_optimizer_jit() -> str:
-    """Returns ``"autoclustering"``: compilation with XLA is always on."""
+    """Returns ``"autoclustering"``, TensorFlow's name for compilation with XLA, which is always on."""
     return "autoclustering"
 
 
@@ -273,7 +275,7 @@ _OPTIMIZER_OPTIONS: Final = (
 
 
 def set_experimental_options(options: Mapping[str, Any]) -> None:
-    """Stores options of TensorFlow's graph optimizer, which have no effect: XLA optimizes compiled code.
+    """Stores options of TensorFlow's graph optimizer, without effect: XLA optimizes compiled code.
 
     Raises:
         ValueError: TensorFlow has no option of this name.
@@ -287,12 +289,15 @@ def set_experimental_options(options: Mapping[str, Any]) -> None:
 
 
 def get_experimental_options() -> dict[str, Any]:
-    """Returns the options that `set_experimental_options` has stored."""
+    """Returns the optimizer options passed to `set_experimental_options`."""
     return dict(_state.optimizer_options)
 
 
 def enable_op_determinism() -> None:
-    """Makes XLA use deterministic GPU kernels (those of CPUs and TPUs always are); call it before JAX starts."""
+    """Makes XLA use deterministic GPU kernels; must be called before JAX starts.
+
+    The kernels of CPUs and TPUs are always deterministic.
+    """
     flag = "--xla_gpu_deterministic_ops=true"
     present = os.environ.get("XLA_FLAGS", "")
     if flag not in present and list_physical_devices("GPU"):
@@ -311,12 +316,15 @@ def gpu_device_name() -> str:
 
 
 def set_log_device_placement(enabled: bool) -> None:
-    """Stores the setting, which has no effect: ``x.devices()`` returns the devices of an array."""
+    """Stores whether to log on which device each operation runs, without effect.
+
+    ``x.devices()`` returns the devices of an array.
+    """
     _state.log_placement = bool(enabled)
 
 
 def get_log_device_placement() -> bool:
-    """Returns the setting that `set_log_device_placement` has stored, by default False."""
+    """Returns the setting passed to `set_log_device_placement`, by default False."""
     return _state.log_placement
 
 

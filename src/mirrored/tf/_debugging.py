@@ -1,4 +1,4 @@
-"""`tf.debugging`: assertions on values, shapes and types.
+"""`tf.debugging`: assertions on the values, shapes and dtypes of tensors.
 
 Values are checked where they are known: eagerly, and for constants while tracing. In compiled code, a failed check is
 logged at level ERROR at run time: an exception on one device would leave the others deadlocked in a collective.
@@ -107,7 +107,10 @@ def assert_near(
     summarize: object = None,
     name: str | None = None,
 ) -> None:
-    """Raises InvalidArgumentError unless ``|x - y| <= atol + rtol * |y|``; each tolerance is 10 epsilon by default."""
+    """Raises InvalidArgumentError unless two tensors are equal up to a relative and an absolute tolerance.
+
+    The condition is ``|x - y| <= atol + rtol * |y|``; each tolerance is 10 epsilon by default.
+    """
     del summarize, name
     left, right = tensors(x, y)
     small = 10 * float(jnp.finfo(left.dtype).eps) if left.dtype.kind == "f" else 0.0  # type: ignore[no-untyped-call]
@@ -118,14 +121,14 @@ def assert_near(
 
 @op("debugging.Assert Assert")
 def assert_(condition: Operand, data: Iterable[Operand], summarize: object = None, name: str | None = None) -> None:
-    """Raises an InvalidArgumentError that shows `data`, unless all elements of the condition are True."""
+    """Raises InvalidArgumentError, with `data` in its message, unless all elements of a condition are True."""
     del summarize, name
     _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition must be True", list(data))
 
 
 @op("debugging.check_numerics")
 def check_numerics(tensor: Operand, message: str, name: str | None = None) -> jax.Array:
-    """Returns the tensor if it has no NaN and no infinity; raises InvalidArgumentError otherwise."""
+    """Returns a tensor unchanged; raises InvalidArgumentError if it contains NaN or infinity."""
     del name
     value = as_tensor(tensor)
     _require(
@@ -136,33 +139,33 @@ def check_numerics(tensor: Operand, message: str, name: str | None = None) -> ja
 
 @op("debugging.assert_all_finite")
 def assert_all_finite(x: Operand, message: str, name: str | None = None) -> jax.Array:
-    """Returns the tensor if all elements are finite, like `check_numerics`."""
+    """Returns a tensor unchanged; raises InvalidArgumentError if it contains NaN or infinity."""
     return check_numerics(x, message, name)
 
 
 @op("debugging.enable_check_numerics")
 def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
-    """Makes every operation raise FloatingPointError when it produces a NaN (``jax_debug_nans``)."""
+    """Makes every later operation raise FloatingPointError if it produces a NaN (``jax_debug_nans``)."""
     del stack_height_limit, path_length_limit
     jax.config.update("jax_debug_nans", True)
 
 
 @op("debugging.disable_check_numerics")
 def disable_check_numerics() -> None:
-    """Disables the checks that `enable_check_numerics` enabled."""
+    """Disables the NaN checks that `enable_check_numerics` enabled."""
     jax.config.update("jax_debug_nans", False)
 
 
 @op("debugging.assert_rank assert_rank")
 def assert_rank(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
-    """Raises ValueError unless the tensor has this rank."""
+    """Raises ValueError unless a tensor has the given number of dimensions."""
     del name
     _static("assert_rank", as_tensor(x).ndim == int(rank), message, f"the rank must be {rank}", as_tensor(x))
 
 
 @op("debugging.assert_rank_at_least")
 def assert_rank_at_least(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
-    """Raises ValueError unless the tensor has at least this rank."""
+    """Raises ValueError unless a tensor has at least the given number of dimensions."""
     del name
     _static(
         "assert_rank_at_least",
@@ -177,7 +180,7 @@ def assert_rank_at_least(x: Operand, rank: int, message: str | None = None, name
 def assert_rank_in(
     x: Operand, ranks: Iterable[SupportsIndex], message: str | None = None, name: str | None = None
 ) -> None:
-    """Raises ValueError unless the tensor has one of these ranks."""
+    """Raises ValueError unless the number of dimensions of a tensor is one of the given ones."""
     del name
     allowed = [int(one) for one in ranks]
     _static("assert_rank_in", as_tensor(x).ndim in allowed, message, f"the rank must be in {allowed}", as_tensor(x))
@@ -185,7 +188,7 @@ def assert_rank_in(
 
 @op("debugging.assert_scalar")
 def assert_scalar(tensor: Operand, message: str | None = None, name: str | None = None) -> jax.Array:
-    """Returns the tensor if it is a scalar; raises ValueError otherwise."""
+    """Returns a scalar tensor unchanged; raises ValueError if the tensor has dimensions."""
     del name
     _static("assert_scalar", as_tensor(tensor).ndim == 0, message, "the rank must be 0", as_tensor(tensor))
     return as_tensor(tensor)
@@ -193,7 +196,7 @@ def assert_scalar(tensor: Operand, message: str | None = None, name: str | None 
 
 @op("debugging.assert_same_float_dtype")
 def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTypeLike | None = None) -> Any:
-    """Returns the common floating dtype of all tensors; raises ValueError if dtypes differ or one is not floating."""
+    """Returns the floating dtype that all tensors have; raises ValueError if they have no common one."""
     found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
         {as_dtype(dtype)} if dtype is not None else set()
     )
@@ -209,7 +212,7 @@ def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTy
 
 @op("debugging.assert_type")
 def assert_type(tensor: Operand, tf_type: DTypeLike, message: str | None = None, name: str | None = None) -> None:
-    """Raises TypeError unless the tensor has this dtype."""
+    """Raises TypeError unless a tensor has the given dtype."""
     del name
     found = as_dtype(as_tensor(tensor).dtype)
     if found != as_dtype(tf_type):
@@ -220,7 +223,7 @@ def assert_type(tensor: Operand, tf_type: DTypeLike, message: str | None = None,
 
 @op("debugging.assert_integer")
 def assert_integer(x: Operand, message: str | None = None, name: str | None = None) -> None:
-    """Raises TypeError unless the tensor has an integer dtype."""
+    """Raises TypeError unless a tensor has an integer dtype."""
     del name
     if not as_dtype(as_tensor(x).dtype).is_integer:
         raise TypeError(f"{message or 'tf.debugging.assert_integer'}: expected integers, found {as_tensor(x).dtype}")
@@ -234,7 +237,7 @@ def assert_shapes(
     message: str | None = None,
     name: str | None = None,
 ) -> None:
-    """Raises ValueError unless each tensor has the given dimensions, in which equal letters stand for equal sizes."""
+    """Raises ValueError unless tensors have the given shapes, such as ``("N", 3)``; equal letters mean equal sizes."""
     del data, summarize, name
     pairs = shapes.items() if isinstance(shapes, dict) else shapes
     known: dict[str, int] = {}
@@ -266,5 +269,5 @@ def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.A
 
 @op("debugging.is_numeric_tensor")
 def is_numeric_tensor(tensor: Operand) -> bool:
-    """Returns whether the argument is a tensor of numbers, not of booleans."""
+    """Returns whether the argument is a tensor of numbers; booleans do not count."""
     return is_tensor(tensor) and as_tensor(tensor).dtype.kind != "b"

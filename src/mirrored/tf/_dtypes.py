@@ -1,4 +1,4 @@
-"""Data types that print and compare like TensorFlow's and are valid JAX dtypes.
+"""`tf.DType`: data types that print and compare like TensorFlow's, and that JAX accepts as dtypes.
 
 A `DType` has a `dtype` attribute, so that NumPy and JAX accept it wherever they accept a dtype. NumPy dtypes compare
 equal to it, so that ``x.dtype == tf.float32`` is true for a `jax.Array`.
@@ -22,7 +22,9 @@ _JAX_NAMES: Final = {"bool": "bool_"}
 
 
 class DType:
-    """A data type such as ``tf.float32``, which JAX accepts; ``tf.string`` is for strings, which stay on the host.
+    """A data type such as ``tf.float32``, which JAX accepts as a dtype.
+
+    ``tf.string`` is for strings, which stay on the host.
 
     Context: any.
 
@@ -46,22 +48,22 @@ class DType:
 
     @property
     def name(self) -> str:
-        """The name without the ``tf.`` prefix: ``"float32"``."""
+        """The name of the type without the ``tf.`` prefix, such as ``"float32"``."""
         return self._name
 
     @property
     def as_numpy_dtype(self) -> type[Any]:
-        """The corresponding NumPy scalar type."""
+        """The NumPy scalar type that corresponds to this type, such as `numpy.float32`."""
         return self.dtype.type
 
     @property
     def as_datatype_enum(self) -> int:
-        """The number of the type in TensorFlow's file formats."""
+        """The number by which TensorFlow's file formats denote this type."""
         return _CODES[self._name]
 
     @property
     def base_dtype(self) -> DType:
-        """The type itself (there are no reference types)."""
+        """The type itself; TensorFlow's reference types do not exist here."""
         return self
 
     @property
@@ -71,56 +73,56 @@ class DType:
 
     @property
     def is_floating(self) -> bool:
-        """Whether the type is floating; complex types are not."""
+        """Whether this is a real floating-point type."""
         return bool(jnp.issubdtype(self.dtype, jnp.floating))
 
     @property
     def is_complex(self) -> bool:
-        """Whether the type is complex."""
+        """Whether this is a complex type."""
         return self.dtype.kind == "c"
 
     @property
     def is_integer(self) -> bool:
-        """Whether the type is an integer type."""
+        """Whether this is an integer type."""
         return self.dtype.kind in "iu"
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether the type is an unsigned integer type."""
+        """Whether this is an unsigned integer type."""
         return self.dtype.kind == "u"
 
     @property
     def is_bool(self) -> bool:
-        """Whether the type is the boolean type."""
+        """Whether this is the boolean type."""
         return self.dtype.kind == "b"
 
     @property
     def is_numpy_compatible(self) -> bool:
-        """Whether NumPy has the type: always True here."""
+        """Whether NumPy supports the type: always True here."""
         return True
 
     @property
     def size(self) -> int:
-        """The size of an element in bytes."""
+        """The size of one element of this type, in bytes."""
         return int(self.dtype.itemsize)
 
     @property
     def min(self) -> Any:
-        """The smallest finite value."""
+        """The smallest finite value that this type can represent."""
         return self._limits()[0]
 
     @property
     def max(self) -> Any:
-        """The largest finite value."""
+        """The largest finite value that this type can represent."""
         return self._limits()[1]
 
     @property
     def limits(self) -> tuple[Any, Any]:
-        """The range of pixel values: (0, largest value) for integers, (0, 1) for floats."""
+        """The range of image pixel values in this type: (0, largest value) for integers, (0, 1) for floats."""
         return (0, self.max) if self.is_integer else (0, 1)
 
     def is_compatible_with(self, other: DTypeLike) -> bool:
-        """Returns whether `other` is the same type."""
+        """Returns whether another type is the same type as this one."""
         return self == as_dtype(other)
 
     def _limits(self) -> tuple[Any, Any]:
@@ -196,7 +198,7 @@ NAMES: Final = {**{name: one for name, one in _BY_NAME.items()}, "half": half, "
 
 
 def as_dtype(type_value: DTypeLike | None) -> DType:
-    """Converts a value to a `DType`.
+    """Converts a NumPy dtype, a JAX dtype or a name such as ``"float32"`` to a `DType`.
 
     Args:
         type_value: A `DType`, a name, a NumPy or JAX dtype, or a Python type (``float`` is float32, ``int`` int32).
@@ -232,7 +234,9 @@ def _name_of(type_value: DTypeLike) -> str:
 
 
 def array_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Returns the NumPy dtype that arrays of this type have: without JAX's x64 mode, 32 bits in place of 64.
+    """Returns the NumPy dtype of arrays that JAX creates with this type.
+
+    Without JAX's x64 mode, it has 32 bits in place of 64.
 
     Raises:
         TypeError: It is the string type, which device arrays do not have.

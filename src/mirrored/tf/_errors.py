@@ -1,4 +1,4 @@
-"""TensorFlow's exception classes; each also derives from the matching builtin exception.
+"""`tf.errors`: TensorFlow's exception classes, most of them derived also from a matching builtin exception.
 
 OpError (MirroredError)
 ├── CancelledError, UnknownError, DataLossError, UnauthenticatedError, AbortedError
@@ -20,7 +20,7 @@ from mirrored.errors import ContextError, MirroredError
 
 
 class OpError(MirroredError):
-    """Base class of operation errors, with TensorFlow's constructor.
+    """Base class of the errors that operations raise, with TensorFlow's constructor.
 
     Args:
         node_def: Accepted for TensorFlow's signature; there are no nodes.
@@ -43,7 +43,7 @@ class OpError(MirroredError):
 
     @classmethod
     def of(cls, called: str, *, found: str, rule: str, remedy: str) -> Self:
-        """Returns an error with the parts of a `MirroredError`: what was called and found, the rule and the remedy."""
+        """Creates an error whose message says what was called and found, the rule, and the remedy."""
         error = cls(None, None, f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
         error.called, error.found, error.rule, error.remedy = called, found, rule, remedy
         return error
@@ -58,102 +58,102 @@ class OpError(MirroredError):
 
 
 class CancelledError(OpError):
-    """The operation was cancelled."""
+    """Error for an operation that was cancelled."""
 
     code = 1
 
 
 class UnknownError(OpError):
-    """An error that no other class describes."""
+    """Error that no other error class describes."""
 
 
 class InvalidArgumentError(OpError, ValueError):
-    """An argument of an operation has a wrong shape, dtype or value."""
+    """Error for an operation whose argument has a wrong shape, dtype or value."""
 
     code = 3
 
 
 class DeadlineExceededError(OpError, TimeoutError):
-    """A deadline passed before the operation completed."""
+    """Error for an operation that did not complete before its deadline."""
 
     code = 4
 
 
 class NotFoundError(OpError, FileNotFoundError):
-    """A file, or a name in a checkpoint, does not exist."""
+    """Error for a file, or a name in a checkpoint, that does not exist."""
 
     code = 5
 
 
 class AlreadyExistsError(OpError, FileExistsError):
-    """An object to be created already exists."""
+    """Error for an object, such as a file, that should be created but already exists."""
 
     code = 6
 
 
 class PermissionDeniedError(OpError, PermissionError):
-    """The caller lacks permission."""
+    """Error for an operation for which the caller lacks permission."""
 
     code = 7
 
 
 class ResourceExhaustedError(OpError, MemoryError):
-    """Memory or another resource is exhausted."""
+    """Error for memory or another resource that is exhausted."""
 
     code = 8
 
 
 class FailedPreconditionError(OpError, RuntimeError):
-    """The state does not allow the operation, for example an uninitialized variable."""
+    """Error for an operation that the current state does not allow, as with an uninitialized variable."""
 
     code = 9
 
 
 class AbortedError(OpError):
-    """The operation was aborted."""
+    """Error for an operation that was aborted."""
 
     code = 10
 
 
 class OutOfRangeError(OpError, IndexError):
-    """An iteration or an index went past the end."""
+    """Error for an iteration or an index that went past the end."""
 
     code = 11
 
 
 class UnimplementedError(OpError, NotImplementedError):
-    """The operation does not support the request."""
+    """Error for a request that an operation does not support."""
 
     code = 12
 
 
 class InternalError(OpError, RuntimeError):
-    """An internal invariant of the library is broken."""
+    """Error for a bug in the library: an internal invariant is broken."""
 
     code = 13
 
 
 class UnavailableError(OpError, ConnectionError):
-    """A service is currently unavailable."""
+    """Error for a service that is currently unavailable."""
 
     code = 14
 
 
 class DataLossError(OpError):
-    """Data is lost or corrupted."""
+    """Error for data that is lost or corrupted."""
 
     code = 15
 
 
 class UnauthenticatedError(OpError):
-    """The caller is not authenticated."""
+    """Error for a caller that is not authenticated."""
 
     code = 16
 
 
 class TracedValueError(ContextError, NotImplementedError, AttributeError):
-    """`numpy()` was called on a traced value, which has no elements yet."""
+    """Error for `numpy()` of a traced tensor, which has no value yet."""
 
 
 class MissingNameError(MirroredError, AttributeError):
-    """A name of TensorFlow that `mirrored.tf` does not have."""
+    """Error for a name of TensorFlow that `mirrored.tf` does not provide."""

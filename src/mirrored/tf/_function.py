@@ -30,7 +30,9 @@ def function(
     reduce_retracing: bool = False,
     **options: Any,
 ) -> Any:
-    """Compiles a function: `mirrored.function` with TensorFlow's argument order and AutoGraph.
+    """Compiles a Python function with JAX, and its control flow on tensors with AutoGraph (`tf.function`).
+
+    It is `mirrored.function` with TensorFlow's argument order and AutoGraph.
 
     With ``autograph=True`` (and the extra ``mirrored[autograph]`` installed), `if`, `while`, `for`, `break`,
     `continue`, `return`, `and`, `or` and `not` over tensors become part of the compiled program, in the function
@@ -58,7 +60,7 @@ def _autograph() -> Any:
 
 
 def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function so that AutoGraph converts its control flow over tensors when it is called.
+    """Wraps a function so that AutoGraph converts its control flow on tensors when the function is called.
 
     Args:
         python_function: A function, bound method or other callable. Callables that are not user Python code are called
@@ -97,7 +99,7 @@ def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
-    """Decorates a function that AutoGraph does not convert when converted code calls it.
+    """Decorates a function so that AutoGraph does not convert it when converted code calls it.
 
     TensorFlow: `tf.autograph.experimental.do_not_convert`.
     """
@@ -108,7 +110,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
 
 
 def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None) -> Any:
-    """Returns the form of a function that AutoGraph has converted, to be called while tracing.
+    """Converts a function with AutoGraph, for calls while `tf.function` traces.
 
     Raises:
         MissingNameError: The package that converts functions is not installed.
@@ -125,7 +127,7 @@ def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_op
 
 
 def set_verbosity(level: int, alsologtostdout: bool = False) -> None:
-    """Does nothing: AutoGraph logs to the logger "mirrored"."""
+    """Does nothing (`tf.autograph.set_verbosity`): AutoGraph logs to the logger "mirrored"."""
 
 
 NAMES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`tf.IndexedSlices`: a sparse array that consists of some rows of a dense one."""
+"""`tf.IndexedSlices`: a sparse tensor, such as an embedding's gradient, that holds some rows of a dense one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from mirrored.values.sparse_rows import SparseRows, as_pytree
 
 @as_pytree
 class IndexedSlices(SparseRows):
-    """Rows of a larger dense array and their indices; rows with the same index are added.
+    """A sparse tensor that consists of some rows of a larger dense one, and of their indices.
+
+    Rows with the same index are added.
 
     Context: any. Operations that expect an array convert it to a dense one; `dense_shape` must be known for that.
     `reduce` and `all_reduce` concatenate the rows of the replicas and return `IndexedSlices`.
@@ -34,12 +36,12 @@ class IndexedSlices(SparseRows):
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the rows."""
+        """The dtype of the elements."""
         return self.values.dtype
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of the dense array; the first dimension is None if `dense_shape` is unknown."""
+        """The shape of the corresponding dense tensor; its first dimension is None if `dense_shape` is unknown."""
         return (None, *self.values.shape[1:]) if self.dense_shape is None else tuple(self.dense_shape)
 
     def __jax_array__(self) -> jax.Array:

@@ -1,4 +1,4 @@
-"""`set_loop_options`, which AutoGraph reads from the source of a loop."""
+"""`tf.autograph.experimental.set_loop_options`, which AutoGraph finds in the source of a loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def set_loop_options(
     maximum_iterations: object = None,
     shape_invariants: object = None,
 ) -> None:
-    """Sets options of the loop whose first statement the call is, if AutoGraph converts the loop into the program.
+    """Sets options of the loop whose body begins with this call, such as a maximum number of iterations.
 
     As in TensorFlow, it has no effect on loops that run in Python.
 

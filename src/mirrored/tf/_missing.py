@@ -1,4 +1,4 @@
-"""Builds the error for a name that `mirrored.tf` lacks, with the reason and the closest alternative."""
+"""Creates the error for a name of TensorFlow that `mirrored.tf` does not provide, with an alternative."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
 
 
 def missing(path: str, names: Iterable[str]) -> MissingNameError:
-    """Returns the error for ``tf.<path>``, a name that `mirrored.tf` lacks.
+    """Creates the error for a name of TensorFlow that `mirrored.tf` does not provide.
 
     Args:
         path: The name below `tf`.
@@ -100,7 +100,10 @@ def missing(path: str, names: Iterable[str]) -> MissingNameError:
 
 
 def nearest(path: str, names: Iterable[str]) -> str | None:
-    """Returns the closest public name: the same word in another namespace, else the most similar spelling."""
+    """Returns the public name of `mirrored.tf` that is closest to a missing one, or None.
+
+    That is the same word in another namespace, otherwise the most similar spelling.
+    """
     everything = sorted(names)
     word = path.rpartition(".")[2]
     elsewhere = [one for one in everything if one.rpartition(".")[2] == word]

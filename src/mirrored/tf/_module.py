@@ -1,4 +1,4 @@
-"""`tf.Module`: a container that finds its variables, and `tf.name_scope`."""
+"""`tf.Module`, a container that lists the variables in its attributes, and `tf.name_scope`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _scopes = _Scopes()
 
 
 class name_scope:
-    """Adds a prefix to the names of variables created in the block, and of operations in profiles.
+    """A context manager that adds a prefix to the names of variables created in it, and of operations in profiles.
 
     Context: any. A scope is reentrant.
 
@@ -51,7 +51,7 @@ class name_scope:
 
     @property
     def name(self) -> str:
-        """The name that was passed to the constructor."""
+        """The name of the scope, as passed to the constructor."""
         return self._name
 
     def __enter__(self) -> str:
@@ -77,7 +77,7 @@ def _set_names(names: tuple[str, ...]) -> None:
 
 
 def current_name_scope() -> str:
-    """Returns the path of the open name scopes: "outer/inner", or "" outside any scope.
+    """Returns the names of the open name scopes as a path, such as ``"outer/inner"``; "" outside any scope.
 
     TensorFlow: `tf.get_current_name_scope`.
     """
@@ -91,7 +91,7 @@ def _prefixed(scope: tuple[str, ...], make: Callable[..., Any], *args: Any, **kw
 
 
 class Module:
-    """A container of variables and of other modules.
+    """A container that lists the variables and modules in its attributes (`tf.Module`).
 
     Context: any. Variables are found in attributes, lists, tuples and dictionaries, at any depth.
 
@@ -124,12 +124,12 @@ class Module:
 
     @property
     def name(self) -> str:
-        """The name that was passed to the constructor, by default the class name in snake case."""
+        """The name of the module, by default the class name in snake case."""
         return self._name
 
     @property
     def name_scope(self) -> name_scope:
-        """The name scope that `with_name_scope` opens around methods of this module."""
+        """The name scope in which methods decorated by `with_name_scope` run."""
         return self._name_scope
 
     @property
@@ -139,17 +139,17 @@ class Module:
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """The variables that tapes watch automatically."""
+        """The variables of this module and its submodules that gradient tapes watch automatically."""
         return tuple(one for one in self.variables if one.trainable)
 
     @property
     def non_trainable_variables(self) -> tuple[Variable, ...]:
-        """The variables that tapes do not watch automatically."""
+        """The variables of this module and its submodules that gradient tapes do not watch automatically."""
         return tuple(one for one in self.variables if not one.trainable)
 
     @property
     def submodules(self) -> tuple[Module, ...]:
-        """All modules in the attributes of this one, at any depth."""
+        """All modules in the attributes of this module, at any depth."""
         return tuple(self._flatten(predicate=_is_module))
 
     def _flatten(

@@ -1,4 +1,4 @@
-"""`tf.train.ExponentialMovingAverage`: moving averages of variables."""
+"""`tf.train.ExponentialMovingAverage`: exponential moving averages of variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from mirrored.variables import Variable, VariableAggregation
 
 
 class ExponentialMovingAverage:
-    """Maintains moving averages: each `apply` sets ``average = decay * average + (1 - decay) * variable``.
+    """Exponential moving averages of variables, which each call of `apply` updates.
+
+    An update is ``average = decay * average + (1 - decay) * variable``.
 
     Context: any. In replica context each `apply` counts once; values that vary over replicas are averaged first.
 
@@ -48,11 +50,11 @@ class ExponentialMovingAverage:
 
     @property
     def name(self) -> str:
-        """The last part of the names of the averages."""
+        """The suffix of the names of the variables that hold the averages."""
         return self._name
 
     def apply(self, var_list: Sequence[Variable] | None = None) -> None:
-        """Updates the averages of the variables.
+        """Updates the moving average of each variable by the variable's current value.
 
         Args:
             var_list: Variables of floating dtype; None uses those of the last call.
@@ -89,7 +91,10 @@ class ExponentialMovingAverage:
         return jnp.minimum(self._decay, (1 + steps) / (10 + steps))
 
     def average(self, var: Variable) -> Any:
-        """Returns the average of a variable, as a variable or (with `zero_debias`) a tensor; None before `apply`."""
+        """Returns the moving average of a variable; None if `apply` was never called for the variable.
+
+        It is a variable, or a tensor with `zero_debias`.
+        """
         kept = self._averages.get(id(var))
         if kept is None:
             return None
@@ -97,6 +102,6 @@ class ExponentialMovingAverage:
         return average if weight is None else average.read_value() / weight.read_value()
 
     def average_name(self, var: Variable) -> str:
-        """Returns the name of the variable's average."""
+        """Returns the name of the variable that holds the moving average of `var`."""
         kept = self._averages.get(id(var))
         return f"{var.name.partition(':')[0]}/{self._name}" if kept is None else kept[1].name

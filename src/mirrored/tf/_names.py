@@ -1,4 +1,4 @@
-"""Maps every public name of `mirrored.tf` to its implementation."""
+"""The table of the public names of `mirrored.tf`, such as ``"math.abs"``, and their implementations."""
 
 from __future__ import annotations
 

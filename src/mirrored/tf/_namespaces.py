@@ -1,4 +1,4 @@
-"""Builds the modules below `tf`, such as `tf.math`, from the tables of names."""
+"""Creates the modules of `mirrored.tf`, such as `mirrored.tf.math`, from a table of names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT: Final = "mirrored.tf"
 
 
 class Namespace(types.ModuleType):
-    """A module such as `tf.math`, whose error for a name that it lacks suggests the closest one."""
+    """A module such as `mirrored.tf.math`, whose error for a missing name suggests the closest one."""
 
     def __init__(self, path: str, find: Callable[[str], Any]) -> None:
         super().__init__(f"{ROOT}.{path}", f"TensorFlow's `tf.{path}` on JAX.")
@@ -32,7 +32,10 @@ class Namespace(types.ModuleType):
 
 
 def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
-    """Returns a function that loads a lazy name at its first access, and raises an error for a missing name."""
+    """Returns a function that looks up names of `mirrored.tf` that are loaded at first access.
+
+    For a missing name, it raises an error.
+    """
 
     def find(path: str) -> Any:
         if path in lazy:
@@ -45,7 +48,9 @@ def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> C
 
 
 def build(names: Mapping[str, Any], lazy: Iterable[str], find: Callable[[str], Any]) -> dict[str, Any]:
-    """Creates modules for dotted names, enters them in `sys.modules`, and returns the top-level names.
+    """Creates the modules for dotted names such as ``"math.abs"``, and returns the top-level names.
+
+    The modules are entered in `sys.modules`.
 
     Args:
         names: ``{"math.abs": function, "abs": function, ...}``.

@@ -1,4 +1,4 @@
-"""`tf.nest`: nested structures with TensorFlow's rules.
+"""`tf.nest`: functions for nested lists, tuples and dicts, by TensorFlow's rules.
 
 Lists, tuples, named tuples and mappings (in sorted key order) are structures. Everything else is a leaf, None included.
 In JAX's pytrees, None is instead an empty structure.
@@ -16,7 +16,7 @@ from mirrored.values.distributed_values import PerReplica
 
 
 def is_nested(structure: object) -> bool:
-    """Returns whether the value is a structure: a sequence or mapping, but not a string."""
+    """Returns whether a value is a nested structure: a list, tuple or mapping."""
     return isinstance(structure, (list, tuple, Mapping)) and not isinstance(structure, IndexedSlices)
 
 
@@ -32,21 +32,21 @@ def _keys(mapping: Mapping[Any, Any]) -> list[Any]:
 
 
 def children(structure: PyTree) -> list[tuple[Any, Any]]:
-    """Returns each direct child of a structure with its key, in order."""
+    """Returns the pairs (key, item) of one level of a nested structure, in order."""
     if isinstance(structure, Mapping):
         return [(key, structure[key]) for key in _keys(structure)]
     return list(enumerate(structure.values if isinstance(structure, PerReplica) else structure))
 
 
 def flatten(structure: PyTree, expand_composites: bool = False) -> list[Any]:
-    """Returns the leaves of a structure in order; a value that is not a structure is its own only leaf."""
+    """Returns the leaves of a nested structure as a list; a value that is not a structure is a leaf."""
     return [leaf for _, leaf in with_paths(structure, composites=expand_composites)]
 
 
 def with_paths(
     structure: PyTree, path: tuple[Any, ...] = (), *, composites: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields each leaf of a structure with its path, a tuple of keys."""
+    """Yields each leaf of a nested structure with its path, a tuple of keys."""
     if not _has_parts(structure, composites):
         yield path, structure
         return
@@ -55,7 +55,7 @@ def with_paths(
 
 
 def pack_sequence_as(structure: PyTree, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
-    """Returns the given structure with other leaves, in order.
+    """Packs a flat list of leaves into a nested structure like the given one.
 
     Raises:
         ValueError: The number of leaves differs.
@@ -78,7 +78,7 @@ def _refilled(structure: PyTree, leaves: Iterator[Any], composites: bool) -> Any
 
 
 def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
-    """Returns a structure of the same type and keys with other direct children."""
+    """Creates a list, tuple or mapping like the given one, but with other items."""
     if isinstance(structure, Mapping):
         by_key = dict(zip(_keys(structure), parts, strict=True))
         in_order = {key: by_key[key] for key in structure}
@@ -95,7 +95,7 @@ def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
 
 
 def map_structure(func: Callable[..., Any], *structure: PyTree, **kwargs: Any) -> Any:
-    """Applies a function to corresponding leaves of structures, and returns the results in the same structure.
+    """Applies a function to the corresponding leaves of nested structures; returns a structure of the results.
 
     Raises:
         ValueError, TypeError: The structures differ.
@@ -119,7 +119,7 @@ def map_structure(func: Callable[..., Any], *structure: PyTree, **kwargs: Any) -
 def assert_same_structure(
     nest1: PyTree, nest2: PyTree, check_types: bool = True, expand_composites: bool = False
 ) -> None:
-    """Checks that two structures have the same nesting, keys and types, whatever their leaves.
+    """Raises an error unless two nested structures have the same nesting, keys and types.
 
     Raises:
         ValueError: The number or the names of parts differ.

@@ -1,4 +1,4 @@
-"""`tf.device`, `tf.init_scope` and other context managers."""
+"""`tf.device` and `tf.init_scope`: context managers that change where and how operations run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _warned: set[str] = set()
 
 @contextlib.contextmanager
 def device(device_name: str | jax.Device | LogicalDevice | None) -> Iterator[None]:
-    """Makes a device the default for new tensors, and for operations on tensors that are not committed to one.
+    """Makes a device the default for new tensors and operations in the block (`tf.device`).
+
+    Operations on tensors that are committed to a device run there.
 
     Context: eager code. The arguments or the strategy determine the placement of compiled code as a whole.
 
@@ -60,7 +62,10 @@ def _found(device_name: str | jax.Device | LogicalDevice) -> jax.Device | None:
 
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
-    """Runs the block eagerly, also while `tf.function` traces; the block reads and assigns current variable values."""
+    """Runs the block eagerly, even while `tf.function` traces (`tf.init_scope`).
+
+    The block reads and assigns the current values of variables.
+    """
     store = ambient().store
     outside = {"store": None} if store is not None and store.captures else {}
     with eager(), within(**outside):

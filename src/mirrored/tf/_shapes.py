@@ -1,4 +1,4 @@
-"""`TensorSpec`: the shape and dtype of a tensor, for signatures and datasets."""
+"""`tf.TensorSpec`: the shape and dtype of a tensor, for function signatures and datasets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirrored.values.tensor_shape import TensorShape as TensorShape
 
 
 class Described(Protocol):
-    """An object with a shape and a dtype, such as a tensor, variable or spec."""
+    """The interface of objects that have a shape and a dtype, such as tensors and variables."""
 
     @property
     def shape(self) -> Any: ...
@@ -22,7 +22,7 @@ class Described(Protocol):
 
 
 class TensorSpec:
-    """The required shape and dtype of a tensor: for `tf.function(input_signature=...)` and datasets.
+    """The shape and dtype that a tensor must have, for `tf.function(input_signature=...)` and datasets.
 
     Context: any.
 
@@ -43,20 +43,20 @@ class TensorSpec:
 
     @classmethod
     def from_tensor(cls, tensor: Described, name: str | None = None) -> TensorSpec:
-        """Returns the spec of a tensor."""
+        """Returns a `TensorSpec` with the shape and dtype of a tensor."""
         return cls(np.shape(tensor), tensor.dtype, name)
 
     @classmethod
     def from_spec(cls, spec: Described, name: str | None = None) -> TensorSpec:
-        """Returns the same spec with another name."""
+        """Returns a copy of a `TensorSpec`, with another name if one is given."""
         return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
 
     def is_compatible_with(self, tensor: Described) -> bool:
-        """Returns whether a tensor or spec has this dtype, and a shape that matches this one."""
+        """Returns whether a tensor has the dtype and a shape that this spec permits."""
         return self.shape.is_compatible_with(tensor.shape) and self.dtype == tensor.dtype
 
     def most_specific_compatible_shape(self, other: TensorSpec) -> TensorShape:
-        """Returns the most specific shape that is compatible with both specs."""
+        """Returns the most specific `TensorShape` that matches the tensors of both specs."""
         if self.shape.rank is None or self.shape.rank != other.shape.rank:
             return TensorShape(None)
         return TensorShape([a if a == b else None for a, b in zip(self.shape, other.shape, strict=True)])

@@ -1,4 +1,4 @@
-"""Static tensors: integers that are known while tracing, such as shapes, sizes and ranks.
+"""Integer tensors, such as the result of `tf.shape`, whose values are known also while tracing.
 
 In TensorFlow, ``tf.shape(x)`` is a tensor like any other. In JAX, a shape is static to the trace: under `jit`, an array
 derived from operations is traced and cannot become a shape. So `tf.shape`, `tf.size` and `tf.rank` return NumPy
@@ -23,7 +23,9 @@ from mirrored.tf._shapes import TensorShape
 
 
 class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
-    """A NumPy array of integers that `tf.shape` returns, and that operations accept as a tensor.
+    """An integer NumPy array that counts as a tensor, and whose value is known also while tracing.
+
+    `tf.shape`, `tf.size` and `tf.rank` return it.
 
     Context: any, also inside `tf.function`, where it is valid as a shape, an axis or a Python index.
     """
@@ -37,18 +39,18 @@ class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
         return static_tensor(np.asarray(super().__getitem__(key)))
 
     def numpy(self) -> Any:
-        """Returns the plain NumPy array or scalar."""
+        """Returns the value as a plain NumPy array or scalar."""
         return np.array(self)[()]
 
 
 def static_tensor(value: ArrayLike) -> StaticTensor:
-    """Converts a value to a `StaticTensor`; Python integers become int32."""
+    """Converts integers to a `StaticTensor`; Python integers become int32."""
     array = np.asarray(value)
     return (array.astype(np.int32) if array.dtype == np.int64 else array).view(StaticTensor)
 
 
 def static_int(value: object, *, called: str, argument: str) -> int:
-    """Converts an int, NumPy scalar or tensor to a Python int; a traced tensor must depend on constants alone.
+    """Converts an integer or a tensor to a Python int; raises an error if its value depends on traced arguments.
 
     Raises:
         InvalidArgumentError: The value is traced, so that it has no value yet, or is not an integer.
@@ -67,7 +69,7 @@ def static_int(value: object, *, called: str, argument: str) -> int:
 
 
 def known(value: object) -> Any:
-    """Evaluates a traced value that depends on constants alone; returns any other value unchanged.
+    """Evaluates a traced value that does not depend on traced arguments; returns any other value unchanged.
 
     Raises:
         NotConstant: The value is traced and not known yet.
@@ -79,7 +81,7 @@ def known(value: object) -> Any:
 
 
 def static_ints(value: object, *, called: str, argument: str) -> tuple[int, ...]:
-    """Converts a sequence, a vector or a single int to a tuple of ints."""
+    """Converts an integer, a sequence of integers or a vector to a tuple of Python ints."""
     if isinstance(value, TensorShape):
         return tuple(value.as_list())
     if isinstance(value, jax.Array) and isinstance(value, Tracer):
@@ -95,7 +97,7 @@ def static_ints(value: object, *, called: str, argument: str) -> tuple[int, ...]
 
 
 def static_axis(value: object, *, called: str, argument: str = "axis") -> int | tuple[int, ...] | None:
-    """Normalizes an axis argument to None, one int, or a tuple of ints."""
+    """Converts an `axis` argument to None, a Python int, or a tuple of ints."""
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, (list, tuple)) or np.ndim(value):

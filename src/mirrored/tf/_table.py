@@ -1,4 +1,4 @@
-"""The table of operations: maps each TensorFlow name to a function.
+"""The table of operations: maps each TensorFlow name, such as ``"math.add"``, to a function.
 
 Two kinds of entries:
 
@@ -47,7 +47,7 @@ _DEPRECATED: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An operation of `mirrored.tf`, which may have several public names.
+    """An entry of the table of operations: a function of `mirrored.tf` and its public names.
 
     Attributes:
         name: Its first public name below ``tf``, for example ``"math.reduce_sum"``.
@@ -64,7 +64,7 @@ OPS: dict[str, Op] = {}
 
 
 def register(places: Iterable[str], function: Callable[..., Any]) -> None:
-    """Registers an operation under its public names."""
+    """Adds a function to the table of operations of `mirrored.tf`, under its public names."""
     names = tuple(places)
     if names[0] in OPS:
         raise ValueError(f"the operation {names[0]} is registered twice")
@@ -72,7 +72,10 @@ def register(places: Iterable[str], function: Callable[..., Any]) -> None:
 
 
 def op(places: str) -> Callable[[_F], _F]:
-    """Registers a hand-written function: ``@op("nn.conv2d")``, or several names separated by spaces."""
+    """Decorates a function to add it to the table of operations: ``@op("nn.conv2d")``.
+
+    Several names are separated by spaces.
+    """
 
     def enter(function: _F) -> _F:
         register(places.split(), function)
@@ -90,7 +93,7 @@ class _Parameter:
 
 
 def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bool = False) -> None:
-    """Registers operations that are JAX functions: ``{"math.add add": ("x y", jnp.add)}``.
+    """Adds JAX functions to the table of operations: ``{"math.add add": ("x y", jnp.add)}``.
 
     Args:
         table: Names, parameters and functions.
@@ -145,7 +148,7 @@ def _option(called: str, value: object) -> Any:
 
 
 def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Binds arguments to parameters and returns their values in order.
+    """Binds the arguments of a call to parameters, and returns their values in the order of the parameters.
 
     Raises:
         TypeError: There are too many, unknown or missing arguments.
@@ -164,7 +167,7 @@ def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...],
 
 
 def unexpected(called: str, name: str, known: list[str]) -> TypeError:
-    """Returns the error for a keyword argument that is repeated, or that the operation does not have."""
+    """Creates the TypeError for a keyword argument that an operation does not have, or got twice."""
     if name in known:
         return TypeError(f"{called}() got multiple values for argument '{name}'")
     hint = f": use TensorFlow 2's `{_DEPRECATED[name]}` instead" if name in _DEPRECATED else ""
@@ -173,7 +176,10 @@ def unexpected(called: str, name: str, known: list[str]) -> TypeError:
 
 
 class reported:
-    """Converts JAX's errors about shapes and dtypes to `InvalidArgumentError`s that name the operation."""
+    """A context manager that converts JAX's shape and dtype errors to `InvalidArgumentError`.
+
+    The errors name the operation.
+    """
 
     def __init__(self, called: str, values: Iterable[Any]) -> None:
         self._called = called
@@ -212,7 +218,7 @@ def _described(value: object) -> str:
 
 
 def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the result of an operation on shapes known while tracing: ``tf.reduce_prod(tf.shape(x)[1:])``."""
+    """Wraps an operation to run on the host if all its operands are known while tracing, such as `tf.shape(x)`."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -229,7 +235,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tensors(*values: Operand) -> list[jax.Array]:
-    """Converts values to tensors; Python numbers take the common dtype of the tensors among them."""
+    """Converts values to tensors; Python numbers get the dtype of the tensors among the values."""
     found = operands(values)
     arrays = [one for one in found if isinstance(one, jax.Array)]
     common = jnp.result_type(*found) if arrays else None

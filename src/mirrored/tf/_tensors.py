@@ -1,4 +1,4 @@
-"""Tensor creation: `as_tensor`, `constant`, `convert_to_tensor`, and `numpy()` on arrays.
+"""Creates tensors from numbers, lists and NumPy arrays: `constant`, `convert_to_tensor` and `as_tensor`.
 
 A tensor is a `jax.Array`. Python floats become float32 and ints int32, regardless of JAX's 64-bit mode. NumPy arrays
 keep their dtype as far as JAX has it.
@@ -27,7 +27,7 @@ Tensor = jax.Array
 
 
 def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
-    """Converts anything that TensorFlow accepts as a tensor to a tensor.
+    """Converts a number, list, NumPy array or variable to a tensor (a `jax.Array`).
 
     Args:
         value: A tensor, variable, NumPy array, Python number, or a list of any of them (lists of tensors are stacked).
@@ -49,7 +49,7 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
-    """Creates a tensor from a NumPy array; its value is known also while tracing, unlike that of `jnp.asarray`."""
+    """Converts a NumPy array to a tensor whose value is known also while tracing."""
     if is_eager():
         return as_array(array)
     with jax.ensure_compile_time_eval():
@@ -104,7 +104,10 @@ def _is_number(value: object) -> TypeGuard[bool | int | float | complex]:
 
 
 def operands(values: Sequence[Any]) -> list[Any]:
-    """Converts operands to tensors; Python numbers stay if there are tensors, whose dtype they then take."""
+    """Converts operands to tensors, but leaves Python numbers unchanged if other operands are tensors.
+
+    The numbers then take the dtype of the tensors.
+    """
     numbers = [_is_number(one) for one in values]
     if all(numbers) or not any(numbers):
         return [as_tensor(one) for one in values]
@@ -112,14 +115,14 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 
 def is_host(value: object) -> bool:
-    """Returns whether a value, or each item of a list, is a number, string, dtype, or the result of `tf.shape`."""
+    """Returns whether a value or list consists of Python numbers, strings, dtypes and results of `tf.shape`."""
     if isinstance(value, (list, tuple)):
         return all(is_host(one) for one in value)
     return value is None or isinstance(value, (StaticTensor, np.integer, str, DType)) or _is_number(value)
 
 
 def has_static(value: object) -> bool:
-    """Returns whether a value is a tensor whose value is known while tracing, or a list that contains one."""
+    """Returns whether a value is a tensor whose value is known while tracing, or a list with such a tensor."""
     if isinstance(value, (list, tuple)):
         return any(has_static(one) for one in value)
     return isinstance(value, StaticTensor)
@@ -169,7 +172,7 @@ def _in_replica(tensor: jax.Array) -> jax.Array:
 def convert_to_tensor(
     value: Operand, dtype: DTypeLike | None = None, dtype_hint: DTypeLike | None = None, name: str | None = None
 ) -> jax.Array:
-    """Converts a tensor-like value to a tensor.
+    """Converts a number, list, NumPy array or variable to a tensor (`tf.convert_to_tensor`).
 
     Args:
         value: A tensor, variable, NumPy array, Python number, or a (nested) list of any of them.
@@ -199,7 +202,7 @@ def convert_to_tensor(
 
 
 def is_tensor(x: object) -> bool:
-    """Returns whether a value is a tensor: a JAX array, the result of `tf.shape`, or a variable."""
+    """Returns whether a value is a tensor: a JAX array, a result of `tf.shape`, or a variable."""
     return isinstance(x, (jax.Array, StaticTensor)) or hasattr(type(x), "__jax_array__")
 
 
@@ -238,7 +241,7 @@ def _set_shape(self: jax.Array, shape: ShapeLike | None) -> None:
 
 
 def add_methods() -> None:
-    """Adds TensorFlow's `numpy`, `get_shape` and `set_shape` to `jax.Array` and to tracers."""
+    """Adds TensorFlow's methods `numpy`, `get_shape` and `set_shape` to JAX arrays."""
     if is_applied("jax"):
         return
     for kind, to_numpy in ((jax.Array, _array_numpy), (Tracer, _tracer_numpy)):

@@ -1,4 +1,4 @@
-"""`tf.train`: checkpoints with TensorFlow's names and arguments, built on `mirrored.checkpoint`."""
+"""`tf.train`: checkpoints with TensorFlow's names and arguments, implemented by `mirrored.checkpoint`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ latest_checkpoint = checkpoints.latest_checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions:
-    """Options for saving a checkpoint.
+    """Options for saving a checkpoint, of which only the asynchronous ones have an effect.
 
     TensorFlow: `tf.train.CheckpointOptions`. Only the asynchronous options have an effect.
     """
@@ -37,12 +37,14 @@ class CheckpointOptions:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether `save` returns before the checkpoint is on disk."""
+        """Whether `Checkpoint.save` returns before the checkpoint is on disk."""
         return self.enable_async or self.experimental_enable_async_checkpoint
 
 
 class Checkpoint(checkpoints.Checkpoint):
-    """`mirrored.checkpoint.Checkpoint` with TensorFlow's arguments and errors.
+    """An object that saves and restores variables and other state (`tf.train.Checkpoint`).
+
+    It is `mirrored.checkpoint.Checkpoint` with TensorFlow's arguments and errors.
 
     Example:
         >>> import mirrored.tf as tf, tempfile
@@ -59,19 +61,19 @@ class Checkpoint(checkpoints.Checkpoint):
     """
 
     def save(self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None) -> str:
-        """Saves a checkpoint to ``<file_prefix>-<save_counter>``."""
+        """Saves the state as a checkpoint with the path ``<file_prefix>-<save_counter>``."""
         return super().save(file_prefix, wait=_waits(options, wait))
 
     def write(
         self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None
     ) -> str:
-        """Writes a checkpoint to `file_prefix`."""
+        """Saves the state as a checkpoint with the path `file_prefix`."""
         return super().write(file_prefix, wait=_waits(options, wait))
 
     def restore(
         self, save_path: PathLike | None, options: CheckpointOptions | None = None
     ) -> checkpoints.RestoreStatus:
-        """Restores the values of a checkpoint into the variables and other state of the same names.
+        """Assigns the values in a checkpoint to the variables and other state of the same names.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -80,7 +82,7 @@ class Checkpoint(checkpoints.Checkpoint):
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
-        """Restores like `restore`, from a path that `write` returned.
+        """Assigns the values in a checkpoint that `write` saved to the state of the same names.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -90,7 +92,7 @@ class Checkpoint(checkpoints.Checkpoint):
 
 
 class CheckpointManager:
-    """Keeps the most recent checkpoints in a folder and deletes older ones.
+    """A manager of a folder of checkpoints, which deletes old ones.
 
     Args:
         checkpoint: The checkpoint to save.
@@ -133,27 +135,27 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> checkpoints.Checkpoint:
-        """The checkpoint that the manager saves."""
+        """The `Checkpoint` object that the manager saves and restores."""
         return self._manager.checkpoint
 
     @property
     def directory(self) -> str:
-        """The folder that holds the checkpoints."""
+        """The path of the folder that holds the checkpoints."""
         return self._manager.directory
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """Minimum number of steps between two saves."""
+        """The minimum number of training steps between two checkpoints; None for no minimum."""
         return self._interval
 
     @property
     def checkpoints(self) -> list[str]:
-        """Paths of the managed checkpoints, oldest first."""
+        """The paths of the checkpoints in the folder, oldest first."""
         return self._manager.checkpoints
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Path of the newest checkpoint; None if no checkpoint exists."""
+        """The path of the newest checkpoint in the folder; None if there is none."""
         return self._manager.latest_checkpoint
 
     def save(
@@ -162,7 +164,7 @@ class CheckpointManager:
         check_interval: bool = True,
         options: CheckpointOptions | None = None,
     ) -> str | None:
-        """Saves a checkpoint and deletes those that are no longer kept.
+        """Saves a checkpoint in the folder, and deletes the oldest ones beyond the number to keep.
 
         Args:
             checkpoint_number: The number in the name; by default one more than the checkpoint's `save_counter`.
@@ -184,7 +186,7 @@ class CheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest complete checkpoint; calls `init_fn` if no checkpoint exists.
+        """Restores the newest complete checkpoint in the folder; calls `init_fn` if there is none.
 
         Returns:
             The path; None if no checkpoint exists.
@@ -199,12 +201,12 @@ class CheckpointManager:
         return path
 
     def sync(self) -> None:
-        """Waits until every checkpoint is on disk."""
+        """Waits until all checkpoints that are being saved are on disk."""
         self._manager.wait()
 
 
 class CheckpointReader:
-    """Reads values from a checkpoint by name; returned by `load_checkpoint`.
+    """A reader of the variables in a checkpoint, without the program's objects; see `load_checkpoint`.
 
     Accepts TensorFlow's names (``v/.ATTRIBUTES/VARIABLE_VALUE``) and the short ones.
 
@@ -215,24 +217,24 @@ class CheckpointReader:
         self._reader: checkpoints.CheckpointReader = _found(lambda: checkpoints.CheckpointReader(filename))
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """Returns a dict from variable names to shapes."""
+        """Returns a dict from the names of variables in the checkpoint to their shapes."""
         return {name + _SUFFIX: list(shape) for name, shape in self._reader.shapes.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, Any]:
-        """Returns a dict from variable names to dtypes."""
+        """Returns a dict from the names of variables in the checkpoint to their dtypes."""
         return {name + _SUFFIX: _dtypes.as_dtype(dtype) for name, dtype in self._reader.dtypes.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Returns whether the checkpoint has a tensor of this name."""
+        """Returns whether the checkpoint contains a variable of the given name."""
         return tensor_str.removesuffix(_SUFFIX) in self._reader.names
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """Returns the tensor of this name."""
+        """Returns the value of the variable of the given name in the checkpoint."""
         return self._reader.read(tensor_str.removesuffix(_SUFFIX))
 
 
 def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
-    """Returns a reader for a checkpoint, or for the newest checkpoint in a folder.
+    """Returns a `CheckpointReader` for a checkpoint, or for the newest checkpoint in a folder.
 
     Raises:
         NotFoundError: There is no such checkpoint.
@@ -241,7 +243,7 @@ def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
 
 
 def load_variable(ckpt_dir_or_file: PathLike, name: str) -> Any:
-    """Returns the value of a variable in a checkpoint.
+    """Returns the value of the variable of the given name in a checkpoint.
 
     Raises:
         NotFoundError: There is no such checkpoint.
@@ -250,7 +252,7 @@ def load_variable(ckpt_dir_or_file: PathLike, name: str) -> Any:
 
 
 def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
-    """Lists the names and shapes of the variables in a checkpoint.
+    """Returns the names and shapes of the variables in a checkpoint.
 
     Raises:
         NotFoundError: There is no such checkpoint.
@@ -260,7 +262,7 @@ def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointState:
-    """The paths of the checkpoints in a folder.
+    """The paths of the newest checkpoint and of all checkpoints in a folder.
 
     Attributes:
         model_checkpoint_path: Path of the newest checkpoint.
@@ -272,7 +274,7 @@ class CheckpointState:
 
 
 def get_checkpoint_state(checkpoint_dir: PathLike, latest_filename: str | None = None) -> CheckpointState | None:
-    """Returns the paths of the checkpoints in a folder; None if the folder has no checkpoints."""
+    """Returns the paths of the checkpoints in a folder, or None if there are none."""
     del latest_filename
     found = checkpoints.checkpoints_in(checkpoint_dir)
     return CheckpointState(found[-1], found) if found else None
@@ -284,7 +286,7 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Yields the newest checkpoint of a folder each time a new one appears.
+    """Waits for new checkpoints in a folder, and yields the path of the newest one each time.
 
     Args:
         checkpoint_dir: The folder.

@@ -1,4 +1,4 @@
-"""`tf.keras`: Keras 3 on JAX under TensorFlow's names, some of which are older than Keras 3.
+"""`tf.keras`: Keras 3 on JAX under TensorFlow's names, including names older than Keras 3.
 
 Importing this module connects Keras to strategies and replaces the module with Keras itself.
 """

@@ -1,4 +1,7 @@
-"""The Equinox bridge. Modules are pytrees, so `mirrored.mirror` needs it only for `equinox.nn.State`."""
+"""Adapter for Equinox: `mirrored.mirror` converts the arrays of `equinox.nn.State` to variables.
+
+Equinox modules need no adapter, because they are pytrees.
+"""
 
 from mirrored.integrations.equinox.states import BRIDGE as BRIDGE
 

@@ -1,4 +1,4 @@
-"""Converts `equinox.nn.State`, which holds batch statistics, to variables.
+"""Converts the arrays of `equinox.nn.State`, which holds batch statistics, to `mirrored` variables.
 
 A statistic has one component per replica. Reading it outside `run` returns the mean.
 """
@@ -19,14 +19,17 @@ equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox
 
 
 class EquinoxBridge:
-    """Converts `equinox.nn.State` for `mirror` and `unmirror`."""
+    """The adapter by which `mirror` and `unmirror` convert an `equinox.nn.State` to variables and back."""
 
     def is_whole(self, value: object) -> bool:
-        """Returns whether `value` is an `equinox.nn.State`; modules are ordinary pytrees."""
+        """Returns whether `value` is an `equinox.nn.State`.
+
+        Equinox modules are ordinary pytrees, which `mirror` converts leaf by leaf.
+        """
         return isinstance(value, equinox.nn.State)
 
     def mirror(self, value: PyTree, path: str) -> Any:
-        """Returns a state of the same structure with variables in place of arrays."""
+        """Returns a copy of an `equinox.nn.State` with `mirrored` variables in place of its arrays."""
 
         def on_variable(where: tuple[Any, ...], leaf: Leaf) -> Any:
             name = named((*where,), "state") if not path else f"{path}/{named(where)}"
@@ -35,7 +38,7 @@ class EquinoxBridge:
         return jax.tree_util.tree_map_with_path(on_variable, value, is_leaf=_is_variable)
 
     def unmirror(self, value: PyTree) -> Any:
-        """Returns a state with arrays in place of variables."""
+        """Returns a copy of an `equinox.nn.State` with arrays in place of its `mirrored` variables."""
         return jax.tree.map(lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf, value, is_leaf=_is_variable)
 
 

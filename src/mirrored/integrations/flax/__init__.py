@@ -1,4 +1,6 @@
-"""The Flax NNX bridge: `mirrored` variables store the values of NNX variables, and NNX optimizers all-reduce gradients.
+"""Adapter for Flax NNX: stores the values of NNX variables in `mirrored` variables.
+
+NNX optimizers all-reduce gradients over replicas.
 
 Backed variables also work under tapes and in compiled functions. The first `strategy.scope()` of a program that has
 imported `flax.nnx` imports this module, which connects NNX. It patches `nnx.Variable` so that a `mirrored.Variable` can

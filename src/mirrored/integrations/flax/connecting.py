@@ -1,4 +1,4 @@
-"""Connects NNX: patches its variables, optimizer and trace-level checks, and converts its objects for `mirror`."""
+"""Applies and removes the patches to Flax NNX, and converts NNX objects for `mirror` and `unmirror`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def connect() -> None:
-    """Applies the patches to NNX that `mirrored/patches.py` lists. A second call has no effect."""
+    """Applies all patches to Flax NNX; a second call has no effect.
+
+    `mirrored/patches.py` lists the patches.
+    """
     if is_applied("flax"):
         return
     connect_variables()
@@ -39,7 +42,10 @@ def connect() -> None:
 
 
 def disconnect() -> None:
-    """Removes the patches from NNX. Existing modules of a strategy must not be used afterwards."""
+    """Removes all patches from Flax NNX.
+
+    Existing modules of a strategy must not be used afterwards.
+    """
     undo("flax")
 
 
@@ -79,20 +85,20 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
 
 
 class NNXBridge:
-    """Converts NNX modules, optimizers and states for `mirror` and `unmirror`."""
+    """The adapter by which `mirror` and `unmirror` convert Flax NNX modules, optimizers and states."""
 
     def is_whole(self, value: object) -> bool:
-        """Returns whether `value` is an NNX object."""
+        """Returns whether `value` is a Flax NNX module, variable or state."""
         return isinstance(value, (nnx.Pytree, nnx.Variable, nnx.State))
 
     def mirror(self, value: PyTree, path: str) -> Any:
-        """Returns the same object after a `mirrored` variable was created behind each of its NNX variables."""
+        """Stores the value of each NNX variable of an object in a new `mirrored` variable; returns the same object."""
         for where, variable in nnx.to_flat_state(nnx.state(value)):
             adopt(variable, "/".join(map(str, ([path] if path else []) + list(where))))
         return value
 
     def unmirror(self, value: PyTree) -> Any:
-        """Returns an independent copy of the object, whose NNX variables hold plain arrays."""
+        """Returns an independent copy of an NNX object, whose NNX variables hold plain arrays."""
         graph, state = nnx.split(value)
         # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
@@ -107,7 +113,7 @@ def _plain(variable: object) -> Any:
 
 
 def is_mirrored(variable: NNXVariable[Any]) -> bool:
-    """Returns whether a `mirrored` variable is behind an NNX variable."""
+    """Returns whether the value of an NNX variable is stored in a `mirrored` variable."""
     return is_ours(held(variable))
 
 

@@ -1,4 +1,7 @@
-"""Gives access to the `mirrored` variables behind NNX variables, and creates them; the NNX type decides their kind."""
+"""Creates and reads the `mirrored` variables that store the values of NNX variables.
+
+The class of the NNX variable, such as `nnx.Param`, decides which kind of `mirrored` variable is created.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaKey:
-    """A random key in a mirrored variable, from which each replica derives its own key.
+    """A JAX random key that is stored once for all replicas; each replica that reads it gets a key of its own.
 
     In replica context, reading returns `jax.random.fold_in` of the key and the replica number. So replicas draw
     different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets the
@@ -58,7 +61,7 @@ class ReplicaKey:
         self.variable = Variable(jax.random.key_data(key), trainable=False, name=name)
 
     def read_value(self) -> Any:
-        """Returns the replica's own key in replica context, otherwise the stored key."""
+        """Returns the key of the current replica inside `strategy.run`, and the stored key outside."""
         key = self._wrapped(self.variable.read_value())
         replica = ambient().replica
         if replica is None or replica.num_replicas_in_sync == 1:
@@ -70,7 +73,7 @@ class ReplicaKey:
         return self._wrapped(jnp.where(number == 0, jax.random.key_data(key), folded))
 
     def assign(self, key: jax.Array) -> None:
-        """Replaces the key outside `run`; has no effect in replica context.
+        """Replaces the stored key; has no effect inside `strategy.run` with several replicas.
 
         NNX's transforms write back the key that they read. In a replica that is usually a folded key.
         """
@@ -89,7 +92,7 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def name_by_path(attribute: str, value: object) -> None:
-    """Names the variables in a new attribute of a module: ``kernel``, and ``inner/kernel`` if the module is nested.
+    """Names the variables in a new attribute of a module by their path, such as ``kernel`` or ``inner/kernel``.
 
     Args:
         attribute: The attribute's name.
@@ -120,7 +123,7 @@ def _variables(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
 
 
 def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps NNX's function that returns the current trace, so that it returns the trace below all tapes.
+    """Wraps NNX's function that returns the current JAX trace, so that it ignores the traces of gradient tapes.
 
     A tape only records operations, so it is not a trace level of its own for NNX.
     """
@@ -150,7 +153,7 @@ def _marked(state: Any, trace: object) -> Any:
 
 
 def renew(module: Pytree) -> None:
-    """Permits changes to a module again after a compiled function has flattened and unflattened it.
+    """Makes an NNX module mutable again after a compiled function has flattened and unflattened it.
 
     `nnx.value_and_grad` in a compiled function does that with the model itself, so NNX records the function's trace as
     the trace in which the model was created. Changes to a module that still holds a tracer are rejected.
@@ -169,7 +172,7 @@ def _is_traced(value: object) -> bool:
 
 
 def refuse_in_turn(variable: NNXVariable[Any]) -> None:
-    """Raises an error if an eager run of several replicas assigns an NNX variable created without a strategy.
+    """Raises an error if an eager `strategy.run` with several replicas assigns an NNX variable without a strategy.
 
     Raises:
         ContextError: The variable was not created in this run.
@@ -194,7 +197,7 @@ _UNSET = object()
 
 
 def held(variable: NNXVariable[Any]) -> Any:
-    """Returns what an NNX variable stores: a `mirrored.Variable` or `ReplicaKey` behind it, or a plain value."""
+    """Returns the raw content of an NNX variable: a `mirrored.Variable`, a `ReplicaKey`, or a plain value."""
     try:
         return raw_value_slot.__get__(variable)
     except AttributeError:
@@ -202,20 +205,21 @@ def held(variable: NNXVariable[Any]) -> Any:
 
 
 def hold(variable: NNXVariable[Any], value: object) -> None:
-    """Sets the content of an NNX variable's slot."""
+    """Stores an object as the raw content of an NNX variable."""
     raw_value_slot.__set__(variable, value)
 
 
 def is_ours(content: object) -> bool:
-    """Returns whether what an NNX variable stores is a `mirrored.Variable` or a `ReplicaKey`."""
+    """Returns whether the raw content of an NNX variable is a `mirrored.Variable` or a `ReplicaKey`."""
     return isinstance(content, (Variable, ReplicaKey))
 
 
 def value_of(content: Variable | ReplicaKey) -> Any:
-    """Returns the value of the variable behind an NNX variable, also in eager NNX transforms (`nnx.grad`, `nnx.vmap`).
+    """Returns the value of the `mirrored` variable in which an NNX variable is stored, also inside `nnx.grad`.
 
-    In these transforms the value is read eagerly and becomes a constant of their trace. That is safe: they flatten and
-    copy the model while they run and do not reuse the trace, so the constant cannot become stale.
+    In eager NNX transforms (`nnx.grad`, `nnx.vmap`) the value is read eagerly and becomes a constant of their trace.
+    That is safe: they flatten and copy the model while they run and do not reuse the trace, so the constant cannot
+    become stale.
     """
     here = ambient()
     captured = bool(here.listeners) or (here.store is not None and here.store.captures)
@@ -226,13 +230,13 @@ def value_of(content: Variable | ReplicaKey) -> Any:
 
 
 def is_nested() -> bool:
-    """Returns whether a JAX transform is active inside the trace in which variables can be assigned."""
+    """Returns whether a JAX transform such as `jax.grad` is active, inside which variables cannot be assigned."""
     trace, store = recording_parent(current_trace()), ambient().store
     return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 
 
 def adopt(variable: NNXVariable[Any], name: str = "") -> None:
-    """Moves the value of an NNX variable to a new `mirrored` variable behind it, of the current strategy."""
+    """Moves the value of an NNX variable to a new `mirrored` variable of the current strategy."""
     content = held(variable)
     if is_ours(content):
         owner = content.variable if isinstance(content, ReplicaKey) else content

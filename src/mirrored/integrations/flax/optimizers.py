@@ -25,7 +25,10 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def connect_optimizer() -> None:
-    """Wraps `nnx.Optimizer.update`, which `nnx.ModelAndOptimizer` also calls."""
+    """Patches `nnx.Optimizer.update` to all-reduce gradients over replicas before it applies them.
+
+    `nnx.ModelAndOptimizer.update` calls the same method.
+    """
     replace("flax", nnx.Optimizer, "update", _over_replicas(nnx.Optimizer.update))
 
 

@@ -1,4 +1,4 @@
-"""The private names of Flax NNX that the bridge uses: the only module that takes them.
+"""Accesses the private attributes of Flax NNX; no other module uses them.
 
 Supports Flax 0.12.7 to 0.12.12. A section holds what one part of NNX keeps private, and helpers that read and set
 attributes of its objects. `tests/integrations/test_flax_private.py` checks each on the installed version. Methods that
@@ -26,7 +26,7 @@ MetricState: type = nnx.training.metrics.MetricState
 
 
 def metadata_of(variable: NNXVariable[Any]) -> dict[str, Any]:
-    """Returns the metadata of a variable itself, of which `get_metadata` returns a copy."""
+    """Returns the metadata dict of an NNX variable itself; `get_metadata` returns a copy."""
     return variable._var_metadata
 
 
@@ -37,16 +37,16 @@ tracers: Any = nnx.tracers
 
 
 def trace_of_variable(variable: NNXVariable[Any]) -> Any:
-    """Returns the trace level in which a variable was created."""
+    """Returns the JAX trace in which an NNX variable was created."""
     return variable._trace_state.jax_trace
 
 
 def trace_of_module(module: Pytree) -> Any:
-    """Returns the trace level in which a module was created."""
+    """Returns the JAX trace in which an NNX module was created."""
     return module._pytree__state.trace_state.jax_trace
 
 
 def move_to_current_trace(module: Pytree) -> None:
-    """Makes a module one that was created in the current trace level."""
+    """Makes NNX regard a module as created in the current JAX trace, so that it can be changed there."""
     state = module._pytree__state
     object.__setattr__(module, "_pytree__state", type(state)(state.initializing, state.is_setup))

@@ -1,4 +1,4 @@
-"""Patches `nnx.Variable` so that reads and writes of its value can go to a `mirrored.Variable` behind it.
+"""Patches `nnx.Variable` so that its value can be stored in a `mirrored.Variable`.
 
 NNX stores a variable's value in the slot `_raw_value`, which is also the variable's only child as a pytree. A backed
 variable holds a `mirrored.Variable` in that slot. So `nnx.state(model, nnx.Param)` is a pytree of our variables, which
@@ -42,7 +42,7 @@ _NO_INDEX = object()
 
 
 def connect_variables() -> None:
-    """Applies the patches to `nnx.Variable`."""
+    """Patches `nnx.Variable` so that `mirrored` variables can store its values."""
     cls = nnx.Variable
     replace("flax", cls, "_raw_value", property(_child, _write))
     for name, wrap in (

@@ -1,4 +1,4 @@
-"""The Keras 3 bridge, on the JAX backend: distributes variables, optimizers and `fit` over replicas.
+"""Adapter for Keras 3 on JAX: distributes variables, optimizers and `fit` over the replicas of a strategy.
 
 `mirrored` variables back Keras variables, Keras optimizers all-reduce gradients, and `fit` splits batches over the
 devices. Importing this module connects Keras: it wraps the constructor of variables, `Optimizer.apply`, `Model.fit` and

@@ -1,4 +1,4 @@
-"""Keras on the JAX backend: its import."""
+"""Imports Keras with its JAX backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirrored.errors import ContextError
 
 
 def load() -> Any:
-    """Returns the module `keras`, running on the JAX backend.
+    """Imports Keras with its JAX backend, and returns the module `keras`.
 
     Raises:
         MissingExtraError: Keras is not installed.

@@ -1,4 +1,4 @@
-"""Global batches of Keras' loops: on one device if deterministic, and assembled from the rows of several workers."""
+"""Places the batches of Keras' training loops on one device, or splits them over those of all workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def device_for(strategy: Strategy | None, called: str) -> Any:
-    """Returns the device on which `fit` computes everything, or None if it splits batches over all devices.
+    """Returns the single device on which a deterministic `fit` computes, or None if batches are split over devices.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.
@@ -55,7 +55,7 @@ def device_for(strategy: Strategy | None, called: str) -> Any:
 
 
 def put_on(device: jax.Device) -> Callable[..., Any]:
-    """Returns a replacement for Keras' `distribute_data_input` that puts a batch on one device."""
+    """Returns a function that puts Keras' batches on one device, as a replacement for `distribute_data_input`."""
 
     def distribute_data_input(batch: Array | HostArray | None, layout: object, batch_dim_name: object) -> Any:
         del layout, batch_dim_name
@@ -65,7 +65,7 @@ def put_on(device: jax.Device) -> Callable[..., Any]:
 
 
 def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return the model's state on one device.
+    """Wraps `Trainer._get_jax_state` to return a model's weights and optimizer state on one device.
 
     Args:
         get_state: The wrapped method.
@@ -87,7 +87,7 @@ def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]
 
 
 def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_state_sharding_spec` to match the state on one device."""
+    """Wraps `Trainer._get_state_sharding_spec` to return single-device shardings of a model's state."""
 
     @functools.wraps(get_shardings)
     def getting(self: Model) -> Any:
@@ -124,7 +124,7 @@ def _same_component(made: Variable) -> Any:
 
 
 def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:
-    """Returns a function that puts a Keras batch on the devices of all workers.
+    """Returns a function that splits the batches of Keras' training loops over the devices of all workers.
 
     Keras assumes that each worker passes its own part of the global batch. Here all workers read the same arrays or the
     same dataset, so each has the global batch and contributes its own rows. Only a distributed dataset yields parts.
@@ -181,7 +181,7 @@ def _check_same(called: str, host: np.ndarray[Any, Any]) -> None:
 
 
 def everywhere(output: object) -> Any:
-    """Replicates an array that is sharded over several processes; returns anything else unchanged."""
+    """Replicates a JAX array that is sharded over several processes; returns anything else unchanged."""
     if not isinstance(output, jax.Array) or isinstance(output, Tracer):
         return output
     if output.is_fully_addressable or output.is_fully_replicated:

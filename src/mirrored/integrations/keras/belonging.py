@@ -1,4 +1,7 @@
-"""Assigns each Keras model to the strategy in whose scope it is created, wherever it is built and compiled."""
+"""Assigns each Keras model to the strategy in whose scope the model was created.
+
+The model keeps that strategy wherever it is built and compiled.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ _STATEFUL = (
 
 
 def connect_noticing() -> None:
-    """Wraps `Layer.__setattr__`, so that a restored checkpoint can fill objects that a layer creates afterwards."""
+    """Patches `Layer.__setattr__`, so that a pending checkpoint restore can fill attributes that are set later."""
     replace("keras", keras.Layer, "__setattr__", _reporting(keras.Layer.__setattr__))
 
 
@@ -56,7 +59,10 @@ def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
 
 
 def connect_belonging() -> None:
-    """Wraps the constructor, `compile` and `__deepcopy__` of `keras.Model`. A copy belongs to the model's strategy."""
+    """Patches `keras.Model` so that a model and its copies keep the strategy in whose scope it was created.
+
+    Wraps the constructor, `compile` and `__deepcopy__`.
+    """
     replace("keras", keras.Model, "__init__", _noting_strategy(keras.Model.__init__))
     replace("keras", keras.Model, "__deepcopy__", _deep_copy)
     # Patched on `Trainer`, which defines it: Keras treats a class whose `compile` differs from `Trainer`'s as custom.
@@ -64,7 +70,7 @@ def connect_belonging() -> None:
 
 
 def strategy_of(model: Model) -> Any:
-    """Returns the strategy that a model's variables belong to; None without one."""
+    """Returns the strategy to which a Keras model belongs, or None."""
     for variable in model.variables:
         if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
             return variable.mirrored.strategy if variable.mirrored.device_assignment is not None else None
@@ -73,7 +79,7 @@ def strategy_of(model: Model) -> Any:
 
 @contextmanager
 def scope_of(model: Model) -> Iterator[None]:
-    """Opens the scope of the model's strategy, if it has one and no scope is open."""
+    """Opens the scope of a Keras model's strategy, if the model has one and no scope is open."""
     strategy, here = strategy_of(model), ambient()
     if strategy is None or here.strategies or here.replica is not None or here.store is not None:
         yield
@@ -83,7 +89,7 @@ def scope_of(model: Model) -> Iterator[None]:
 
 
 def check_belonging(model: Model, called: str) -> None:
-    """Checks that a model, its optimizer and its metrics belong to one strategy, before JAX raises a device error.
+    """Checks that a Keras model, its optimizer and its metrics belong to the same strategy.
 
     Variables of an optimizer or metric that was created outside every scope move to the model's strategy.
 
@@ -102,7 +108,7 @@ def check_belonging(model: Model, called: str) -> None:
 
 
 def has_value(variable: KerasVariable) -> bool:
-    """Returns whether Keras has initialized a variable."""
+    """Returns whether Keras has initialized the value of a variable."""
     return not isinstance(variable, StrategyVariable) or variable.mirrored is not None
 
 
@@ -207,7 +213,7 @@ _prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in
 
 @contextmanager
 def converted_by(convert: Convert) -> Iterator[None]:
-    """A context manager in which user-defined layers run with a converted `call` (AutoGraph).
+    """Makes user-defined Keras layers convert their `call` with AutoGraph inside the context.
 
     Args:
         convert: Returns the converted form of a function, or the function itself if it is not to be converted.
@@ -220,7 +226,7 @@ def converted_by(convert: Convert) -> Iterator[None]:
 
 
 def connect_calls() -> None:
-    """Wraps `Layer.__call__` to make the layer's class ready for conversion (AutoGraph) at its first call."""
+    """Patches `Layer.__call__`, so that AutoGraph can convert the `call` method of user-defined layers."""
     replace("keras", keras.layers.Layer, "__call__", _preparing(keras.layers.Layer.__call__))
 
 

@@ -1,4 +1,7 @@
-"""Keras callbacks and saving: backups that resume within an epoch, atomic writes, TensorBoard without TensorFlow."""
+"""Patches Keras callbacks and saving: training resumes within an epoch, files are replaced atomically.
+
+`TensorBoard` also works without TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ _LONGEST_ATTRIBUTE_BYTES: Final = 32_000  # HDF5 allows 64 KiB for all attribute
 
 
 def connect_resuming() -> None:
-    """Wraps `BackupAndRestore`, `fit` and its iterator over batches, so that training resumes within an epoch."""
+    """Patches `BackupAndRestore` and `fit`, so that interrupted training resumes in the middle of an epoch."""
     callback: Any = keras.callbacks.BackupAndRestore
     replace("keras", callback, "on_epoch_begin", _noting_number(callback.on_epoch_begin))
     replace("keras", callback, "on_train_batch_end", _noting_batch(callback.on_train_batch_end))
@@ -240,7 +243,7 @@ _ONE_FILE: Final = (".weights.h5", ".h5", ".keras")
 
 
 def connect_saving() -> None:
-    """Wraps Keras' methods that save models and weights, so that a file is replaced only when complete."""
+    """Patches `Model.save` and `Model.save_weights` to replace an existing file only when the new one is complete."""
     replace("keras", keras.Model, "save", _whole(keras.Model.save))
     replace("keras", keras.Model, "save_weights", _whole(keras.Model.save_weights))
 
@@ -276,7 +279,7 @@ def _replaceable(filepath: object, overwrite: bool) -> Path | None:
 
 
 def connect_tensorboard() -> None:
-    """Replaces the TensorFlow writer of `keras.callbacks.TensorBoard` if TensorFlow is not installed."""
+    """Patches `keras.callbacks.TensorBoard` to work if TensorFlow is not installed."""
     if importlib.util.find_spec("tensorflow") is not None:
         return
     callback: Any = keras.callbacks.TensorBoard

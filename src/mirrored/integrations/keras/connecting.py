@@ -1,4 +1,4 @@
-"""Connects Keras: patches variable creation, optimizers and training loops."""
+"""Applies and removes the patches to Keras' variables, optimizers and training loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ keras = load()
 
 
 def connect() -> None:
-    """Applies the patches to Keras that `mirrored/patches.py` lists. A second call has no effect."""
+    """Applies all patches to Keras; a second call has no effect.
+
+    `mirrored/patches.py` lists the patches.
+    """
     if is_applied("keras"):
         return
     _carry_state()
@@ -54,7 +57,10 @@ def connect() -> None:
 
 
 def disconnect() -> None:
-    """Removes the patches from Keras. Existing models of a strategy must not be trained afterwards."""
+    """Removes all patches from Keras.
+
+    Existing models of a strategy must not be trained afterwards.
+    """
     undo("keras")
 
 

@@ -1,4 +1,4 @@
-"""The position of `fit` in its training data: what a backup saves, and how a resumed `fit` continues from it.
+"""Records how far `keras.Model.fit` has read its training data, so that a resumed `fit` continues there.
 
 Keras reads the data in passes: from the first batch to the last one. A pass is an epoch, unless `fit` is called with
 ``steps_per_epoch``; then an epoch continues the pass of the previous one. What determines the order of a pass depends
@@ -124,19 +124,19 @@ class _Resumption:
 
 
 class FitPosition:
-    """The position of one `fit` in its training data."""
+    """The position of one `keras.Model.fit` call in its training data: the batches read so far."""
 
     def __init__(self) -> None:
         self._iterator: Any = None
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Notes the iterator over the training data: `fit` resets it first, and then those of validation data."""
+        """Stores the first iterator that `fit` resets, which reads the training data; ignores any later one."""
         if self._iterator is None:
             self._iterator = iterator
 
     def get_state(self, steps: int, is_shared: bool) -> dict[str, Any] | None:
-        """Returns the position as JSON-like data.
+        """Returns the position in the training data as JSON-like data, which a backup stores.
 
         Args:
             steps: The number of steps of the epoch that are done; 0 at its end.
@@ -161,7 +161,7 @@ class FitPosition:
         return {"passed": passed}
 
     def set_state(self, state: dict[str, Any] | None, first: int) -> None:
-        """Continues from a position in the next epoch.
+        """Makes the next epoch of `fit` continue from a position in the training data that a backup stored.
 
         Args:
             state: A result of `get_state`; None in backups of earlier versions.
@@ -191,7 +191,7 @@ class FitPosition:
             _warn()
 
     def take(self, iterator: EpochIterator) -> _Resumption | None:
-        """Returns how the epoch that `iterator` begins is resumed; None if it begins at its start."""
+        """Returns how to resume the epoch that `iterator` begins; None if the epoch starts with its first batch."""
         if iterator is not self._iterator:
             return None
         resumption, self._resumption = self._resumption, None
@@ -202,7 +202,7 @@ _current: contextvars.ContextVar[FitPosition | None] = contextvars.ContextVar("_
 
 
 def position() -> FitPosition | None:
-    """Returns the position of the `fit` in progress."""
+    """Returns the `FitPosition` of the `fit` in progress; None outside `fit`."""
     return _current.get()
 
 
@@ -246,7 +246,7 @@ def _warn() -> None:
 
 
 def connect_position() -> None:
-    """Wraps `fit`, the iterator over the batches of an epoch, and what draws the order of a pass."""
+    """Patches `fit` and Keras' data iterators to record how far `fit` has read its training data."""
     replace("keras", EpochIterator, "_enumerate_iterator", _resuming(EpochIterator._enumerate_iterator))
     replace("keras", EpochIterator, "reset", _noting(EpochIterator.reset))
     replace("keras", ArrayDataAdapter, "_get_iterator", _drawing(ArrayDataAdapter._get_iterator))

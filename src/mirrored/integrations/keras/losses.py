@@ -1,4 +1,4 @@
-"""Warns of a common mistake in custom loops: gradients of a per-replica mean loss, summed over replicas."""
+"""Warns of a Keras loss that averages over one replica's batch while gradients are summed over replicas."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MEANS = ("mean", "mean_with_sample_weight", "sum_over_batch_size")
 
 
 class LossReductionWarning(UserWarning):
-    """A Keras loss averages over one replica's batch, so the step is too large by the number of replicas."""
+    """Warning that a Keras loss averages over one replica's batch, which makes the optimizer's step too large."""
 
 
 def connect_losses() -> None:
-    """Wraps `keras.losses.Loss.__call__` to check the loss reduction."""
+    """Patches `keras.losses.Loss.__call__` to warn of a loss reduction that is wrong for several replicas."""
     replace("keras", keras.losses.Loss, "__call__", _checked(keras.losses.Loss.__call__))
 
 

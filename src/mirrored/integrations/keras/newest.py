@@ -1,4 +1,4 @@
-"""Keeps the newest state of Keras' training loops when an exception interrupts them.
+"""Preserves the newest weights of a Keras model if an exception interrupts `fit`, `evaluate` or `predict`.
 
 `fit`, `evaluate` and `predict` pass their state from step to step in local variables, and donate it to each step. An
 exception (Ctrl-C) between the dispatch of a step and the assignment of its results would lose the whole state: the
@@ -37,7 +37,7 @@ _JITTED: Final = type(jax.jit(lambda: None))
 
 
 def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._make_function`, which receives the compiled step, to keep the results of each step."""
+    """Wraps `Trainer._make_function` so that the model holds the results of its last compiled step."""
 
     @functools.wraps(make)
     def making(self: Model, step_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state`: from then on the loop holds the state, and a variable's read fetches it first."""
+    """Wraps `Trainer._get_jax_state` so that reading a variable during a training loop returns its newest value."""
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
@@ -70,7 +70,7 @@ def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `Trainer._purge_model_variables`, by which Keras drops the values that `fit` then holds itself.
+    """Wraps `Trainer._purge_model_variables` so that reading a variable during `fit` returns the newest value.
 
     Our variables keep their stored values, which are outdated from the first step on, so reads must sync first.
     """
@@ -84,7 +84,7 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
 
 
 def withhold(model: Model, which: Mapping[str, bool]) -> None:
-    """Makes the next use of a variable, during a loop or after its interruption, first fetch the newest state."""
+    """Makes the next read of a model's variables first fetch their newest values from the training loop."""
 
     def sync(variable: Variable) -> None:
         model.jax_state_sync()
@@ -97,7 +97,10 @@ def withhold(model: Model, which: Mapping[str, bool]) -> None:
 
 
 def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer.jax_state_sync` to assign the state of the newest step, which Keras may not have."""
+    """Wraps `Trainer.jax_state_sync` to assign the results of the last completed step to the model.
+
+    After an exception, Keras may not have them.
+    """
 
     @functools.wraps(sync)
     def syncing(self: Model) -> Any:
@@ -114,7 +117,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def variables_of(model: Model, group: str) -> list[Any]:
-    """Returns the Keras variables of one group (trainable, ...) of a model's state."""
+    """Returns the Keras variables of a model in one group, such as ``"trainable_variables"``."""
     if group == "optimizer_variables":
         return [] if getattr(model, "optimizer", None) is None else list(model.optimizer.variables)
     return list(getattr(model, group))

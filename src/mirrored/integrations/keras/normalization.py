@@ -1,4 +1,4 @@
-"""Synchronized batch normalization over all replicas: `SyncBatchNormalization` and ``synchronized=True``."""
+"""Batch normalization with statistics over all replicas: `SyncBatchNormalization` and ``synchronized=True``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BatchNormalization: Any = keras.layers.BatchNormalization
 
 @keras.saving.register_keras_serializable(package="mirrored")  # type: ignore[untyped-decorator]
 class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]
-    """Batch normalization over the examples of all replicas, as on one device with the whole batch.
+    """A Keras layer for batch normalization with statistics over the examples of all replicas.
 
     In `strategy.run`, the plain `keras.layers.BatchNormalization` uses the statistics of each replica's own batch. In
     `fit`, both layers use those of the global batch, as single-device Keras does. This layer performs two small
@@ -50,7 +50,10 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]
 
 
 def connect_normalization() -> None:
-    """Makes Keras' `BatchNormalization` accept ``synchronized=True``, and adds TensorFlow's path of the layer."""
+    """Patches Keras' `BatchNormalization` to accept ``synchronized=True`` on the JAX backend.
+
+    Also adds `SyncBatchNormalization` under TensorFlow's path, `keras.layers.experimental`.
+    """
     replace("keras", _BatchNormalization, "__init__", _accepting(_BatchNormalization.__init__))
     replace("keras", _BatchNormalization, "_moments", _over_replicas(_BatchNormalization._moments))
     experimental = types.ModuleType("keras.layers.experimental", "TensorFlow's tf.keras.layers.experimental.")

@@ -1,4 +1,4 @@
-"""Patches Keras optimizers to sum gradients over replicas in replica context, and then run as a pure function."""
+"""Patches Keras optimizers to sum gradients over replicas before they update the variables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SCALE: Final = "_mirrored_scale"
 
 
 def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Optimizer.apply` to sum gradients over replicas if the variables belong to a strategy."""
+    """Wraps `Optimizer.apply` to sum gradients over replicas before the update, for variables of a strategy."""
 
     @functools.wraps(apply)
     def apply_over_replicas(
@@ -68,7 +68,7 @@ def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `LossScaleOptimizer.build` to reuse the variables that `scale_loss` has already created."""
+    """Wraps `LossScaleOptimizer.build` to reuse the loss-scale variables that `scale_loss` has already created."""
 
     @functools.wraps(build)
     def build_for(self: Optimizer, variables: Sequence[Any]) -> Any:
@@ -90,7 +90,7 @@ def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `LossScaleOptimizer.scale_loss`, so that it can be traced before the optimizer's first step.
+    """Wraps `LossScaleOptimizer.scale_loss` so that it can be traced before the optimizer is built.
 
     Keras multiplies by the Python number `initial_scale` until the optimizer is built. A trace would keep that number
     as a constant in all later steps, while the gradients are divided by the current scale. So the scale variables are

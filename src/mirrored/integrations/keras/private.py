@@ -1,4 +1,4 @@
-"""The private names of Keras that the bridge uses: the only module that takes them.
+"""Accesses the private attributes of Keras; no other module uses them.
 
 Supports Keras 3.15. A section holds what one part of Keras keeps private, and helpers that read and set attributes of
 its objects. `tests/integrations/test_keras_private.py` checks each on the installed version. Methods that mirrored
@@ -46,7 +46,7 @@ timeseries: Any = keras.src.utils.timeseries_dataset_utils
 
 
 def tensorflow_names() -> Any:
-    """Returns the module behind `tf.keras`, which has Keras' names under TensorFlow's paths."""
+    """Returns the Keras module that provides the API of `tf.keras`."""
     return importlib.import_module("keras._tf_keras.keras")
 
 
@@ -57,14 +57,14 @@ _global_state: Any = keras.src.backend.common.global_state
 
 
 def keras_state() -> Callable[[], None]:
-    """Captures Keras' state of this thread, and returns a function that applies it to the calling thread."""
+    """Copies Keras' thread-local state, and returns a function that applies the copy to another thread."""
     tracker = _global_state.GLOBAL_STATE_TRACKER
     here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
     return lambda: vars(tracker).update(here)
 
 
 def maker() -> Any:
-    """Returns the layer, optimizer, metric or seed generator in whose name scope a variable is created, or None."""
+    """Returns the Keras layer, optimizer, metric or seed generator that is creating variables, or None."""
     stack = _global_state.get_global_attribute("name_scope_stack") or [None]
     return getattr(stack[-1], "caller", None)
 
@@ -73,12 +73,12 @@ def maker() -> Any:
 
 
 def stored_dtype(variable: KerasVariable) -> Any:
-    """Returns the dtype in which a variable is stored. Its public `dtype` is that of the current autocast scope."""
+    """Returns the dtype in which a Keras variable is stored; its public `dtype` depends on the autocast scope."""
     return variable._dtype
 
 
 def drop_initializer(variable: KerasVariable) -> None:
-    """Makes a variable initialized, if Keras has deferred its initialization to the end of a stateless scope."""
+    """Marks a Keras variable as initialized, although Keras has deferred its initialization."""
     variable._initializer = None
 
 
@@ -86,22 +86,22 @@ def drop_initializer(variable: KerasVariable) -> None:
 
 
 def variables_of_optimizer(optimizer: Optimizer) -> list[Any]:
-    """Returns the variables that the optimizer was built with, in the order of its slots."""
+    """Returns the variables with which a Keras optimizer was built, in the order of its slot variables."""
     return optimizer._trainable_variables  # type: ignore[no-any-return]
 
 
 def is_optimized(optimizer: Optimizer, variable: KerasVariable) -> bool:
-    """Returns whether the optimizer was built with a variable."""
+    """Returns whether a variable is one of those with which a Keras optimizer was built."""
     return optimizer._var_key(variable) in optimizer._trainable_variables_indices
 
 
 def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
-    """Returns the index of a variable among those that the optimizer was built with."""
+    """Returns the index of a variable among those with which a Keras optimizer was built."""
     return int(optimizer._get_variable_index(variable))
 
 
 def check_gradients(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Warns of missing gradients, and raises ValueError if all are missing."""
+    """Warns if some gradients of an optimizer step are None, and raises ValueError if all of them are."""
     optimizer._filter_empty_gradients(list(grads), list(variables))
 
 
@@ -113,22 +113,22 @@ input_signature_of: Callable[[Any], Any] = keras.src.export.export_utils.get_inp
 
 
 def reduction_axes_of(layer: BatchNormalization) -> tuple[int, ...]:
-    """Returns the axes over which a built layer computes its statistics."""
+    """Returns the axes over which a built `BatchNormalization` layer computes mean and variance."""
     return tuple(layer._reduction_axes)
 
 
 def set_initial_epoch(model: Model, epoch: int) -> None:
-    """Sets the epoch with which the `fit` in progress begins."""
+    """Sets the number of the epoch with which the `fit` in progress begins."""
     model._initial_epoch = epoch
 
 
 def purge_variables(model: Model, **groups: bool) -> None:
-    """Releases the values of groups of variables, which the training loop carries itself."""
+    """Releases the values of a model's variables, because the training loop holds them itself."""
     model._purge_model_variables(**groups)
 
 
 def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
-    """Sets the state that `jax_state_sync` assigns to the model's variables; None if there is none."""
+    """Sets the values that `jax_state_sync` will assign to a model's variables; None for no values."""
     model._jax_state = state
     if state is not None:
         model._jax_state_synced = False
@@ -143,27 +143,27 @@ Distribution: Any = keras.src.distribution.distribution_lib.Distribution
 
 
 def set_current_epoch(callback: BackupAndRestore, epoch: int) -> None:
-    """Sets the epoch that the next backup records."""
+    """Sets the epoch number that `BackupAndRestore` records in its next backup."""
     callback._current_epoch = epoch
 
 
 def set_last_batch(callback: BackupAndRestore, batch: int) -> None:
-    """Sets the batch after which the callback counts batches until the next backup."""
+    """Sets the batch index from which `BackupAndRestore` counts batches until its next backup."""
     callback._last_batch_seen = batch
 
 
 def backup_paths(callback: BackupAndRestore) -> tuple[Path, Path]:
-    """Returns the paths of the weights and of the metadata."""
+    """Returns the paths of the two files of a `BackupAndRestore` backup: the weights and the metadata."""
     return Path(callback._weights_path), Path(callback._training_metadata_path)
 
 
 def set_backup_paths(callback: BackupAndRestore, weights: Path, metadata: Path) -> None:
-    """Sets the paths to which the callback writes the next backup."""
+    """Sets the paths of the two files to which `BackupAndRestore` writes its next backup."""
     callback._weights_path, callback._training_metadata_path = str(weights), str(metadata)
 
 
 def previous_backup_paths(callback: BackupAndRestore) -> tuple[Path, ...]:
-    """Returns the paths of the previous backup; nothing if the callback keeps one backup only."""
+    """Returns the paths of the previous `BackupAndRestore` backup; nothing if only one backup is kept."""
     if not getattr(callback, "double_checkpoint", False):
         return ()
     return Path(callback._prev_weights_path), Path(callback._prev_training_metadata_path)
@@ -173,26 +173,26 @@ def previous_backup_paths(callback: BackupAndRestore) -> tuple[Path, ...]:
 
 
 def steps_seen(iterator: EpochIterator) -> int:
-    """Returns the number of batches of the pass in progress; 0 if none is."""
+    """Returns how many batches Keras' data iterator has read in its current pass over the data; 0 before a pass."""
     return 0 if iterator._current_iterator is None else int(iterator._steps_seen)
 
 
 def num_batches_seen(iterator: EpochIterator) -> int | None:
-    """Returns the number of batches of a pass: of the data, or found at the end of the first pass; None before."""
+    """Returns the number of batches in one pass over the data; None if it is not known yet."""
     return iterator._num_batches  # type: ignore[no-any-return]
 
 
 def begin_pass(iterator: EpochIterator, steps: int) -> None:
-    """Begins a pass over the data, of which `steps` batches count as read."""
+    """Makes Keras' data iterator begin a pass over the data in which `steps` batches count as already read."""
     iterator._current_iterator = iter(iterator._get_iterator())
     iterator._steps_seen = steps
 
 
 def shuffles_arrays(adapter: ArrayDataAdapter) -> bool:
-    """Returns whether the adapter shuffles its arrays in each pass."""
+    """Returns whether Keras' adapter for arrays of training data shuffles them in each epoch."""
     return bool(adapter._shuffle)
 
 
 def sampler_of(adapter: TorchDataLoaderAdapter) -> Any:
-    """Returns the sampler of a PyTorch `DataLoader`; None if it has none."""
+    """Returns the sampler of a PyTorch `DataLoader` that Keras reads; None if it has none."""
     return getattr(adapter._dataloader, "sampler", None)

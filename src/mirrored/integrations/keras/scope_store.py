@@ -1,4 +1,4 @@
-"""The variable store inside Keras' stateless calls, which take the values of a model's weights as arguments."""
+"""Reads and assigns variables inside Keras' stateless calls, which take the weights as arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ScopeStore(VariableStore):
-    """The variable store inside a Keras stateless scope, from which variables read the given values.
+    """The storage from which variables are read, and to which they are assigned, in a Keras `StatelessScope`.
 
     Variables with a value in the scope read and update that value. Other variables behave as outside the scope.
 
@@ -35,7 +35,7 @@ class ScopeStore(VariableStore):
         self.base_trace = base_trace
 
     def whole(self, variable: VariableLike) -> Any:
-        """Returns the value that the scope has for a variable, or the stored one if the scope has none."""
+        """Returns a variable's value in the `StatelessScope`; its ordinary value if the scope has none."""
         view = self._view(variable)
         if view is None:
             check_readable(cast(Variable, variable), None, ambient())
@@ -43,7 +43,7 @@ class ScopeStore(VariableStore):
         return self._scope.get_current_value(view)
 
     def set_whole(self, variable: VariableLike, value: Operand, where: str) -> None:
-        """Adds an update to the scope, or stores the value of a variable without a view."""
+        """Assigns a variable in the `StatelessScope`, or as usual if the scope has no value for the variable."""
         self.note(variable)
         view = self._view(variable)
         if view is None:
@@ -53,15 +53,15 @@ class ScopeStore(VariableStore):
             self._scope.add_update((view, value))
 
     def local(self, variable: VariableLike, replica: int) -> Any:
-        """Same as `whole`: a stateless call has no replicas."""
+        """Returns a variable's value for one replica: the same as `whole`, because a stateless call has no replicas."""
         return self.whole(variable)
 
     def set_local(self, variable: VariableLike, replica: int, value: Operand, where: str) -> None:
-        """Same as `set_whole`: a stateless call has no replicas."""
+        """Assigns a variable's value for one replica: the same as `set_whole`, as a stateless call has no replicas."""
         self.set_whole(variable, value, where)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Restores the scope's value, or the stored value of a variable without a view."""
+        """Returns a function that resets a variable to the value that it has now."""
         view = self._view(variable)
         if view is None:
             stored = variable.stored()
@@ -69,7 +69,7 @@ class ScopeStore(VariableStore):
         return restoring_item(self._scope.state_mapping, id(view), self._scope.state_mapping.get(id(view)))
 
     def created(self, variable: VariableLike) -> None:
-        """Has no effect: variables are created eagerly, also in a trace."""
+        """Does nothing for a new variable: variables are created eagerly, also in a trace."""
 
     def _view(self, variable: VariableLike) -> Any:
         return None if variable.per_replica else self._views.get(id(variable))

@@ -1,4 +1,4 @@
-"""Runs Keras' training loops (`fit`, `evaluate`, `predict`) on all devices of a model's strategy."""
+"""Patches `fit`, `evaluate` and `predict` of Keras models to run on all devices of the model's strategy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _PyDataset: Any = keras.utils.PyDataset
 
 
 class Distributing(Distribution):  # type: ignore[misc]
-    """A Keras distribution that splits batches over the devices of a strategy, or places them on one, for one call."""
+    """A Keras distribution that splits batches over the devices of a strategy, during one call such as `fit`.
+
+    With `deterministic=True`, it places them on one device.
+    """
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
         super().__init__(device_mesh=None, batch_dim_name="replica", auto_shard_dataset=False)
@@ -59,21 +62,21 @@ class Distributing(Distribution):  # type: ignore[misc]
 
     @property
     def num_model_replicas(self) -> int:
-        """The number of devices over which batches are split."""
+        """The number of devices over which each batch is split."""
         return len(self._sharding.device_set)
 
     def get_variable_layout(self, variable: object) -> None:
-        """Returns None: the `mirrored.Variable` behind a Keras variable puts the value on devices."""
+        """Returns None: Keras does not shard variables, because their `mirrored.Variable` places the values."""
 
     def get_tensor_layout(self, path: str) -> None:
-        """Returns None: the compiler chooses the sharding of intermediate values."""
+        """Returns None, so that the compiler chooses the sharding of intermediate tensors."""
 
     def get_data_layout(self, data_shape: object) -> Any:
-        """Returns the layout that shards the batch dimension over the devices."""
+        """Returns the layout that shards a batch over the devices, along its first dimension."""
         return _Layout(self._sharding)
 
     def distribute_dataset(self, dataset: object) -> Any:
-        """Returns the dataset unchanged: each batch is split when a step receives it."""
+        """Returns the dataset unchanged, because each batch is split over devices when a training step receives it."""
         return dataset
 
 
@@ -85,7 +88,7 @@ class _Layout:
 
 
 class KerasBatches(_PyDataset):  # type: ignore[misc]
-    """Adapts a `mirrored` dataset to Keras: yields its batches in order, and begins again in each epoch."""
+    """A `keras.utils.PyDataset` that yields the batches of a `mirrored` dataset in order, anew in each epoch."""
 
     def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
@@ -111,11 +114,13 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         return jax.tree.map(_whole, next(self._iterator), is_leaf=_is_split)
 
     def get_state(self) -> Any:
-        """Returns the position after the last batch, which includes the iteration; None before the first batch."""
+        """Returns the position in the dataset after the last batch that was read; None before the first batch."""
         return None if self._iterator is None else self._iterator.get_state()
 
     def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:
-        """Restores a position. The first batch that Keras then reads has the index 0 again.
+        """Moves to a position in the dataset that `get_state` returned, from which the next batch is read.
+
+        The first batch that Keras then reads has the index 0 again.
 
         Args:
             state: A result of `get_state`.
@@ -143,7 +148,7 @@ def _whole(value: Leaf) -> Any:
 
 
 def wrap_model(model_class: type[Model]) -> None:
-    """Wraps the methods of `keras.Model` that train, evaluate and predict, so that they use all devices."""
+    """Patches `fit`, `evaluate` and `predict` of `keras.Model` to use all devices of the model's strategy."""
     get_state = on_one_device(model_class._get_jax_state, _device_of)
     replace("keras", model_class, "_get_jax_state", kept_state(get_state))
     replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))

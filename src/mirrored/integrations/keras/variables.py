@@ -1,4 +1,4 @@
-"""Keras variables with a `mirrored.Variable` behind them, which stores the value.
+"""Keras variables whose values are stored in `mirrored` variables.
 
 The synchronization of the backing variable depends on the role of the Keras variable:
 
@@ -48,7 +48,7 @@ _from_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("_from_fit", de
 
 
 def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the method that assigns the state of `fit` to the model, so that no copy is made of its arrays."""
+    """Wraps `Trainer.jax_state_sync` to assign the results of `fit` to the model without copies."""
 
     @functools.wraps(sync)
     def syncing(self: Model) -> Any:
@@ -62,7 +62,7 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stored_at_once(made: Variable, value: object) -> bool:
-    """Stores `value` and returns True, or returns False if an ordinary assignment is needed."""
+    """Stores an array directly in a variable, faster than `assign`; returns False if that is impossible."""
     here, device_assignment = ambient(), made.device_assignment
     if (
         here.store is not None
@@ -88,7 +88,7 @@ def stored_at_once(made: Variable, value: object) -> bool:
 
 
 def lose_deleted(variable: Variable) -> None:
-    """Marks a variable's value as lost if a failed step has deleted it by donation."""
+    """Marks the value of a variable as lost if its array was donated to a step of `fit` that failed."""
     value = variable.initial()
     if isinstance(value, jax.Array) and value.is_deleted():
         variable.lose("it was donated to a step of fit that did not end")
@@ -134,7 +134,7 @@ _StatelessScope: Any = keras.StatelessScope
 
 
 def connect_plain() -> None:
-    """Wraps Keras' attribute tracker and `StatelessScope`, in which Keras substitutes values for variables."""
+    """Patches Keras so that a `mirrored` variable set as a layer's attribute is one of the layer's weights."""
     replace("keras", Tracker, "track", _seeing_plain(Tracker.track))
     replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
     replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
@@ -198,7 +198,7 @@ def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras' `compute_output_spec` to run in a separate variable store, without side effects.
+    """Wraps `compute_output_spec`, Keras' shape inference, so that it does not change `mirrored` variables.
 
     In that store, reads return tracers that carry the shape, and assignments are discarded.
     """
@@ -230,7 +230,7 @@ _SEED_STRIDE = 0x9E3779B9
 
 
 class StrategyVariable(KerasVariable):  # type: ignore[misc]
-    """A Keras variable of a strategy: a `mirrored.Variable` behind it stores its value.
+    """A Keras variable whose value is stored in a `mirrored.Variable` of a strategy.
 
     Keras stores a variable's array in `_value`. Here `_value` is a property that reads and assigns the backing
     variable. So compiled functions capture reads, tapes record them, and assignments follow the variable's rules.
@@ -256,11 +256,11 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             _assign(self, self.mirrored, value)
 
     def back(self, value: Operand) -> None:
-        """Makes a new variable of the current strategy the backing variable."""
+        """Creates the `mirrored.Variable` of the current strategy that stores the value from now on."""
         self.__dict__["_mirrored"] = _made_for(self, value)
 
     def read_value(self) -> Any:
-        """Returns the value in the current context, and reports the read to tapes."""
+        """Returns the current value of the variable, and lets gradient tapes record the read."""
         assert self.mirrored is not None
         store = ambient().store
         if in_stateless_scope() and (store is None or isinstance(store, ScopeStore)):
@@ -275,17 +275,20 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
 
     @property
     def announced(self) -> Any:
-        """The object under which tapes record reads and writes of this variable."""
+        """The object by which gradient tapes identify this variable."""
         return self
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """The components of the value, one per replica."""
+        """The values that the replicas hold for this variable, one per replica."""
         return () if self.mirrored is None else tuple(getattr(self.mirrored, "values", (self.mirrored,)))
 
 
 class View(StrategyVariable):
-    """A Keras variable that reads and writes a given `mirrored.Variable`, for layers and optimizers that need one."""
+    """A Keras variable that stands for an existing `mirrored.Variable` and shares its value.
+
+    Layers and optimizers that require Keras variables use it.
+    """
 
     def __init__(self, variable: Variable) -> None:
         self.__dict__["_mirrored"] = variable
@@ -300,7 +303,10 @@ class View(StrategyVariable):
 
     @property
     def announced(self) -> Any:
-        """The `mirrored.Variable`, so that its gradient can be requested by either object."""
+        """The `mirrored.Variable`, by which gradient tapes identify this variable.
+
+        So its gradient can be requested by either object.
+        """
         return self.mirrored
 
     def _initialize_with_initializer(self, initializer: object) -> None:
@@ -312,7 +318,7 @@ class View(StrategyVariable):
 
 
 def as_keras(variable: object) -> Any:
-    """Returns a Keras variable: `variable` itself, or for a `mirrored.Variable` its unique `View`."""
+    """Returns the Keras variable that stands for a `mirrored.Variable`; returns other objects unchanged."""
     if not isinstance(variable, Variable):
         return variable
     view = variable.__dict__.get("_keras_view")
@@ -322,7 +328,7 @@ def as_keras(variable: object) -> Any:
 
 
 def adopt(variable: KerasVariable) -> None:
-    """Converts a Keras variable that is under construction to a `StrategyVariable`."""
+    """Turns a plain Keras variable into a `StrategyVariable`, in place."""
     if type(variable) is KerasVariable:
         variable.__dict__.pop("_value", None)
         variable.__class__ = StrategyVariable

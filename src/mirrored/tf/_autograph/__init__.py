@@ -1,4 +1,4 @@
-"""AutoGraph: makes Python's `if`, `while`, `for`, `and`, `or` and `not` over tensors part of compiled programs.
+"""AutoGraph: compiles Python's `if`, `while`, `for`, `and`, `or` and `not` on tensors.
 
 diastatic-malt rewrites the source; it is TensorFlow's AutoGraph, maintained without TensorFlow. This package implements
 the operators that the rewritten source calls.

@@ -1,4 +1,4 @@
-"""`if` statements, conditional expressions, `and` and `or` over tensors."""
+"""The functions that AutoGraph calls in place of `if` statements, conditional expressions, `and` and `or`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def if_stmt(
     symbol_names: Sequence[str],
     nouts: int,
 ) -> None:
-    """Executes an `if` statement: in Python if the condition is known, else inside the compiled program.
+    """Executes an `if` statement in code that AutoGraph has converted, also if its condition is a traced tensor.
 
     Args:
         cond: The condition.
@@ -68,7 +68,7 @@ def if_stmt(
 
 
 def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
-    """Evaluates a conditional expression, ``if_true() if cond else if_false()``."""
+    """Evaluates a conditional expression, ``a if cond else b``, also if its condition is a traced tensor."""
     known = truth(cond)
     if known is not None:
         return if_true() if known else if_false()
@@ -81,7 +81,7 @@ def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any]
 
 
 def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() and second()`: the first operand if it is false, else the second."""
+    """Evaluates ``first() and second()`` in converted code: the first operand if it is false, else the second."""
     value = first()
     known = truth(value)
     if known is None:
@@ -90,7 +90,7 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() or second()`: the first operand if it is true, else the second."""
+    """Evaluates ``first() or second()`` in converted code: the first operand if it is true, else the second."""
     value = first()
     known = truth(value)
     if known is None:

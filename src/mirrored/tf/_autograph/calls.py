@@ -1,4 +1,7 @@
-"""Calls in code that AutoGraph has converted: user functions are converted when called, library functions are not."""
+"""Calls functions on behalf of code that AutoGraph has converted, and converts user functions first.
+
+Library functions are not converted.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,12 @@ class _Transpiling:
 
 
 def transpile_with(transpile: Callable[[Any], Any]) -> None:
-    """Registers the transpiler's function, which returns the converted form of a user function."""
+    """Registers the function that converts Python functions for AutoGraph."""
     _Transpiling.transpile = staticmethod(transpile)
 
 
 def do_not_convert(function: Callable[..., Any] | None = None) -> Any:
-    """Marks a function that AutoGraph does not convert (`tf.autograph.experimental.do_not_convert`)."""
+    """Marks a function so that AutoGraph does not convert it (`tf.autograph.experimental.do_not_convert`)."""
     if function is None:
         return do_not_convert
     _NOT_CONVERTED.add(getattr(function, "__func__", function))
@@ -57,7 +60,7 @@ def do_not_convert(function: Callable[..., Any] | None = None) -> Any:
 
 
 def is_convertible(function: object) -> bool:
-    """Returns whether a function is user Python code, whose statements can be converted."""
+    """Returns whether AutoGraph can convert a function: it must be user code in Python, and no generator."""
     code = getattr(function, "__code__", None)
     if not isinstance(function, types.FunctionType) or code is None:
         return False
@@ -70,7 +73,7 @@ def is_convertible(function: object) -> bool:
 
 
 def converted(function: object) -> Any:
-    """Returns the converted form of a user function or bound method; returns anything else unchanged."""
+    """Converts a user function or bound method with AutoGraph; returns anything else unchanged."""
     if isinstance(function, types.MethodType):
         inner = converted(function.__func__)
         return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
@@ -91,7 +94,7 @@ def converted_call(
     caller_fn_scope: FunctionScope | None = None,
     options: object = None,
 ) -> Any:
-    """Calls a function on behalf of converted code, and converts it first if it is user code.
+    """Calls a function from code that AutoGraph has converted, and first converts the function if it is user code.
 
     Args:
         function: The callee.

@@ -1,4 +1,4 @@
-"""`while` and `for` statements over tensors."""
+"""The functions that AutoGraph calls in place of `while` and `for` statements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def while_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `while` statement: in Python as long as the condition is known, then inside the compiled program.
+    """Executes a `while` statement in code that AutoGraph has converted, also if its condition is a traced tensor.
 
     Args:
         test: The condition.
@@ -79,7 +79,7 @@ def for_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `for` statement: over a tensor or traced range in the compiled program, over anything else in Python.
+    """Executes a `for` statement in code that AutoGraph has converted, also over a tensor or a traced range.
 
     Args:
         iter_: The iterable.

@@ -1,4 +1,4 @@
-"""`range` with bounds that are known only at run time."""
+"""Python's `range` for traced bounds, which are known only at run time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class TracedRange:
-    """A range with traced bounds, for loops in code that AutoGraph converts.
+    """A replacement for `range` with traced bounds, over which code converted by AutoGraph can loop.
 
     Args:
         start: The first value.
@@ -35,12 +35,12 @@ class TracedRange:
 
     @property
     def count(self) -> jax.Array:
-        """The number of values in the range."""
+        """The number of integers or floats in the range, as a tensor."""
         span = (self._limit - self._start) / self._delta
         return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
 
     def at(self, place: Operand) -> jax.Array:
-        """Returns the value at an index of the range."""
+        """Returns the number at a given index of the range."""
         return self._start + jnp.asarray(place).astype(self._start.dtype) * self._delta
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The context manager around the body of a function that AutoGraph has converted."""
+"""The context manager that AutoGraph puts around the body of each converted function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from mirrored.tf._errors import InvalidArgumentError
 
 
 class FunctionScope:
-    """A context manager around the body of a converted function, which determines what the function returns.
+    """The context manager around the body of a function that AutoGraph has converted.
+
+    It determines what the function returns.
 
     Args:
         function_name: The name of the function.
@@ -36,7 +38,7 @@ class FunctionScope:
         pass
 
     def ret(self, value: object, did_return: object) -> Any:
-        """Returns the converted function's result: None if no `return` was executed.
+        """Returns the result of the converted function; None if the function executed no `return`.
 
         Raises:
             InvalidArgumentError: Whether the function returns a value is known only at run time.
@@ -54,6 +56,6 @@ class FunctionScope:
 
 
 def with_function_scope(thunk: Callable[[FunctionScope], Any], scope_name: str, options: object) -> Any:
-    """Calls the body of a converted lambda inside a `FunctionScope`."""
+    """Calls the body of a lambda that AutoGraph has converted, inside a `FunctionScope`."""
     with FunctionScope("lambda", scope_name, options) as scope:
         return thunk(scope)

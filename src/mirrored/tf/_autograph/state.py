@@ -1,4 +1,4 @@
-"""The state of a branch or loop: the Python variables that it changes, split into tensors and other values."""
+"""Helpers for the Python variables that an `if` or loop converted by AutoGraph changes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ SetState = Callable[[tuple[Any, ...]], None]
 
 
 def is_undefined(value: object) -> bool:
-    """Returns whether a value is AutoGraph's marker for a Python variable that has no value yet."""
+    """Returns whether a value is AutoGraph's marker for a Python variable that is not assigned yet."""
     return isinstance(value, (Undefined, UndefinedReturnValue))
 
 
 def is_number(leaf: object) -> bool:
-    """Returns whether a leaf is a Python number."""
+    """Returns whether a pytree leaf is a Python bool, int, float or complex."""
     return type(leaf) in (bool, int, float, complex)
 
 
 def is_tensor(leaf: object) -> bool:
-    """Returns whether a leaf is a tensor, array or number, so that a compiled program can compute it."""
+    """Returns whether a pytree leaf is a tensor, a Python number or a NumPy array of numbers."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, StaticTensor):
         return leaf.dtype.kind in "biufcV"
     return isinstance(leaf, (jax.Array, StaticTensor)) or is_number(leaf)
@@ -43,7 +43,7 @@ def is_tensor(leaf: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A pytree, flattened into leaves and structure.
+    """A flattened pytree: a list of its leaves, and its structure (`PyTreeDef`).
 
     Attributes:
         leaves: Its tensors and all other values that are not containers.
@@ -55,21 +55,21 @@ class Parts:
 
     @classmethod
     def of(cls, value: PyTree) -> Parts:
-        """Flattens a pytree."""
+        """Flattens a pytree into a `Parts` object."""
         return cls(*jax.tree.flatten(value))
 
     @property
     def places(self) -> list[int]:
-        """The indices of the leaves that are tensors, arrays or numbers."""
+        """The indices of those leaves that are tensors, arrays or numbers."""
         return [i for i, leaf in enumerate(self.leaves) if is_tensor(leaf)]
 
     @property
     def tensors(self) -> list[jax.Array]:
-        """The leaves that are tensors, arrays or numbers, converted to tensors."""
+        """The leaves of the pytree that are tensors, arrays or numbers, converted to tensors."""
         return [as_tensor(self.leaves[i]) for i in self.places]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """Returns the pytree with other tensors in the places of its own."""
+        """Returns the pytree with its tensors replaced by the given ones."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -86,13 +86,13 @@ def uniform(value: PyTree) -> Any:
 
 
 def zeros_like(value: PyTree) -> Any:
-    """Returns the pytree with zeros in place of its tensors; other leaves stay unchanged."""
+    """Returns a pytree with its tensors replaced by zeros; other leaves stay unchanged."""
     parts = Parts.of(value)
     return parts.filled([jnp.zeros(one.shape, one.dtype) for one in parts.tensors])
 
 
 def is_same(first: object, second: object) -> bool:
-    """Returns whether two leaves are the same object, or equal numbers, strings or None."""
+    """Returns whether two pytree leaves are the same object, or equal numbers, strings or None."""
     if first is second:
         return True
     plain = (bool, int, float, complex, str, bytes, type(None))
@@ -108,7 +108,10 @@ _inferring = _Inferring()
 
 @contextmanager
 def inferring() -> Iterator[None]:
-    """Marks a trace of a loop body that only infers types, in which an `if` may set a variable in one branch alone."""
+    """Opens a context in which a loop body is traced only to infer the types of its variables.
+
+    In such a trace, an `if` may set a variable in one branch alone.
+    """
     _inferring.depth += 1
     try:
         yield
@@ -117,12 +120,12 @@ def inferring() -> Iterator[None]:
 
 
 def is_inferring() -> bool:
-    """Returns whether a loop body is traced only to infer types (see `inferring`)."""
+    """Returns whether a loop body is being traced only to infer the types of its variables."""
     return _inferring.depth > 0
 
 
 def unlike(statement: str, name: str, found: str) -> InvalidArgumentError:
-    """Returns the error for a variable whose values on several paths have different types."""
+    """Creates the error for a Python variable that gets different types in the branches of a traced `if` or loop."""
     shown = "the returned value" if name == RETURN_VALUE else f"`{name}`"
     return InvalidArgumentError.of(
         statement,

@@ -1,4 +1,4 @@
-"""Converts a Python function: its control flow becomes calls of the operators in this package.
+"""Converts Python functions for AutoGraph: replaces `if`, `while` and `for` by calls of functions.
 
 Source: diastatic-malt's `malt.impl.api.PyToPy`, whose passes are unchanged. The differences are the operators, and that
 the converted code keeps the file name and line numbers of the original, so that errors point to the user's source.
@@ -43,7 +43,10 @@ _OPERATORS: Final[Mapping[str, Any]] = {
 
 
 def transpile(function: types.FunctionType) -> Any:
-    """Returns the converted form of a function; the function itself if conversion fails, for example without source."""
+    """Converts a Python function for AutoGraph; returns the function itself if that fails.
+
+    Conversion fails, for example, if the source is not available.
+    """
     try:
         factory = _factory(function)
     except Exception as error:  # the parser and the passes raise many kinds of errors

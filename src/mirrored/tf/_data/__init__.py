@@ -1,1 +1,1 @@
-"""`tf.data`: datasets of tensors, strings and arrays that stay on the host, and the parsing of data files."""
+"""`tf.data`: datasets whose elements are tensors, strings kept in host memory, and the parsing of data files."""

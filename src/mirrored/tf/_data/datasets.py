@@ -1,4 +1,4 @@
-"""`tf.data`: the datasets of `mirrored.data` with tensors as elements."""
+"""`tf.data.Dataset`: the datasets of `mirrored.data`, with tensors as elements."""
 
 from __future__ import annotations
 
@@ -26,11 +26,17 @@ def _stays(leaf: Leaf) -> bool:
 
 
 class EndOfSequenceError(OutOfRangeError, EndOfDataError):
-    """A dataset has no further element: TensorFlow's `OutOfRangeError` and mirrored's `EndOfDataError`."""
+    """Error raised by a dataset iterator that has no further element.
+
+    It is both TensorFlow's `OutOfRangeError` and mirrored's `EndOfDataError`.
+    """
 
 
 class Dataset(dataset.Dataset):
-    """`tf.data.Dataset`: a `mirrored.data.Dataset` that yields tensors; `as_numpy_iterator` yields NumPy arrays."""
+    """A `mirrored.data.Dataset` whose elements are tensors (`tf.data.Dataset`).
+
+    `as_numpy_iterator` yields NumPy arrays.
+    """
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)

@@ -1,4 +1,4 @@
-"""`tf.data.experimental`: older names of transformations, most of them functions for `Dataset.apply`."""
+"""`tf.data.experimental`: older names of dataset transformations, most of them for `Dataset.apply`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _method(name: str) -> Callable[..., Transformation]:
 def choose_from_datasets(
     datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
 ) -> Dataset:
-    """Chooses elements like `Dataset.choose_from_datasets`, but continues with the others after one dataset ends."""
+    """Takes elements from several datasets, in the order that a dataset of indices gives.
+
+    When one of the datasets ends, the others continue, unlike in `Dataset.choose_from_datasets`.
+    """
     return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
 
 
@@ -44,7 +47,7 @@ def get_single_element(dataset: Dataset) -> Any:
 
 
 def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that shuffles, then repeats."""
+    """Returns a transformation for `Dataset.apply` that shuffles elements, then repeats the dataset."""
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 
@@ -55,7 +58,7 @@ def map_and_batch(
     drop_remainder: bool = False,
     num_parallel_calls: int | None = None,
 ) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that maps, then batches."""
+    """Returns a transformation for `Dataset.apply` that maps a function over elements, then batches them."""
     del num_parallel_batches
     return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(batch_size, drop_remainder)
 
@@ -68,25 +71,28 @@ def parallel_interleave(
     buffer_output_elements: int | None = None,
     prefetch_input_elements: int | None = None,
 ) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that interleaves, always in the same order."""
+    """Returns a transformation for `Dataset.apply` that interleaves datasets, always in the same order."""
     del sloppy, buffer_output_elements, prefetch_input_elements
     return lambda dataset: dataset.interleave(map_func, cycle_length, block_length)
 
 
 def prefetch_to_device(device: object, buffer_size: int | None = None) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that prefetches on the host; elements move to devices when used."""
+    """Returns a transformation for `Dataset.apply` that prefetches elements into host memory.
+
+    Elements move to devices when they are used.
+    """
     del device
     return lambda dataset: dataset.prefetch(data.AUTOTUNE if buffer_size is None else buffer_size)
 
 
 def copy_to_device(target_device: object, source_device: object = None) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that has no effect: elements move to devices when used."""
+    """Returns a transformation for `Dataset.apply` without effect: elements move to devices when they are used."""
     del target_device, source_device
     return lambda dataset: dataset
 
 
 class Reducer(NamedTuple):
-    """The functions by which `group_by_reducer` reduces the elements of one key.
+    """The functions by which `group_by_reducer` combines the elements that have the same key.
 
     Attributes:
         init_func: Maps a key to the initial state.
@@ -100,7 +106,9 @@ class Reducer(NamedTuple):
 
 
 def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that reduces the elements of each key to one, in the order of keys.
+    """Returns a transformation for `Dataset.apply` that combines elements with the same key into one.
+
+    The combined elements are in the order of keys.
 
     Args:
         key_func: Maps an element to an integer.

@@ -1,4 +1,4 @@
-"""Values that stay on the host: strings, and arrays read from files, with a tensor's `numpy()` method."""
+"""NumPy arrays and strings in host memory that have the `numpy()` method of a tensor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
 
 
 class HostArray(np.ndarray):  # type: ignore[type-arg]
-    """A NumPy array with a tensor's `numpy()` method, for 64-bit integers and strings, which stay on the host.
+    """A NumPy array with a `numpy()` method, for strings and 64-bit integers, which are not moved to devices.
 
     TensorFlow: A tensor. Operations of `mirrored.tf` accept it; for strings, use the operations of Python and NumPy.
     """
 
     def numpy(self) -> Any:
-        """Returns the plain NumPy array; a scalar for a single value."""
+        """Returns the data as a plain NumPy array; a scalar for a single value."""
         return np.asarray(self)[()]
 
 
 class HostText(bytes):
-    """The bytes of one string, with a tensor's `numpy()` method.
+    """A bytes object with the `numpy()` method of a tensor, for one string.
 
     TensorFlow: A scalar of `tf.string`.
     """
@@ -36,12 +36,12 @@ class HostText(bytes):
     dtype = _dtypes.string
 
     def numpy(self) -> bytes:
-        """Returns the bytes."""
+        """Returns the string as a plain bytes object."""
         return bytes(self)
 
 
 def on_host(value: object) -> Any:
-    """Wraps bytes and NumPy arrays so that they have a `numpy()` method; returns anything else unchanged."""
+    """Gives bytes and NumPy arrays the `numpy()` method of a tensor; returns anything else unchanged."""
     if isinstance(value, bytes):
         return HostText(value)
     if isinstance(value, np.generic):

@@ -1,4 +1,4 @@
-"""`tf.py_function` and `tf.numpy_function`: Python functions that run on every call, also from compiled programs."""
+"""`tf.py_function` and `tf.numpy_function`: calls of Python functions on the host, also from compiled code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def py_function(
     Tout: DTypeLike | Sequence[DTypeLike] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function with tensors; it runs on the host on every call, also from compiled code.
+    """Calls a Python function with tensors on the host; in compiled code, calls it each time the code runs.
 
     Args:
         func: The function. Omit it to use a decorator: ``@tf.py_function(Tout=tf.float32)``.
@@ -49,7 +49,7 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function like `py_function`, but with NumPy arrays."""
+    """Calls a Python function with NumPy arrays on the host; in compiled code, calls it each time the code runs."""
     del stateful, name
     if func is None:
         return lambda decorated: lambda *args: numpy_function(decorated, args, Tout)

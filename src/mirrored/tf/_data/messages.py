@@ -1,4 +1,4 @@
-"""The protocol buffer messages of TensorFlow's data files: `tf.train.Example` and its parts, and `TensorProto`.
+"""The protocol buffer classes of TensorFlow's data files: `tf.train.Example`, `TensorProto` and others.
 
 The fields are described here, in a separate descriptor pool, so that they do not collide with TensorFlow's generated
 classes in the same process. The encoded bytes are identical.
@@ -52,7 +52,7 @@ _PACKAGE: Final = "tensorflow"
 
 @functools.cache
 def message(name: str) -> Any:
-    """Returns the protocol buffer class of this name, such as ``"Example"``.
+    """Returns the protocol buffer class with a given name, such as ``"Example"``.
 
     Raises:
         MissingExtraError: protobuf is not installed.
@@ -62,7 +62,7 @@ def message(name: str) -> Any:
 
 
 def parsed(name: str, text: bytes) -> Any:
-    """Parses the bytes of a protocol buffer message of this name.
+    """Parses bytes as the protocol buffer message with a given name, such as ``"Example"``.
 
     Raises:
         ValueError: The bytes are not such a message.

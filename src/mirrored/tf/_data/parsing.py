@@ -1,4 +1,4 @@
-"""`tf.io.parse_example` and similar functions, which convert the bytes of data files to arrays on the host."""
+"""`tf.io.parse_example` and similar functions, which parse the bytes of data files into NumPy arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_
 
 
 class FixedLenFeature(NamedTuple):
-    """A feature of `tf.train.Example` that has the same number of values in every example.
+    """The description of a feature that has the same number of values in every `tf.train.Example`.
 
     Attributes:
         shape: The shape of its values.
@@ -34,7 +34,9 @@ class FixedLenFeature(NamedTuple):
 
 
 class FixedLenSequenceFeature(NamedTuple):
-    """A feature that has a varying number of rows of one shape; `parse_example` pads them to the longest example.
+    """The description of a feature whose number of values varies between `tf.train.Example` messages.
+
+    The feature consists of rows of one shape; `parse_example` pads them to the longest example.
 
     Attributes:
         shape: The shape of a row.
@@ -52,7 +54,7 @@ class FixedLenSequenceFeature(NamedTuple):
 def parse_single_example(
     serialized: Texts, features: Mapping[str, Any], example_names: object = None, name: str | None = None
 ) -> dict[str, Any]:
-    """Parses one serialized `tf.train.Example` into its features.
+    """Parses one serialized `tf.train.Example` into a dict of features.
 
     Context: any; on the host, so not inside tf.function.
 
@@ -79,7 +81,7 @@ def parse_single_example(
 def parse_example(
     serialized: Texts, features: Mapping[str, Any], example_names: object = None, name: str | None = None
 ) -> dict[str, Any]:
-    """Parses serialized `tf.train.Example`s and stacks their features.
+    """Parses a batch of serialized `tf.train.Example` messages into a dict of stacked features.
 
     Args:
         serialized: A vector of bytes; a single one is parsed like `parse_single_example`.
@@ -212,7 +214,7 @@ def _stacked(values: list[Any], feature: FixedLenFeature | FixedLenSequenceFeatu
 
 
 def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
-    """Serializes a tensor to bytes, which `parse_tensor` reads.
+    """Serializes a tensor to bytes, from which `parse_tensor` restores it.
 
     TensorFlow: `tf.io.serialize_tensor`; the bytes are identical.
     """
@@ -231,7 +233,7 @@ def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
 
 
 def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None) -> Any:
-    """Parses the bytes that `serialize_tensor` returned to a NumPy array.
+    """Restores a tensor that `serialize_tensor` serialized to bytes, as a NumPy array.
 
     Raises:
         InvalidArgumentError: The bytes are not a tensor, or the tensor has another dtype.
@@ -274,7 +276,7 @@ def _no_tensor(found: str, remedy: str) -> InvalidArgumentError:
 
 
 def decode_raw(input_bytes: Texts, out_type: DTypeLike, little_endian: bool = True, name: str | None = None) -> Any:
-    """Reinterprets bytes as numbers along a new last dimension.
+    """Reinterprets the bytes of strings as numbers, along a new last dimension.
 
     Raises:
         InvalidArgumentError: The number of bytes is not a multiple of the dtype's size, or the lengths differ.

@@ -1,1 +1,1 @@
-"""`tf.distribute`: the strategies under the names of TensorFlow 2 and 1."""
+"""`tf.distribute`: the strategies of `mirrored` under TensorFlow's names."""

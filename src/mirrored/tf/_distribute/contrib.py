@@ -1,4 +1,4 @@
-"""`tf.contrib.distribute.MirroredStrategy`: TensorFlow 1's strategy, as a thin adapter to the current one."""
+"""`tf.contrib.distribute.MirroredStrategy`: a strategy with the constructor and iterators of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALLED = "tf.contrib.distribute.MirroredStrategy"
 
 
 class MirroredStrategy(_MirroredStrategy):
-    """The strategy of `tf.contrib`: one replica per device, with TensorFlow 1's constructor arguments and iterators.
+    """`mirrored.MirroredStrategy` with the constructor arguments and iterators of `tf.contrib` in TensorFlow 1.
 
     Args:
         devices: Device names. Pass either these or a number of GPUs.
@@ -61,7 +61,7 @@ class MirroredStrategy(_MirroredStrategy):
         )
 
     def make_dataset_iterator(self, dataset: object) -> InputIterator:
-        """Returns an iterator over per-replica batches: each batch of the dataset goes to one replica.
+        """Returns an iterator over a dataset that gives each replica a whole batch per step.
 
         Context: cross-replica.
         """
@@ -79,7 +79,7 @@ class MirroredStrategy(_MirroredStrategy):
         shuffle: int | None = 1024,
         session: object = None,
     ) -> InputIterator:
-        """Returns an iterator over the rows of arrays, from which each replica gets `batch_size` rows per step.
+        """Returns an iterator over NumPy arrays that gives each replica `batch_size` examples per step.
 
         Context: cross-replica.
 
@@ -95,11 +95,11 @@ class MirroredStrategy(_MirroredStrategy):
         return self._iterator(shuffled.repeat(num_epochs).batch(batch_size))
 
     def experimental_initialize(self) -> list[Any]:
-        """Does nothing: there is nothing to initialize."""
+        """Does nothing: a strategy needs no initialization."""
         return []
 
     def experimental_finalize(self) -> list[Any]:
-        """Does nothing: there is nothing to finalize."""
+        """Does nothing: a strategy holds nothing to finalize."""
         return []
 
     initialize, finalize = experimental_initialize, experimental_finalize

@@ -1,4 +1,4 @@
-"""`tf.distribute`'s cross-device operations: those of `mirrored.collectives`, with TensorFlow's methods.
+"""`tf.distribute.CrossDeviceOps`: objects with TensorFlow's methods that reduce values across devices.
 
 TensorFlow's `reduce` takes a per-replica value; strategies call `reduce_arrays` of `mirrored.collectives` instead.
 """
@@ -26,12 +26,12 @@ Destinations: TypeAlias = DistributedValues | Variable | str
 
 
 class Direct(core.CrossDeviceOps):
-    """A cross-device operation that not only a strategy but also a program can call, by TensorFlow's methods."""
+    """Base class of reduction algorithms with TensorFlow's methods `reduce`, `batch_reduce` and `broadcast`."""
 
     def reduce(
         self, reduce_op: ReduceOp, per_replica_value: PyTree, destinations: Destinations, options: object = None
     ) -> Any:
-        """Sums or averages the components of a per-replica value.
+        """Sums or averages the values that the replicas hold of a per-replica value.
 
         Context: cross-replica.
 
@@ -62,7 +62,7 @@ class Direct(core.CrossDeviceOps):
     def batch_reduce(
         self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Any], options: object = None
     ) -> list[Any]:
-        """Reduces the value of each pair (value, destinations) like `reduce`.
+        """Sums or averages several per-replica values, each paired with its destinations.
 
         Raises:
             ArgumentError: `reduce_op` is not a `ReduceOp`, or an element is not a pair of a value and its destinations.
@@ -78,7 +78,7 @@ class Direct(core.CrossDeviceOps):
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
     def broadcast(self, tensor: PyTree, destinations: Destinations) -> Any:
-        """Copies a value to all replicas of `destinations`.
+        """Copies a value to the replicas of `destinations`, which is another per-replica value or a variable.
 
         Raises:
             ArgumentError: There are no destinations.
@@ -121,17 +121,17 @@ def _check_destinations(destinations: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(Direct, core.NcclAllReduce):
-    """`mirrored.collectives.NcclAllReduce`, which a program can also call directly."""
+    """`mirrored.collectives.NcclAllReduce` with TensorFlow's methods `reduce` and `broadcast` for direct calls."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCopyAllReduce(Direct, core.HierarchicalCopyAllReduce):
-    """`mirrored.collectives.HierarchicalCopyAllReduce`, which a program can also call directly."""
+    """`mirrored.collectives.HierarchicalCopyAllReduce` with TensorFlow's methods for direct calls."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(Direct, core.ReductionToOneDevice):
-    """`mirrored.collectives.ReductionToOneDevice`, which a program can also call directly."""
+    """`mirrored.collectives.ReductionToOneDevice` with TensorFlow's methods for direct calls."""
 
 
 NAMES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""TensorFlow's names for mirrored's strategies, variables and tapes: `tf.distribute`, `tf.Variable` and others."""
+"""Maps names such as `tf.distribute.MirroredStrategy` and `tf.Variable` to the classes of `mirrored`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from mirrored.variables import Variable, VariableAggregation, VariableSynchroniz
 
 
 class CommunicationImplementation(enum.Enum):
-    """Names of communication libraries, which have no effect: XLA uses NCCL on GPUs, Gloo or its own on CPUs."""
+    """The names of communication libraries that TensorFlow has, accepted without effect.
+
+    XLA uses NCCL on GPUs, and Gloo or its own implementation on CPUs.
+    """
 
     AUTO = "AUTO"
     RING = "RING"
@@ -43,7 +46,7 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of a cross-device reduction, which have no effect: XLA chooses how replicas communicate.
+    """Options of a cross-device reduction, accepted without effect: XLA chooses how devices communicate.
 
     Args:
         bytes_per_pack: Accepted and ignored; not negative.
@@ -70,13 +73,16 @@ class CommunicationOptions:
 
 
 def collective_hints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """Returns `CommunicationOptions`, under their former name."""
+    """Creates a `CommunicationOptions` object; this is the former name of that class in TensorFlow."""
     return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run`, accepted and ignored: shapes may always differ between replicas."""
+    """Options of `Strategy.run`, accepted without effect.
+
+    Shapes may always differ between replicas.
+    """
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False

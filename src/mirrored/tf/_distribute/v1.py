@@ -1,4 +1,4 @@
-"""`tf.compat.v1.distribute`: the strategies of TensorFlow 1's interface, built on the current ones."""
+"""`tf.compat.v1.distribute`: strategies with the additional methods of TensorFlow 1."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`tf.io`, `tf.summary`, `tf.print` and `tf.profiler`."""
+"""`tf.io`, `tf.summary`, `tf.print` and `tf.profiler`: files, logging and profiling."""

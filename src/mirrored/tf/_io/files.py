@@ -1,4 +1,4 @@
-"""`tf.io`: whole files, TFRecord files, CSV lines and images, on the host."""
+"""`tf.io`: reads and writes files, TFRecord files, CSV lines and images, in host memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FileName: TypeAlias = str | bytes | os.PathLike[str] | np.ndarray[Any, Any]
 
 
 def read_file(filename: FileName, name: str | None = None) -> Any:
-    """Reads the contents of a file as bytes.
+    """Returns the whole contents of a file as bytes.
 
     Context: any; on the host, so not inside tf.function.
 
@@ -43,7 +43,7 @@ def read_file(filename: FileName, name: str | None = None) -> Any:
 
 
 def write_file(filename: FileName, contents: Texts, name: str | None = None) -> None:
-    """Writes bytes to a file; replaces an existing file and creates its folder."""
+    """Writes bytes to a file; replaces an existing file and creates missing folders."""
     del name
     path = Path(_path(filename))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def _text(value: Texts) -> bytes:
 
 
 class TFRecordOptions:
-    """Options for writing a TFRecord file, of which `compression_type` has an effect.
+    """Options for writing a TFRecord file; only `compression_type` has an effect.
 
     Args:
         compression_type: "", "GZIP" or "ZLIB".
@@ -91,7 +91,9 @@ class TFRecordOptions:
 
 
 class TFRecordWriter(_Writer):
-    """Writes records (bytes) to a file; see `mirrored.data.pipeline.files.TFRecordWriter`.
+    """A writer of TFRecord files, which consist of records of bytes.
+
+    See `mirrored.data.pipeline.files.TFRecordWriter`.
 
     Args:
         path: The file; an existing one is replaced.
@@ -114,7 +116,7 @@ def decode_csv(
     select_cols: Sequence[int] | None = None,
     name: str | None = None,
 ) -> list[Any]:
-    """Converts lines of comma-separated values to one array per column.
+    """Parses lines of comma-separated values into one array per column.
 
     Args:
         records: One line or an array of lines.
@@ -159,7 +161,7 @@ def decode_image(
     contents: Texts, channels: int | None = None, dtype: DTypeLike = _dtypes.uint8, name: str | None = None,
     expand_animations: bool = True,
 ) -> Any:  # fmt: skip
-    """Decodes a JPEG, PNG, BMP or GIF file to pixels.
+    """Decodes the bytes of a JPEG, PNG, BMP or GIF image to an array of pixels.
 
     Context: any; on the host, so not inside tf.function.
 
@@ -192,7 +194,7 @@ def decode_image(
 
 
 def decode_bmp(contents: Texts, channels: int = 0, name: str | None = None, *, dtype: DTypeLike = _dtypes.uint8) -> Any:
-    """Decodes a BMP file to ``[height, width, channels]``: see `decode_image`."""
+    """Decodes the bytes of a BMP image to pixels ``[height, width, channels]``, like `decode_image`."""
     del name
     return _decoded("tf.io.decode_bmp", ("BMP",), contents, channels, dtype)
 
@@ -209,7 +211,9 @@ def decode_jpeg(
     *,
     dtype: DTypeLike = _dtypes.uint8,
 ) -> Any:
-    """Decodes a JPEG, MPO, PNG, BMP or GIF file to ``[height, width, channels]``: see `decode_image`.
+    """Decodes the bytes of a JPEG, PNG, BMP or GIF image to pixels ``[height, width, channels]``.
+
+    MPO files are accepted, too; see `decode_image`.
 
     Args:
         contents: The file.
@@ -232,7 +236,10 @@ def decode_jpeg(
 
 
 def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.uint8, name: str | None = None) -> Any:
-    """Decodes a PNG, JPEG, MPO, BMP or GIF file to ``[height, width, channels]``: see `decode_image`."""
+    """Decodes the bytes of a PNG, JPEG, BMP or GIF image to pixels ``[height, width, channels]``.
+
+    MPO files are accepted, too; see `decode_image`.
+    """
     del name
     return _decoded("tf.io.decode_png", ("PNG", "JPEG", "MPO", "BMP", "GIF"), contents, channels, dtype)
 
@@ -300,7 +307,7 @@ def _in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
 
 
 def encode_png(image: Operand, compression: int = -1, name: str | None = None) -> Any:
-    """Encodes pixels ``uint8[height, width, channels]`` as a PNG file.
+    """Encodes pixels, ``uint8[height, width, channels]``, as the bytes of a PNG image.
 
     Args:
         image: The pixels.
@@ -334,7 +341,7 @@ def encode_jpeg(
     xmp_metadata: str = "",
     name: str | None = None,
 ) -> Any:
-    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file.
+    """Encodes pixels, ``uint8[height, width, channels]``, as the bytes of a JPEG image.
 
     Args:
         image: The pixels.

@@ -1,4 +1,4 @@
-"""`tf.io.gfile`: local files under TensorFlow's names."""
+"""`tf.io.gfile`: functions for local files and folders under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def open_file(name: PathLike, mode: str = "r") -> IO[Any]:
-    """Opens a file like Python's `open`.
+    """Opens a local file for reading or writing, like Python's `open`.
 
     Raises:
         NotFoundError: The file does not exist.
@@ -27,22 +27,22 @@ def open_file(name: PathLike, mode: str = "r") -> IO[Any]:
 
 
 def exists(path: PathLike) -> bool:
-    """Returns whether the path exists."""
+    """Returns whether a file or folder exists."""
     return Path(path).exists()
 
 
 def isdir(path: PathLike) -> bool:
-    """Returns whether the path is a folder."""
+    """Returns whether a path is a folder."""
     return Path(path).is_dir()
 
 
 def makedirs(path: PathLike) -> None:
-    """Creates a folder and its parents; does nothing if the folder exists."""
+    """Creates a folder and its missing parents; does nothing if the folder exists."""
     Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def mkdir(path: PathLike) -> None:
-    """Creates a folder, whose parent must exist."""
+    """Creates a folder whose parent exists."""
     Path(path).mkdir()
 
 
@@ -52,13 +52,13 @@ def listdir(path: PathLike) -> list[str]:
 
 
 def glob(pattern: PathLike | Sequence[PathLike]) -> list[str]:
-    """Returns the paths that match a pattern or any of several patterns."""
+    """Returns the paths that match one or several patterns, such as ``"*.txt"``."""
     patterns = pattern if isinstance(pattern, (list, tuple)) else [pattern]
     return sorted(path for one in patterns for path in globbing.glob(str(one)))
 
 
 def copy(src: PathLike, dst: PathLike, overwrite: bool = False) -> None:
-    """Copies a file.
+    """Copies a file to another path.
 
     Raises:
         AlreadyExistsError: The target exists, and `overwrite` is False.
@@ -83,7 +83,7 @@ def _check_free(path: PathLike, overwrite: bool) -> None:
 
 
 def remove(path: PathLike) -> None:
-    """Deletes a file."""
+    """Deletes a file (`tf.io.gfile.remove`)."""
     Path(path).unlink()
 
 
@@ -100,7 +100,7 @@ def stat(path: PathLike) -> os.stat_result:
 def walk(
     top: PathLike, topdown: bool = True, onerror: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walks a folder tree like `os.walk`."""
+    """Yields each folder of a folder tree with its subfolders and files, like `os.walk`."""
     return os.walk(top, topdown, onerror)
 
 

@@ -1,4 +1,4 @@
-"""`tf.print`, with TensorFlow's format for tensors."""
+"""`tf.print`, which formats tensors like TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mirrored.tf._tensors import is_tensor
 
 
 def tensor_text(array: np.ndarray[Any, Any], summarize: int) -> str:
-    """Formats a tensor like TensorFlow: with spaces between elements, and "..." for the middle of long dimensions."""
+    """Formats a tensor as text like TensorFlow, with "..." for the middle of long dimensions."""
     if array.ndim == 0:
         return _number_text(array[()])
     separator = " " if array.ndim == 1 else "\n" + (array.ndim > 2) * "\n" * (array.ndim - 2)
@@ -67,7 +67,9 @@ def print_(
     end: str = "\n",
     name: str | None = None,
 ) -> None:
-    """Prints to stderr (or another stream, or a file named ``file://...``), also from compiled code.
+    """Prints values to stderr, another stream or a file, also from compiled code (`tf.print`).
+
+    A file is named ``file://...``.
 
     Context: any. In compiled code each replica prints at run time, in no fixed order between replicas.
     """

@@ -1,4 +1,4 @@
-"""`tf.profiler`: traces from `jax.profiler`, for TensorBoard's profile page and Perfetto."""
+"""`tf.profiler`: records profiler traces with `jax.profiler`, for TensorBoard and Perfetto."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.errors import ContextError
 
 @dataclasses.dataclass(frozen=True)
 class ProfilerOptions:
-    """Options of a trace, accepted for compatibility and ignored: JAX has its own defaults."""
+    """Options of a profiler trace, accepted without effect: JAX has its own defaults."""
 
     host_tracer_level: int = 2
     python_tracer_level: int = 0
@@ -24,7 +24,7 @@ class ProfilerOptions:
 
 
 def start(logdir: str | os.PathLike[str], options: ProfilerOptions | None = None) -> None:
-    """Starts to record a trace, which `stop` writes to the folder `logdir`.
+    """Starts to record a profiler trace, which `stop` writes to the folder `logdir`.
 
     Raises:
         ContextError: A trace is already active.
@@ -35,7 +35,7 @@ def start(logdir: str | os.PathLike[str], options: ProfilerOptions | None = None
 
 
 def stop(save: bool = True) -> None:
-    """Stops the trace and writes it to the folder that was passed to `start`.
+    """Stops recording the profiler trace, and writes it to the folder that was passed to `start`.
 
     Raises:
         ContextError: No trace is active.
@@ -46,7 +46,7 @@ def stop(save: bool = True) -> None:
 
 
 class Profile:
-    """Records a trace of a block and writes it to a folder: ``with Profile(directory): ...``.
+    """A context manager that records a profiler trace of its block and writes it to a folder.
 
     Args:
         logdir: The folder.
@@ -64,7 +64,10 @@ class Profile:
 
 
 def trace(name: str, step_num: SupportsIndex | None = None, **metadata: Any) -> Any:
-    """Gives a block of code a name in the trace; `step_num` marks the block as one training step."""
+    """Returns a context manager whose block appears under a given name in the profiler trace.
+
+    `step_num` marks the block as one training step.
+    """
     metadata.pop("_r", None)  # TensorFlow's marker of a root event, which JAX sets itself
     if step_num is not None:
         return jax.profiler.StepTraceAnnotation(name, step_num=int(step_num), **metadata)
@@ -72,7 +75,7 @@ def trace(name: str, step_num: SupportsIndex | None = None, **metadata: Any) -> 
 
 
 def server_start(port: int) -> None:
-    """Starts a server from which TensorBoard can request traces."""
+    """Starts a server from which TensorBoard can request profiler traces."""
     jax.profiler.start_server(port)
 
 

@@ -1,4 +1,4 @@
-"""`tf.summary`: writes event files for TensorBoard through tensorboardX."""
+"""`tf.summary`: writes scalars, images, histograms and texts for TensorBoard, with tensorboardX."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ carry(_carried)
 
 
 class SummaryWriter:
-    """Writes TensorBoard's event files to a folder; `create_file_writer` creates it.
+    """A writer of TensorBoard's event files to a folder, which `create_file_writer` creates.
 
     TensorFlow: `tf.summary.SummaryWriter`.
     """
@@ -50,7 +50,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """Makes this the default writer in the block, and `step` the default step."""
+        """Makes `tf.summary.scalar` and similar functions use this writer, and `step` by default, in a block."""
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
         if step is not None:
@@ -61,20 +61,23 @@ class SummaryWriter:
             _defaults.writers, _defaults.step = before, before_step
 
     def set_as_default(self, step: SupportsIndex | None = None) -> None:
-        """Makes this the default writer of the thread, and `step` the default step."""
+        """Makes `tf.summary.scalar` and similar functions use this writer, and `step` by default.
+
+        This holds for the current thread.
+        """
         _defaults.writers = (self,)
         if step is not None:
             _defaults.step = step
 
     def init(self) -> None:
-        """Does nothing: the writer needs no initialization."""
+        """Does nothing: a summary writer needs no initialization."""
 
     def flush(self) -> None:
-        """Flushes pending values to disk."""
+        """Writes all pending values to disk."""
         self.events.flush()
 
     def close(self) -> None:
-        """Flushes pending values to disk and closes the file."""
+        """Writes all pending values to disk and closes the event file."""
         self.events.close()
 
 
@@ -83,7 +86,7 @@ def create_file_writer(
     filename_suffix: str | None = None, name: str | None = None, experimental_trackable: bool = False,
     experimental_mesh: object = None,
 ) -> SummaryWriter:  # fmt: skip
-    """Creates a writer of event files.
+    """Creates a `SummaryWriter`, which writes TensorBoard's event files to a folder.
 
     Args:
         logdir: The folder.
@@ -112,12 +115,12 @@ def _no_writer() -> Iterator[None]:
 
 
 def create_noop_writer() -> Any:
-    """Returns a context manager in whose block no values are written."""
+    """Returns a context manager in whose block `tf.summary.scalar` and similar functions write nothing."""
     return _no_writer()
 
 
 def scalar(name: str, data: Operand, step: SupportsIndex | None = None, description: str | None = None) -> bool:
-    """Writes a scalar with the default writer, if there is one.
+    """Writes a number for TensorBoard with the default writer; does nothing if there is no default writer.
 
     Context: eager; in replica context only replica 0 writes.
 
@@ -144,7 +147,10 @@ def scalar(name: str, data: Operand, step: SupportsIndex | None = None, descript
 def image(
     name: str, data: Operand, step: SupportsIndex | None = None, max_outputs: int = 3, description: str | None = None
 ) -> bool:
-    """Writes images ``[images, height, width, channels]``, floats from 0 to 1 or ``u8``, otherwise like `scalar`."""
+    """Writes images for TensorBoard with the default writer, as `scalar` writes numbers.
+
+    The shape is ``[images, height, width, channels]``, the values floats from 0 to 1 or ``uint8``.
+    """
     del description
     events, at = _target("image", data, step)
     if events is not None:
@@ -158,7 +164,10 @@ def image(
 def histogram(
     name: str, data: Operand, step: SupportsIndex | None = None, buckets: int = 30, description: str | None = None
 ) -> bool:
-    """Writes a histogram of the elements of an array, otherwise like `scalar`."""
+    """Writes a histogram of an array's elements for TensorBoard with the default writer.
+
+    Context, step and errors are those of `scalar`.
+    """
     del description
     events, at = _target("histogram", data, step)
     if events is not None and np.size(data):
@@ -167,7 +176,10 @@ def histogram(
 
 
 def text(name: str, data: object, step: SupportsIndex | None = None, description: str | None = None) -> bool:
-    """Writes a text, otherwise like `scalar`."""
+    """Writes a text for TensorBoard with the default writer.
+
+    Context, step and errors are those of `scalar`.
+    """
     del description
     events, at = _target("text", 0, step)
     if events is not None:
@@ -209,14 +221,20 @@ def _traced(kind: str) -> ContextError:
 
 
 def should_record_summaries() -> bool:
-    """Returns whether values are written: a default writer is set, and `record_if` permits writing."""
+    """Returns whether `tf.summary.scalar` and similar functions write values now.
+
+    They do if a default writer is set and `record_if` permits it.
+    """
     record = _defaults.record
     return bool(_defaults.writers) and bool(record() if callable(record) else record)
 
 
 @contextlib.contextmanager
 def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
-    """Makes the block write values only if `condition`, or the result of calling it, is true."""
+    """Makes `tf.summary.scalar` and similar functions write only if a condition is true, inside the block.
+
+    The condition may be a function, which is called for each value.
+    """
     before, _defaults.record = _defaults.record, condition
     try:
         yield
@@ -225,17 +243,17 @@ def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
 
 
 def get_step() -> Any:
-    """Returns the step of values that are written without one; None if none is set."""
+    """Returns the step with which summary values are written by default, or None."""
     return _defaults.step
 
 
 def set_step(step: SupportsIndex | None) -> None:
-    """Sets the step of values that are written without one."""
+    """Sets the step with which summary values are written by default."""
     _defaults.step = step
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Flushes the pending values of a writer, or of the default writer, to disk."""
+    """Writes the pending values of a summary writer, by default of the default writer, to disk."""
     target = writer if writer is not None else (_defaults.writers[-1] if _defaults.writers else None)
     if target is not None:
         target.flush()

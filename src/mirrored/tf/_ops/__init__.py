@@ -1,1 +1,1 @@
-"""Operations: tensors, mathematics, neural networks, images, linear algebra, signals, random numbers."""
+"""The operations of `mirrored.tf`: arrays, mathematics, neural networks, images, signals, random numbers."""

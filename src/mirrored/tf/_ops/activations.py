@@ -1,4 +1,4 @@
-"""`tf.nn`: activations, dropout, normalization and embeddings."""
+"""`tf.nn`: activation functions, dropout, normalization and embeddings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def silu(features: Operand, beta: Operand = 1.0) -> jax.Array:
 
 @op("nn.bias_add")
 def bias_add(value: Operand, bias: Operand, data_format: str | None = None, name: str | None = None) -> jax.Array:
-    """Adds one bias per channel; channels are the last axis, or the second with ``data_format="NC..."``."""
+    """Adds a vector of biases, one per channel, to a tensor.
+
+    Channels are the last axis, or the second with ``data_format="NC..."``.
+    """
     del name
     tensor, one = tensors(value, bias)
     with reported("tf.nn.bias_add", [tensor, one]):
@@ -65,7 +68,7 @@ def bias_add(value: Operand, bias: Operand, data_format: str | None = None, name
 
 @op("nn.l2_loss")
 def l2_loss(t: Operand, name: str | None = None) -> jax.Array:
-    """Computes half the sum of the squares of all elements."""
+    """Computes half the sum of the squares of all elements of a tensor."""
     del name
     value = as_tensor(t)
     return jnp.sum(jnp.square(value)) / 2
@@ -75,7 +78,7 @@ def l2_loss(t: Operand, name: str | None = None) -> jax.Array:
 def l2_normalize(
     x: Operand, axis: StaticInts | None = None, epsilon: float = 1e-12, name: str | None = None
 ) -> jax.Array:
-    """Normalizes along `axis` using the L2 norm."""
+    """Divides a tensor by its L2 norm along `axis`."""
     del name
     value = as_tensor(x)
     square = jnp.sum(jnp.square(value), axis=static_axis(axis, called="tf.nn.l2_normalize"), keepdims=True)
@@ -86,7 +89,7 @@ def l2_normalize(
 def moments(
     x: Operand, axes: StaticInts, shift: object = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Calculates the mean and variance over `axes`."""
+    """Computes the mean and variance of a tensor over `axes`."""
     del shift, name
     value, where = as_tensor(x), static_axis(axes, called="tf.nn.moments", argument="axes")
     mean = jnp.mean(value, axis=where, keepdims=True)
@@ -98,7 +101,7 @@ def moments(
 def weighted_moments(
     x: Operand, axes: StaticInts, frequency_weights: Operand, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Calculates the mean and variance over `axes`, with a weight per element."""
+    """Computes the mean and variance of a tensor over `axes`, with a weight for each element."""
     del name
     value, where = as_tensor(x), static_axis(axes, called="tf.nn.weighted_moments", argument="axes")
     weights = jnp.broadcast_to(as_tensor(frequency_weights).astype(value.dtype), value.shape)
@@ -118,7 +121,10 @@ def batch_normalization(
     variance_epsilon: Operand,
     name: str | None = None,
 ) -> jax.Array:
-    """Normalizes with a given mean and variance: ``scale * (x - mean) / sqrt(variance + epsilon) + offset``."""
+    """Normalizes a tensor by a given mean and variance, then scales and shifts it.
+
+    Computes ``scale * (x - mean) / sqrt(variance + epsilon) + offset``.
+    """
     del name
     value = as_tensor(x)
     factor = jax.lax.rsqrt(as_tensor(variance) + variance_epsilon)
@@ -137,7 +143,10 @@ def local_response_normalization(
     beta: float = 0.5,
     name: str | None = None,
 ) -> jax.Array:
-    """Divides each element by ``(bias + alpha * sum of squares over neighboring channels) ** beta``."""
+    """Divides each element by a power of the sum of squares over neighboring channels.
+
+    Computes ``x / (bias + alpha * sum of squares) ** beta``.
+    """
     del name
     value = as_tensor(input)
     padded = jnp.pad(jnp.square(value), [(0, 0)] * (value.ndim - 1) + [(depth_radius, depth_radius)])
@@ -148,7 +157,7 @@ def local_response_normalization(
 
 @op("nn.embedding_lookup")
 def embedding_lookup(params: Operand, ids: Operand, max_norm: Operand = None, name: str | None = None) -> jax.Array:
-    """Looks up the rows of a table for `ids`, and scales them down to the norm `max_norm` if it is given."""
+    """Looks up the embedding vectors with the indices `ids` in a table; limits their norm to `max_norm`."""
     del name
     rows_ = gather(params, ids)
     if max_norm is None:
@@ -159,7 +168,7 @@ def embedding_lookup(params: Operand, ids: Operand, max_norm: Operand = None, na
 
 @op("nn.space_to_depth")
 def space_to_depth(input: Operand, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
-    """Moves the pixels of each ``block_size x block_size`` block into the channels of one pixel."""
+    """Merges each block of ``block_size x block_size`` pixels into one pixel with more channels."""
     del name
     value = _channels_last(input, data_format)
     n, h, w, c = value.shape
@@ -170,7 +179,7 @@ def space_to_depth(input: Operand, block_size: int, data_format: str = "NHWC", n
 
 @op("nn.depth_to_space")
 def depth_to_space(input: Operand, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
-    """Moves the channels of each pixel into a ``block_size x block_size`` block: the inverse of `space_to_depth`."""
+    """Splits the channels of each pixel into ``block_size x block_size`` pixels: inverts `space_to_depth`."""
     del name
     value = _channels_last(input, data_format)
     n, h, w, c = value.shape

@@ -1,4 +1,4 @@
-"""Array creation and shape operations: `zeros`, `reshape`, `concat`, `pad`, `transpose` and similar."""
+"""Array operations: `zeros`, `reshape`, `concat`, `pad`, `transpose` and similar."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def eye(
 def range_(
     start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTypeLike | None = None, name: str | None = None
 ) -> jax.Array:
-    """Creates a sequence of numbers from `start` (0 with one argument) to `limit`, excluding `limit`.
+    """Creates a sequence of numbers from `start` (by default 0) up to, but not including, `limit`.
 
     Raises:
         InvalidArgumentError: A bound is traced, so that the length is unknown.
@@ -127,28 +127,28 @@ def linspace(start: Operand, stop: Operand, num: SupportsIndex, name: str | None
 
 @op("shape")
 def shape(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
-    """Returns the shape as an integer tensor that is known while tracing."""
+    """Returns the shape of a tensor as an integer tensor, whose value is known also while tracing."""
     del name
     return static_tensor(np.asarray(_shape_of(input), array_dtype(out_type)))
 
 
 @op("shape_n")
 def shape_n(input: Iterable[Operand], out_type: DTypeLike = "int32", name: str | None = None) -> list[StaticTensor]:
-    """Returns the shape of each tensor as an integer tensor that is known while tracing."""
+    """Returns the shapes of several tensors as integer tensors, whose values are known also while tracing."""
     del name
     return [shape(one, out_type) for one in input]
 
 
 @op("size")
 def size(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
-    """Returns the number of elements as an integer tensor that is known while tracing."""
+    """Returns the number of elements of a tensor as an integer tensor, known also while tracing."""
     del name
     return static_tensor(np.asarray(int(np.prod(_shape_of(input), dtype=np.int64)), array_dtype(out_type)))
 
 
 @op("rank")
 def rank(input: Operand, name: str | None = None) -> StaticTensor:
-    """Returns the number of dimensions as an integer tensor that is known while tracing."""
+    """Returns the number of dimensions of a tensor as an integer tensor, known also while tracing."""
     del name
     return static_tensor(np.asarray(len(_shape_of(input)), np.int32))
 
@@ -167,14 +167,14 @@ def identity(input: Operand, name: str | None = None) -> jax.Array:
 
 @op("identity_n")
 def identity_n(input: Iterable[Operand], name: str | None = None) -> list[jax.Array]:
-    """Returns a list with the `identity` of each tensor."""
+    """Returns a list of tensors with the same contents as the given ones."""
     del name
     return [identity(one) for one in input]
 
 
 @op("ensure_shape")
 def ensure_shape(x: Operand, shape: ShapeLike | None, name: str | None = None) -> jax.Array:
-    """Returns the tensor if its shape is compatible with `shape`.
+    """Returns a tensor unchanged; raises an error if its shape is not compatible with `shape`.
 
     Raises:
         InvalidArgumentError: The shape is not compatible.
@@ -194,7 +194,7 @@ def ensure_shape(x: Operand, shape: ShapeLike | None, name: str | None = None) -
 @op("reshape manip.reshape")
 @hosted
 def reshape(tensor: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
-    """Reshapes a tensor; one dimension may be -1, and is then computed from the others."""
+    """Changes the shape of a tensor; one dimension may be -1, which is computed from the others."""
     del name
     value = as_tensor(tensor)
     with reported("tf.reshape", [value]):
@@ -205,7 +205,7 @@ def reshape(tensor: Operand, shape: StaticInts, name: str | None = None) -> jax.
 def transpose(
     a: Operand, perm: StaticInts | None = None, conjugate: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Transposes a tensor by permuting its dimensions by `perm`; reverses them by default."""
+    """Permutes the dimensions of a tensor by `perm`; reverses their order by default."""
     del name
     value = as_tensor(a)
     value = jnp.conj(value) if conjugate else value
@@ -216,7 +216,7 @@ def transpose(
 @op("squeeze")
 @hosted
 def squeeze(input: Operand, axis: StaticInts | None = None, name: str | None = None) -> jax.Array:
-    """Removes dimensions of size 1: the ones in `axis`, or by default all of them."""
+    """Removes dimensions of size 1 from a tensor: those in `axis`, by default all."""
     del name
     value, where = as_tensor(input), static_axis(axis, called="tf.squeeze")
     with reported("tf.squeeze", [value]):
@@ -226,7 +226,7 @@ def squeeze(input: Operand, axis: StaticInts | None = None, name: str | None = N
 @op("expand_dims")
 @hosted
 def expand_dims(input: Operand, axis: SupportsIndex, name: str | None = None) -> jax.Array:
-    """Inserts a dimension of size 1 at `axis`."""
+    """Inserts a dimension of size 1 into a tensor, at position `axis`."""
     del name
     value = as_tensor(input)
     with reported("tf.expand_dims", [value]):
@@ -258,7 +258,7 @@ def stack(values: Iterable[Operand], axis: SupportsIndex = 0, name: str | None =
 def unstack(
     value: Operand, num: int | None = None, axis: SupportsIndex = 0, name: str | None = None
 ) -> list[jax.Array]:
-    """Unpacks a tensor along an axis into a list of slices."""
+    """Splits a tensor along an axis into a list of slices without that axis."""
     del name
     tensor = as_tensor(value)
     where = static_int(axis, called="tf.unstack", argument="axis")
@@ -277,7 +277,10 @@ def unstack(
 def split(
     value: Operand, num_or_size_splits: StaticInts, axis: SupportsIndex = 0, num: object = None, name: str | None = None
 ) -> list[jax.Array]:
-    """Splits a tensor along an axis into a number of equal parts, or into parts of given sizes (one may be -1)."""
+    """Splits a tensor along an axis into equal parts, or into parts of given sizes.
+
+    One of the sizes may be -1, which is computed from the others.
+    """
     del num, name
     tensor = as_tensor(value)
     where = static_int(axis, called="tf.split", argument="axis")
@@ -312,7 +315,7 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
 @op("tile manip.tile")
 @hosted
 def tile(input: Operand, multiples: StaticInts, name: str | None = None) -> jax.Array:
-    """Repeats a tensor `multiples[i]` times along dimension i."""
+    """Repeats a whole tensor `multiples[i]` times along dimension i."""
     del name
     return jnp.tile(as_tensor(input), static_ints(multiples, called="tf.tile", argument="multiples"))
 
@@ -321,7 +324,7 @@ def tile(input: Operand, multiples: StaticInts, name: str | None = None) -> jax.
 def repeat(
     input: Operand, repeats: StaticInts, axis: SupportsIndex | None = None, name: str | None = None
 ) -> jax.Array:
-    """Repeats every element, or with `axis` every slice along it, `repeats` times."""
+    """Repeats each element of a tensor `repeats` times; with `axis`, each slice along it."""
     del name
     counts = static_ints(repeats, called="tf.repeat", argument="repeats")
     how_often: Any = counts[0] if len(counts) == 1 else np.asarray(counts)
@@ -342,7 +345,10 @@ def pad(
     constant_values: Operand = 0,
     name: str | None = None,
 ) -> jax.Array:
-    """Pads dimension i by ``paddings[i] = (before, after)``; modes CONSTANT, REFLECT and SYMMETRIC."""
+    """Pads a tensor with zeros or reflected elements before and after each dimension.
+
+    Dimension i gets ``paddings[i] = (before, after)`` elements; modes are CONSTANT, REFLECT and SYMMETRIC.
+    """
     del name
     value = as_tensor(tensor)
     modes = {"CONSTANT": "constant", "REFLECT": "reflect", "SYMMETRIC": "symmetric"}
@@ -358,14 +364,14 @@ def pad(
 @op("reverse")
 @hosted
 def reverse(tensor: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
-    """Reverses the order of the elements along the given axes."""
+    """Reverses the order of a tensor's elements along the given axes."""
     del name
     return jnp.flip(as_tensor(tensor), static_axis(axis, called="tf.reverse"))
 
 
 @op("roll")
 def roll(input: Operand, shift: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
-    """Shifts the elements along axes; elements that leave at one end enter at the other."""
+    """Shifts a tensor's elements along axes; elements shifted past the end return at the beginning."""
     del name
     by = shift if isinstance(shift, (int, tuple)) else tuple(shift) if isinstance(shift, list) else as_tensor(shift)
     return jnp.roll(as_tensor(input), by, static_axis(axis, called="tf.roll"))
@@ -373,7 +379,7 @@ def roll(input: Operand, shift: Operand, axis: StaticInts, name: str | None = No
 
 @op("meshgrid")
 def meshgrid(*args: Operand, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
-    """Broadcasts one-dimensional coordinates to an N-D grid."""
+    """Returns the coordinate tensors of a grid, given the coordinates along each axis."""
     del name
     return list(jnp.meshgrid(*[as_tensor(one) for one in args], indexing=indexing))
 
@@ -381,7 +387,7 @@ def meshgrid(*args: Operand, indexing: str = "xy", name: str | None = None) -> l
 @op("broadcast_to")
 @hosted
 def broadcast_to(input: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
-    """Broadcasts a tensor to a shape."""
+    """Broadcasts a tensor to a given shape."""
     del name
     value = as_tensor(input)
     with reported("tf.broadcast_to", [value]):
@@ -390,39 +396,39 @@ def broadcast_to(input: Operand, shape: StaticInts, name: str | None = None) -> 
 
 @op("broadcast_static_shape")
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape:
-    """Computes the shape that two shapes broadcast to."""
+    """Returns the `TensorShape` to which tensors of two given shapes broadcast."""
     return TensorShape(np.broadcast_shapes(tuple(TensorShape(shape_x)), tuple(TensorShape(shape_y))))  # type: ignore[arg-type]
 
 
 @op("broadcast_dynamic_shape")
 def broadcast_dynamic_shape(shape_x: StaticInts, shape_y: StaticInts) -> StaticTensor:
-    """Computes the shape that two shapes broadcast to, as an integer tensor that is known while tracing."""
+    """Returns the shape to which tensors of two given shapes broadcast, as an integer tensor."""
     sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in (shape_x, shape_y)]
     return static_tensor(np.broadcast_shapes(*sides))
 
 
 @op("no_op")
 def no_op(name: str | None = None) -> None:
-    """Does nothing."""
+    """Does nothing, and returns None (`tf.no_op`)."""
     del name
 
 
 @op("group")
 def group(*inputs: object, name: str | None = None) -> None:
-    """Does nothing: operations already run in program order."""
+    """Does nothing (`tf.group`): operations already run in program order."""
     del inputs, name
 
 
 @op("tuple")
 def tuple_(tensors: Sequence[Any], control_inputs: object = None, name: str | None = None) -> list[jax.Array]:
-    """Returns the tensors as a list."""
+    """Returns tensors as a list (`tf.tuple`)."""
     del control_inputs, name
     return [as_tensor(one) for one in tensors]
 
 
 @op("executing_eagerly")
 def executing_eagerly() -> bool:
-    """Returns whether operations run at once; False while `tf.function` or another JAX transform traces."""
+    """Returns whether operations run immediately; False while `tf.function` or a JAX transform traces."""
     if is_eager():
         return True
     return not isinstance(jnp.add(np.int32(0), np.int32(0)), Tracer)

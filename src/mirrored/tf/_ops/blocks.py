@@ -1,4 +1,4 @@
-"""Blocks: branches and loop bodies that are traced once each, for `lax.cond`, `lax.scan` and `lax.while_loop`.
+"""Traces branches and loop bodies that read and assign variables, for `lax.cond` and `lax.while_loop`.
 
 A block may read and assign variables. Each variable that a block reads becomes an extra input of the block, and each
 variable that it assigns an extra result. A branch that is not taken thus assigns nothing, and an iteration of a loop
@@ -36,7 +36,7 @@ class _Entry(Bookkeeping):
 
 
 class BlockStore(VariableStore):
-    """The variable store while a block (a branch or loop body) is traced: stages what the block assigns.
+    """The storage of variable assignments while a branch or loop body is being traced.
 
     Args:
         outer: The variable store of the code around the block.
@@ -104,13 +104,13 @@ class BlockStore(VariableStore):
         return restore
 
     def outer_value(self, key: Key, variable: VariableLike) -> Any:
-        """Reads a variable in the code around the block, where tapes record the read."""
+        """Returns the value of a variable before the branch or loop."""
         replica = key[1]
         value = self.outer.whole(variable) if replica is None else self.outer.local(variable, replica)
         return announce_read(variable, value)
 
     def commit(self, key: Key, value: jax.Array) -> None:
-        """Assigns to a variable, in the code around the block, the value that the block computed for it."""
+        """Assigns to a variable the value that it has after the branch or loop."""
         variable, where = self.staged[key].variable, self._where[key]
         if key[1] is None:
             self.outer.set_whole(variable, value, where)
@@ -120,7 +120,7 @@ class BlockStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A branch or loop body that has been traced.
+    """The traced program of a branch or loop body, and the variables that it reads and assigns.
 
     Attributes:
         staged: Its program.
@@ -134,12 +134,12 @@ class Block:
 
     @property
     def result_types(self) -> list[Any]:
-        """The shape and dtype of each result."""
+        """The shape and dtype of each result of the branch or loop body."""
         return [one.aval for one in self.staged.jaxpr.outvars[: self.count]]
 
     @property
     def assigned(self) -> list[Key]:
-        """The keys of the variables that the block assigns."""
+        """The keys (variable id, replica) of the variables that the branch or loop body assigns."""
         return [] if self.store is None else list(self.store.staged)
 
     def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
@@ -155,7 +155,7 @@ def _entered(constant: object, entries: Mapping[Key, Any]) -> Any:
 
 
 def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()) -> Block:
-    """Traces a branch or loop body once, and records which variables it reads and assigns.
+    """Traces a branch or loop body, and records which variables it reads and assigns.
 
     Args:
         function: Maps arrays to arrays.
@@ -183,7 +183,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
 
 
 def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
-    """Returns the value, in the code around the blocks, of each variable that a block reads or assigns."""
+    """Returns the values, before a branch or loop runs, of the variables that it reads or assigns."""
     found: dict[Key, Any] = {}
     for block in blocks:
         if block.store is None:
@@ -197,7 +197,7 @@ def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
 
 
 def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) -> None:
-    """Assigns to variables, in the code around the blocks, the values that the blocks computed for them."""
+    """Assigns to variables the values that they have after a branch or loop."""
     for key, value in zip(keys, values, strict=True):
         block = next(one for one in blocks if key in one.assigned)
         assert block.store is not None
@@ -205,14 +205,14 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:
-    """Returns the keys of the variables that any of the blocks assigns."""
+    """Returns the keys (variable id, replica) of all variables that one of several branches assigns."""
     return list(dict.fromkeys(key for block in blocks for key in block.assigned))
 
 
 def choose(
     index: jax.Array, blocks: Sequence[Block], outputs: Callable[[int, list[Any]], list[Any]] | None = None
 ) -> list[Any]:
-    """Runs the block whose index is computed at run time, assigns its variables, and returns its results.
+    """Runs one of several traced branches, chosen at run time by an index, and assigns its variables.
 
     Args:
         index: Index of the block (int32 scalar).

@@ -46,7 +46,7 @@ def _refilled(structure: PyTree, tensors: Sequence[jax.Array]) -> Any:
 
 
 def known_bool(value: Operand) -> bool | None:
-    """Returns a scalar as a bool; None if it is known only at run time."""
+    """Returns a scalar tensor as a Python bool, or None if its value is known only at run time."""
     try:
         return bool(as_tensor(value))
     except jax.errors.ConcretizationTypeError:
@@ -59,7 +59,7 @@ def known_bool(value: Operand) -> bool | None:
 
 @op("cond")
 def cond(pred: Operand, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
-    """Returns `true_fn()` if the predicate `pred` is true, else `false_fn()`.
+    """Calls `true_fn` if the condition `pred` is true, otherwise `false_fn`, and returns the result.
 
     Calls only one of them if `pred` is known. While tracing an unknown `pred`, both are traced and must return the same
     structure.
@@ -108,7 +108,10 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
 def switch_case(
     branch_index: Operand, branch_fns: _Numbered, default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
-    """Returns the result of the branch with this index; for any other, that of `default` or else the last branch."""
+    """Calls the function whose index is `branch_index`, or else `default`, and returns the result.
+
+    Without `default`, an index that no function has calls the last function.
+    """
     del name
     numbered = _numbered(branch_fns)
     other = default if default is not None else numbered[-1][1]
@@ -138,7 +141,9 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Returns the result for the first true condition; if none is true, that of `default` or else the last function.
+    """Calls the function paired with the first true condition, or else `default`, and returns the result.
+
+    Without `default`, the last function is called if no condition is true.
 
     Raises:
         InvalidArgumentError: With `exclusive`, more than one condition holds (checked for known conditions).
@@ -174,7 +179,7 @@ def while_loop(
     maximum_iterations: SupportsIndex | None = None,
     name: str | None = None,
 ) -> Any:
-    """Repeats `body` while `cond` is true; both take the loop variables, and `body` returns their new values.
+    """Calls `body` on the loop variables, and replaces them by its results, as long as `cond` is true.
 
     Returns:
         The final loop variables, in the structure of `loop_vars`.
@@ -263,7 +268,7 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: object = None,
 ) -> Any:
-    """Applies `fn` to every row of `elems`, a tensor or structure of tensors, and stacks the results."""
+    """Applies `fn` to each slice of tensors along the first axis, and stacks the results."""
     del dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature
     if executing_eagerly() and _length(elems):
         return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
@@ -274,7 +279,7 @@ def map_fn(
 def vectorized_map(
     fn: Callable[[Any], Any], elems: PyTree, fallback_to_while_loop: bool = True, warn: bool = True
 ) -> Any:
-    """Applies `fn` to all rows of `elems` at once (`jax.vmap`).
+    """Applies `fn` to all slices of tensors along the first axis in parallel (`jax.vmap`).
 
     If `fn` reads a variable outside `tf.function` and tapes, it runs row by row instead.
     """
@@ -312,7 +317,10 @@ def foldl(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Folds from the left: ``fn(...fn(fn(initializer, row 0), row 1)...)``; row 0 is the default initializer."""
+    """Combines the slices of tensors along the first axis by a function of two arguments, from first to last.
+
+    Computes ``fn(...fn(fn(initializer, slice 0), slice 1)...)``; slice 0 is the default initializer.
+    """
     del parallel_iterations, back_prop, swap_memory, name
     return _fold("tf.foldl", fn, elems, initializer, range(_length(elems)))
 
@@ -327,7 +335,7 @@ def foldr(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Folds like `foldl`, from the last row to the first."""
+    """Combines the slices of tensors along the first axis like `foldl`, but from last to first."""
     del parallel_iterations, back_prop, swap_memory, name
     return _fold("tf.foldr", fn, elems, initializer, range(_length(elems) - 1, -1, -1))
 
@@ -344,7 +352,10 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Folds like `foldl` (with `reverse` like `foldr`), and returns all results, stacked in the order of `elems`."""
+    """Combines slices of tensors like `foldl`, and returns all intermediate results, stacked.
+
+    With `reverse`, it combines them like `foldr`; the results are in the order of `elems`.
+    """
     del parallel_iterations, back_prop, swap_memory, infer_shape, name
     order = list(range(_length(elems)))
     order = order[::-1] if reverse else order
@@ -385,7 +396,7 @@ def _traced_scan(
 
 @op("recompute_grad")
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `f` such that the backward pass recomputes its intermediate values (`jax.checkpoint`)."""
+    """Returns `f` with intermediate values recomputed in the backward pass, not stored (`jax.checkpoint`)."""
     checkpointed = jax.checkpoint(f)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -396,7 +407,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @op("grad_pass_through")
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `f` with the gradient of the identity: the result's gradient passes to the first argument unchanged."""
+    """Returns `f` with the gradient of the identity function, so that gradients pass through `f` unchanged."""
 
     def run(x: Operand, *args: Any, **kwargs: Any) -> Any:
         value = as_tensor(x)

@@ -1,4 +1,4 @@
-"""`tf.nn`: convolutions and pooling, in one, two and three dimensions."""
+"""`tf.nn`: convolutions and pooling in one, two and three dimensions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def conv1d(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes a 1-D convolution; filters are [width, in, out]."""
+    """Computes a 1-D convolution with filters of shape [width, input channels, output channels]."""
     del name
     return _convolve("tf.nn.conv1d", 1, input, filters, stride, padding, data_format, dilations)
 
@@ -114,7 +114,7 @@ def conv2d(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes a 2-D convolution; filters are [height, width, in, out]."""
+    """Computes a 2-D convolution with filters of shape [height, width, input channels, output channels]."""
     del name
     return _convolve("tf.nn.conv2d", 2, input, filters, strides, padding, data_format, dilations)
 
@@ -129,7 +129,7 @@ def conv3d(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes a 3-D convolution; filters are [depth, height, width, in, out]."""
+    """Computes a 3-D convolution with filters [depth, height, width, input channels, output channels]."""
     del name
     return _convolve("tf.nn.conv3d", 3, input, filters, strides, padding, data_format, dilations)
 
@@ -144,7 +144,7 @@ def convolution(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes a convolution over the one to three spatial dimensions of the filters."""
+    """Computes a 1-D, 2-D or 3-D convolution, depending on the rank of the filters."""
     del name
     return _convolve(
         "tf.nn.convolution", as_tensor(filters).ndim - 2, input, filters, strides, padding, data_format, dilations
@@ -153,7 +153,7 @@ def convolution(
 
 @op("nn.atrous_conv2d")
 def atrous_conv2d(value: Operand, filters: Operand, rate: int, padding: _Padding, name: str | None = None) -> jax.Array:
-    """Computes a dilated 2-D convolution, whose filter elements are `rate` pixels apart."""
+    """Computes a dilated 2-D convolution, whose filter elements are applied `rate` pixels apart."""
     del name
     return _convolve("tf.nn.atrous_conv2d", 2, value, filters, 1, padding, None, rate)
 
@@ -168,7 +168,10 @@ def depthwise_conv2d(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes a depthwise 2-D convolution; filters are [height, width, in, multiplier]."""
+    """Computes a depthwise 2-D convolution, which convolves each channel with its own filters.
+
+    Filters are [height, width, in, multiplier].
+    """
     del name
     kernel = as_tensor(filter)
     height, width, channels, multiplier = kernel.shape
@@ -187,7 +190,7 @@ def separable_conv2d(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes a 2-D convolution with separable filters: depthwise, then pointwise."""
+    """Computes a depthwise 2-D convolution followed by a pointwise one."""
     del name
     deep = depthwise_conv2d(input, depthwise_filter, strides, padding, data_format, dilations)
     return _convolve("tf.nn.separable_conv2d", 2, deep, pointwise_filter, 1, "VALID", data_format, None)
@@ -242,7 +245,7 @@ def conv1d_transpose(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the transpose of `conv1d`; filters are [width, out, in]."""
+    """Computes the transpose of a 1-D convolution; filters are [width, output channels, input channels]."""
     del name
     called = "tf.nn.conv1d_transpose"
     return _transposed(called, 1, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -259,7 +262,7 @@ def conv2d_transpose(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the transpose of `conv2d`; filters are [height, width, out, in]."""
+    """Computes the transpose of a 2-D convolution; filters are [height, width, output channels, input channels]."""
     del name
     called = "tf.nn.conv2d_transpose"
     return _transposed(called, 2, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -276,7 +279,10 @@ def conv3d_transpose(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the transpose of `conv3d`; filters are [depth, height, width, out, in]."""
+    """Computes the transpose of a 3-D convolution.
+
+    Filters are [depth, height, width, out, in].
+    """
     del name
     called = "tf.nn.conv3d_transpose"
     return _transposed(called, 3, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -293,7 +299,7 @@ def conv_transpose(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the transpose of `convolution`."""
+    """Computes the transpose of a 1-D, 2-D or 3-D convolution, depending on the rank of the filters."""
     del name
     rank = as_tensor(filters).ndim - 2
     called = "tf.nn.conv_transpose"
@@ -376,7 +382,7 @@ def max_pool(
     data_format: str | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Performs max pooling over all spatial dimensions of the input."""
+    """Computes the maximum of each window over the spatial dimensions (max pooling)."""
     del name
     rank = as_tensor(input).ndim - 2
     return _pool("tf.nn.max_pool", rank, "MAX", input, ksize, strides, padding, data_format)
@@ -391,7 +397,7 @@ def avg_pool(
     data_format: str | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Performs average pooling over all spatial dimensions; averages exclude padding."""
+    """Computes the average of each window over the spatial dimensions, excluding padding (average pooling)."""
     del name
     rank = as_tensor(input).ndim - 2
     return _pool("tf.nn.avg_pool", rank, "AVG", input, ksize, strides, padding, data_format)
@@ -408,7 +414,7 @@ def pool(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Performs N-D pooling with dilation, of type "MAX" or "AVG"."""
+    """Computes the maximum or average of each window, which may be dilated, over the spatial dimensions."""
     del name
     if pooling_type not in ("MAX", "AVG"):
         raise ValueError(f"Value for argument `pooling_type` is {pooling_type!r}; it should be 'MAX' or 'AVG'")

@@ -1,4 +1,4 @@
-"""Stateful random numbers: `Generator`, the global stream behind `tf.random.normal`, and `set_seed`.
+"""Stateful random numbers: `tf.random.Generator`, `tf.random.set_seed` and the global random state.
 
 A stream is a variable ``uint32[3]``: the two words of a key, and a counter of draws. A draw reads it, increments the
 counter, and folds the counter and, inside `run`, the replica id into the key. Replicas thus draw different numbers, and
@@ -36,12 +36,12 @@ def _initial_state(seed: int) -> np.ndarray[Any, Any]:
 
 
 def key_of(words: jax.Array) -> jax.Array:
-    """Makes a JAX key from two 32-bit words."""
+    """Creates a JAX random key from two 32-bit integers."""
     return jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")  # type: ignore[no-any-return]
 
 
 def key_from_seed(seed: Operand) -> jax.Array:
-    """Makes a JAX key from the two integers that `stateless_*` functions take as their seed."""
+    """Creates a JAX random key from the pair of integers that `stateless_*` functions take as `seed`."""
     words = as_tensor(seed)
     if words.shape != (2,):
         raise ValueError(f"seed must have shape [2]; got shape {words.shape}")
@@ -64,7 +64,7 @@ def _advance(state: Variable) -> jax.Array:
 
 
 class Generator:
-    """A random number generator with its own state.
+    """A random number generator whose state is a variable (`tf.random.Generator`).
 
     Context: any. In a strategy's scope the state is mirrored: all replicas hold the same state and draw different
     numbers.
@@ -92,17 +92,17 @@ class Generator:
 
     @classmethod
     def from_seed(cls, seed: int, alg: object = None) -> Self:
-        """Creates a generator from a seed."""
+        """Creates a generator whose random numbers depend on the given seed."""
         return cls(state=_initial_state(int(seed)), alg=alg)
 
     @classmethod
     def from_state(cls, state: Operand, alg: object = None) -> Self:
-        """Creates a generator that continues from a state."""
+        """Creates a generator that continues from a given state, such as that of another generator."""
         return cls(state=state, alg=alg)
 
     @classmethod
     def from_key_counter(cls, key: SupportsInt, counter: Operand, alg: object = None) -> Self:
-        """Creates a generator from a key and a counter.
+        """Creates a generator from a random key and the number of draws so far.
 
         Args:
             key: An integer of at most 64 bits.
@@ -130,12 +130,12 @@ class Generator:
 
     @property
     def state(self) -> Variable:
-        """The variable with the state, ``uint32[3]``: the two words of the key, and the number of draws."""
+        """The variable that holds the generator's state, ``uint32[3]``: a random key and the number of draws."""
         return self._state
 
     @property
     def key(self) -> jax.Array:
-        """The two words of the key, ``uint32[2]``."""
+        """The random key in the generator's state, ``uint32[2]``."""
         return self._state.read_value()[:2]
 
     @property
@@ -144,25 +144,28 @@ class Generator:
         return "threefry"
 
     def reset(self, state: Operand) -> None:
-        """Sets the state, ``uint32[3]``."""
+        """Replaces the generator's state by the given one, ``uint32[3]``."""
         self._state.assign(jnp.asarray(state, jnp.uint32), read_value=False)
 
     def reset_from_seed(self, seed: int) -> None:
-        """Sets the state to that of a new generator with this seed."""
+        """Replaces the generator's state by that of a new generator with the given seed."""
         self.reset(_initial_state(int(seed)))
 
     def skip(self, delta: int) -> jax.Array:
-        """Skips `delta` draws and returns the new state."""
+        """Advances the generator as if `delta` draws had been made, and returns the new state."""
         step: jax.Array = self._state.assign(self._state.read_value() + jnp.asarray([0, 0, delta], jnp.uint32))
         return step
 
     def split(self, count: int = 1) -> list[Generator]:
-        """Returns `count` independent generators, whose keys depend on one draw of this generator."""
+        """Creates `count` new generators, whose random numbers are independent of each other.
+
+        Their keys depend on one draw of this generator.
+        """
         words = jax.random.key_data(jax.random.split(_advance(self._state), count))
         return [Generator(state=jnp.concatenate([one, jnp.zeros(1, jnp.uint32)])) for one in words]
 
     def make_seeds(self, count: int = 1) -> jax.Array:
-        """Generates seeds for `stateless_*` functions: ``int32[2, count]``."""
+        """Returns `count` random seeds for `stateless_*` functions, ``int32[2, count]``."""
         return samplers.full_int(_advance(self._state), (2, count))
 
     def normal(
@@ -173,7 +176,7 @@ class Generator:
         dtype: DTypeLike = "float32",
         name: str | None = None,
     ) -> jax.Array:
-        """Outputs random values from a normal distribution."""
+        """Returns random values from a normal distribution."""
         return samplers.normal(_advance(self._state), shape, mean, stddev, dtype)
 
     def truncated_normal(
@@ -184,7 +187,7 @@ class Generator:
         dtype: DTypeLike = "float32",
         name: str | None = None,
     ) -> jax.Array:
-        """Outputs random values from a normal distribution truncated at two standard deviations."""
+        """Returns random values from a normal distribution truncated at two standard deviations."""
         return samplers.truncated_normal(_advance(self._state), shape, mean, stddev, dtype)
 
     def uniform(
@@ -195,17 +198,17 @@ class Generator:
         dtype: DTypeLike = "float32",
         name: str | None = None,
     ) -> jax.Array:
-        """Outputs random values from a uniform distribution over [minval, maxval)."""
+        """Returns random values from a uniform distribution over [minval, maxval)."""
         return samplers.uniform(_advance(self._state), shape, minval, maxval, dtype)
 
     def uniform_full_int(self, shape: StaticInts, dtype: DTypeLike = "uint32", name: str | None = None) -> jax.Array:
-        """Outputs uniform integers over the whole range of the dtype."""
+        """Returns random integers, uniform over all values of the dtype."""
         return samplers.full_int(_advance(self._state), shape, dtype)
 
     def binomial(
         self, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32", name: str | None = None
     ) -> jax.Array:
-        """Outputs random values from a binomial distribution."""
+        """Returns random values from a binomial distribution."""
         return samplers.binomial(_advance(self._state), shape, counts, probs, dtype)
 
 
@@ -266,7 +269,7 @@ _replaced: list[Generator] = []
 
 
 def set_seed(seed: int) -> None:
-    """Sets the global random seed, and restarts the random numbers from it.
+    """Sets the global random seed, from which `tf.random.normal` and similar functions start anew.
 
     TensorFlow: `tf.random.set_seed`: the same calls repeat the same numbers, which differ from TensorFlow's.
     """
@@ -274,7 +277,7 @@ def set_seed(seed: int) -> None:
 
 
 def next_key(seed: int | None = None) -> jax.Array:
-    """Returns the key for one operation that draws from the global generator or stream.
+    """Returns a new JAX random key for one call of `tf.random.normal` or a similar function.
 
     Args:
         seed: The operation's own seed; its numbers depend on it and the global seed, not on the operating system.
@@ -295,7 +298,10 @@ def next_key(seed: int | None = None) -> jax.Array:
 
 
 def get_global_generator() -> Generator:
-    """Returns the generator that `set_global_generator` has set, or sets a new one."""
+    """Returns the generator from which `tf.random.normal` and similar functions draw.
+
+    It is the one that `set_global_generator` has set, or a new one, which is then set.
+    """
     if not _replaced:
         _replaced.append(
             Generator.from_non_deterministic_state() if _global.seed is None else Generator.from_seed(_global.seed)

@@ -1,4 +1,4 @@
-"""`tf.image`: resizing, flipping, cropping and color adjustment of [..., height, width, channels] images."""
+"""`tf.image`: resizes, flips, crops and adjusts the colors of images [..., height, width, channels]."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _METHODS = {
 
 
 class ResizeMethod:
-    """Names of resizing methods."""
+    """The names of the methods by which `tf.image.resize` interpolates pixels."""
 
     BILINEAR = "bilinear"
     NEAREST_NEIGHBOR = "nearest"
@@ -48,7 +48,10 @@ def resize(
     antialias: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Resizes images to (height, width); returns float32, or for "nearest" the dtype of the images."""
+    """Resizes images to a given height and width.
+
+    Returns float32, or for "nearest" the dtype of the images.
+    """
     del name
     value = as_tensor(images)
     if method not in _METHODS:
@@ -80,7 +83,7 @@ flip_up_down = op("image.flip_up_down")(_flipped(-3))
 
 @op("image.transpose")
 def transpose(image: Operand, name: str | None = None) -> jax.Array:
-    """Transposes images by swapping height and width."""
+    """Swaps the height and width of images."""
     del name
     return jnp.swapaxes(as_tensor(image), -3, -2)
 
@@ -94,7 +97,7 @@ def rot90(image: Operand, k: int = 1, name: str | None = None) -> jax.Array:
 
 @op("image.convert_image_dtype")
 def convert_image_dtype(image: Operand, dtype: DTypeLike, saturate: bool = False, name: str | None = None) -> jax.Array:
-    """Converts images to a dtype and scales the values: integers 0..max correspond to floats 0..1."""
+    """Converts images to another dtype, scaled such that integers 0..max correspond to floats 0..1."""
     del name
     value, wanted = as_tensor(image), as_dtype(dtype)
     source = as_dtype(value.dtype)
@@ -124,7 +127,7 @@ def _in_float(image: Operand, change: Callable[[jax.Array], jax.Array]) -> jax.A
 
 @op("image.rgb_to_grayscale")
 def rgb_to_grayscale(images: Operand, name: str | None = None) -> jax.Array:
-    """Converts RGB images to grayscale with luminance weights (0.2989, 0.5870, 0.1140)."""
+    """Converts RGB images to grayscale, with the weights 0.2989, 0.5870 and 0.1140."""
     del name
     weights = jnp.asarray([0.2989, 0.5870, 0.1140], jnp.float32)
     return _in_float(images, lambda value: jnp.sum(value * weights, axis=-1, keepdims=True))
@@ -139,7 +142,7 @@ def grayscale_to_rgb(images: Operand, name: str | None = None) -> jax.Array:
 
 @op("image.adjust_brightness")
 def adjust_brightness(image: Operand, delta: Operand) -> jax.Array:
-    """Adds `delta` to the brightness, on a scale of 0..1."""
+    """Adds `delta` to all pixels of images, on a scale from 0 to 1."""
     value = as_tensor(image)
     if value.dtype.kind == "f":
         return value + as_tensor(delta).astype(value.dtype)
@@ -148,7 +151,7 @@ def adjust_brightness(image: Operand, delta: Operand) -> jax.Array:
 
 @op("image.adjust_contrast")
 def adjust_contrast(images: Operand, contrast_factor: Operand) -> jax.Array:
-    """Multiplies the distance from each channel's mean by `contrast_factor`."""
+    """Multiplies each pixel's difference from the mean of its channel by `contrast_factor`."""
 
     def change(value: jax.Array) -> jax.Array:
         mean = jnp.mean(value, axis=(-3, -2), keepdims=True)
@@ -160,14 +163,14 @@ def adjust_contrast(images: Operand, contrast_factor: Operand) -> jax.Array:
 
 @op("image.adjust_gamma")
 def adjust_gamma(image: Operand, gamma: Operand = 1, gain: Operand = 1) -> jax.Array:
-    """Performs gamma correction: ``gain * image ** gamma``, on a scale of 0..1."""
+    """Applies gamma correction to images, ``gain * image ** gamma``, on a scale from 0 to 1."""
     value = as_tensor(image)
     return gain * value**gamma if value.dtype.kind == "f" else _in_float(value, lambda one: gain * one**gamma)
 
 
 @op("image.rgb_to_hsv")
 def rgb_to_hsv(images: Operand, name: str | None = None) -> jax.Array:
-    """Converts RGB images to hue, saturation and value, each 0..1.
+    """Converts RGB images to hue, saturation and value, each from 0 to 1.
 
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
     """
@@ -199,7 +202,7 @@ def hsv_to_rgb(images: Operand, name: str | None = None) -> jax.Array:
 
 @op("image.adjust_hue")
 def adjust_hue(image: Operand, delta: Operand, name: str | None = None) -> jax.Array:
-    """Rotates the hue by `delta` (1 is a full circle)."""
+    """Adds `delta` to the hue of RGB images, where 1 is a full circle."""
     del name
 
     def change(value: jax.Array) -> jax.Array:
@@ -211,7 +214,7 @@ def adjust_hue(image: Operand, delta: Operand, name: str | None = None) -> jax.A
 
 @op("image.adjust_saturation")
 def adjust_saturation(image: Operand, saturation_factor: Operand, name: str | None = None) -> jax.Array:
-    """Multiplies the saturation by `saturation_factor`."""
+    """Multiplies the saturation of RGB images by `saturation_factor`."""
     del name
 
     def change(value: jax.Array) -> jax.Array:
@@ -223,7 +226,7 @@ def adjust_saturation(image: Operand, saturation_factor: Operand, name: str | No
 
 @op("image.central_crop")
 def central_crop(image: Operand, central_fraction: float) -> jax.Array:
-    """Crops images to a central fraction of their height and width."""
+    """Crops images to the central fraction of their height and width."""
     if not 0 < central_fraction <= 1:
         raise ValueError("central_fraction must be within (0, 1]")
     value = as_tensor(image)
@@ -240,7 +243,7 @@ def crop_to_bounding_box(
     target_height: SupportsIndex,
     target_width: SupportsIndex,
 ) -> jax.Array:
-    """Crops images to a box given by its corner and size."""
+    """Crops images to a rectangle, given by its upper left corner and its size."""
     called = "tf.image.crop_to_bounding_box"
     value = as_tensor(image)
     corner = (offset_height, offset_width, target_height, target_width)
@@ -263,7 +266,7 @@ def pad_to_bounding_box(
     target_height: SupportsIndex,
     target_width: SupportsIndex,
 ) -> jax.Array:
-    """Pads images with zeros to a size, such that they begin at an offset."""
+    """Pads images with zeros to a given size, with the image at a given offset."""
     called = "tf.image.pad_to_bounding_box"
     value = as_tensor(image)
     corner = (offset_height, offset_width, target_height, target_width)
@@ -276,7 +279,7 @@ def pad_to_bounding_box(
 
 @op("image.resize_with_crop_or_pad")
 def resize_with_crop_or_pad(image: Operand, target_height: SupportsIndex, target_width: SupportsIndex) -> jax.Array:
-    """Crops or pads images centrally to a size."""
+    """Crops images, or pads them with zeros, equally on both sides to a given size."""
     value = as_tensor(image)
     height, width = static_ints((target_height, target_width), called="tf.image", argument="target")
     old_height, old_width = value.shape[-3:-1]
@@ -294,14 +297,17 @@ def resize_with_pad(
     method: str = "bilinear",
     antialias: bool = False,
 ) -> jax.Array:
-    """Resizes images to a size without changing their aspect ratio, and pads the rest with zeros."""
+    """Resizes images to a given size without changing their aspect ratio, and pads them with zeros."""
     small = resize(image, (target_height, target_width), method, preserve_aspect_ratio=True, antialias=antialias)
     return resize_with_crop_or_pad(small, target_height, target_width)
 
 
 @op("image.per_image_standardization")
 def per_image_standardization(image: Operand) -> jax.Array:
-    """Scales each image to mean 0 and variance 1, by a deviation of at least ``1 / sqrt(number of elements)``."""
+    """Scales each image to mean 0 and variance 1.
+
+    The standard deviation by which it divides is at least ``1 / sqrt(number of elements)``.
+    """
     value = as_tensor(image).astype(jnp.float32)
     axes = (-3, -2, -1)
     least = 1 / np.sqrt(np.prod(value.shape[-3:]))
@@ -311,7 +317,7 @@ def per_image_standardization(image: Operand) -> jax.Array:
 
 @op("image.total_variation")
 def total_variation(images: Operand, name: str | None = None) -> jax.Array:
-    """Computes the sum of absolute differences between neighboring pixels."""
+    """Computes the sum of absolute differences between neighboring pixels of each image."""
     del name
     value = as_tensor(images)
     down, across = jnp.abs(jnp.diff(value, axis=-3)), jnp.abs(jnp.diff(value, axis=-2))
@@ -320,7 +326,7 @@ def total_variation(images: Operand, name: str | None = None) -> jax.Array:
 
 @op("image.psnr")
 def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None) -> jax.Array:
-    """Computes the peak signal-to-noise ratio in decibels."""
+    """Computes the peak signal-to-noise ratio between two images, in decibels."""
     del name
     left, right = convert_image_dtype(a, "float32"), convert_image_dtype(b, "float32")
     largest = float(max_val) / (float(as_dtype(as_tensor(a).dtype).max) if as_tensor(a).dtype.kind in "iu" else 1.0)
@@ -330,7 +336,10 @@ def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None
 
 @op("image.image_gradients")
 def image_gradients(image: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns each pixel's difference to the next row and to the next column; 0 in the last row and column."""
+    """Returns the differences of each pixel to its lower and to its right neighbor.
+
+    They are 0 in the last row and column.
+    """
     value = as_tensor(image)
     down = jnp.pad(jnp.diff(value, axis=1), [(0, 0), (0, 1), (0, 0), (0, 0)])
     across = jnp.pad(jnp.diff(value, axis=2), [(0, 0), (0, 0), (0, 1), (0, 0)])
@@ -390,14 +399,14 @@ def _cropped(value: jax.Array, size: StaticInts, key: jax.Array) -> jax.Array:
 
 @op("image.random_crop")
 def random_crop(value: Operand, size: StaticInts, seed: int | None = None, name: str | None = None) -> jax.Array:
-    """Crops a tensor to `size`, which has one number per dimension, at a random position."""
+    """Crops a tensor to the shape `size` at a random position."""
     del name
     return _cropped(as_tensor(value), size, next_key(seed))
 
 
 @op("image.stateless_random_crop")
 def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand, name: str | None = None) -> jax.Array:
-    """Crops like `random_crop`, at a position that depends on the seed alone."""
+    """Crops a tensor to the shape `size` at a position that depends only on `seed`."""
     del name
     return _cropped(as_tensor(value), size, key_from_seed(seed))
 
@@ -406,7 +415,10 @@ def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand, name:
 def extract_patches(
     images: Operand, sizes: StaticInts, strides: StaticInts, rates: StaticInts, padding: str, name: str | None = None
 ) -> jax.Array:
-    """Extracts the patch at each position as channels: [n, rows, columns, height * width * channels]."""
+    """Extracts rectangular patches from images, flattened into channels.
+
+    The result is [n, rows, columns, height * width * channels].
+    """
     del name
     value = as_tensor(images)
     called = "tf.image.extract_patches"

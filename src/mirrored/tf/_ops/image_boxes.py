@@ -1,4 +1,4 @@
-"""`tf.image`: bounding boxes, as [top, left, bottom, right]."""
+"""`tf.image`: functions for bounding boxes, given as [top, left, bottom, right]."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def crop_and_resize(
     extrapolation_value: float = 0.0,
     name: str | None = None,
 ) -> jax.Array:
-    """Extracts boxes from images and resizes them: f32[boxes, crop height, crop width, channels].
+    """Crops boxes from images and resizes them to one size.
+
+    The result is f32[boxes, crop height, crop width, channels].
 
     Args:
         image: [batch, height, width, channels].
@@ -99,7 +101,7 @@ def _rounded(places: jax.Array) -> jax.Array:
 
 @op("image.draw_bounding_boxes")
 def draw_bounding_boxes(images: Operand, boxes: Operand, colors: Operand = None, name: str | None = None) -> jax.Array:
-    """Draws the edges of boxes into images.
+    """Draws the outlines of bounding boxes into images.
 
     Args:
         images: Floats [batch, height, width, depth] in [0, 1].
@@ -138,7 +140,7 @@ def non_max_suppression_overlaps(
     score_threshold: Operand = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
-    """Selects boxes like `non_max_suppression`, from a matrix [boxes, boxes] of overlaps of any kind."""
+    """Selects boxes like `non_max_suppression`, from a given matrix [boxes, boxes] of overlaps."""
     del name
     limit = static_int(max_output_size, called="tf.image.non_max_suppression_overlaps", argument="max_output_size")
     chosen, _, count = _suppressed(as_tensor(overlaps), as_tensor(scores), limit, overlap_threshold, score_threshold)
@@ -154,7 +156,7 @@ def non_max_suppression(
     score_threshold: Operand = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
-    """Returns the indices of boxes, best first, that do not overlap a better box too much.
+    """Returns the indices of the best-scored boxes, without boxes that overlap a better one too much.
 
     Args:
         boxes: f32[boxes, 4].
@@ -186,7 +188,9 @@ def non_max_suppression_with_scores(
     soft_nms_sigma: float = 0.0,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Selects boxes and scores like `non_max_suppression`; `soft_nms_sigma` lowers overlapping boxes' scores instead.
+    """Returns the indices and scores of boxes chosen by `non_max_suppression`, or by its soft variant.
+
+    With `soft_nms_sigma`, overlapping boxes get lower scores instead of being dropped.
 
     Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
     """
@@ -213,7 +217,9 @@ def non_max_suppression_padded(
     canonicalized_coordinates: bool = False,
     tile_size: int = 512,
 ) -> tuple[jax.Array, jax.Array]:
-    """Selects boxes like `non_max_suppression`, for any leading axes; returns zero-padded indices and their number.
+    """Returns the indices of boxes chosen by `non_max_suppression`, padded with zeros, and their number.
+
+    Accepts any leading axes.
 
     Args:
         boxes: f32[..., boxes, 4].

@@ -1,4 +1,4 @@
-"""`tf.image`: other color spaces, edges, and image similarity."""
+"""`tf.image`: conversions between color spaces, edge detection and image similarity."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ for _name, _matrix in _COLOURS.items():
 
 @op("image.sobel_edges")
 def sobel_edges(image: Operand) -> jax.Array:
-    """Computes Sobel derivatives along height and width: [batch, height, width, channels, 2]."""
+    """Computes the Sobel derivatives of images along height and width.
+
+    The result is [batch, height, width, channels, 2].
+    """
     value = as_tensor(image)
     along_height = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
     kernels = np.stack([along_height, along_height.T], axis=-1)[:, :, None]
@@ -74,7 +77,9 @@ def ssim(
     k2: float = 0.03,
     return_index_map: bool = False,
 ) -> jax.Array:
-    """Computes the structural similarity of images [..., height, width, channels]: f32[...], 1 for equal images.
+    """Computes the structural similarity of pairs of images, which is 1 for equal images.
+
+    From images [..., height, width, channels], the result is f32[...].
 
     Args:
         img1: Images of integers or floats.
@@ -106,7 +111,9 @@ def ssim_multiscale(
     k1: float = 0.01,
     k2: float = 0.03,
 ) -> jax.Array:
-    """Computes the structural similarity over several scales, each half the previous one: f32[...].
+    """Computes the structural similarity of pairs of images over several scales.
+
+    Each scale is half the previous one; the result is f32[...].
 
     Args:
         img1: Images [..., height, width, channels] of integers or floats.

@@ -27,7 +27,7 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> jax.Array:
-    """Gathers slices of `params` along `axis`; an index out of range gives zeros, as in TensorFlow on GPUs."""
+    """Gathers slices of `params` at `indices` along `axis`; an index out of range gives zeros."""
     del validate_indices, name
     table, where = as_tensor(params), as_tensor(indices)
     batch = batch_dims % max(where.ndim, 1) if batch_dims < 0 else batch_dims
@@ -47,7 +47,10 @@ def gather(
 def gather_nd(
     params: Operand, indices: Operand, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
-    """Gathers slices at the index vectors in the last axis of `indices`; a vector out of range gives zeros."""
+    """Gathers slices of `params` at multi-dimensional indices; an index out of range gives zeros.
+
+    The last axis of `indices` has the index vectors.
+    """
     del name, bad_indices_policy
 
     def pick(table: jax.Array, where: jax.Array) -> jax.Array:
@@ -84,7 +87,7 @@ op("tensor_scatter_nd_sub")(_scattered("tf.tensor_scatter_nd_sub", "subtract"))
 
 @op("scatter_nd")
 def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
-    """Adds `updates` at `indices`, which may repeat, to a tensor of zeros."""
+    """Adds `updates` at multi-dimensional `indices` to a tensor of zeros."""
     del name
     new = as_tensor(updates)
     target = jnp.zeros(static_ints(shape, called="tf.scatter_nd", argument="shape"), new.dtype)
@@ -94,7 +97,10 @@ def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str 
 
 @op("where")
 def where(condition: Operand, x: Operand = None, y: Operand = None, name: str | None = None) -> jax.Array:
-    """Returns `x` where the condition is True, else `y`; without `x` and `y`, the indices of True (eager only)."""
+    """Returns elements of `x` where a condition is True, and of `y` elsewhere.
+
+    Without `x` and `y`, returns the indices of True elements; only in eager code.
+    """
     del name
     test = as_tensor(condition)
     if x is None and y is None:
@@ -110,7 +116,10 @@ def where(condition: Operand, x: Operand = None, y: Operand = None, name: str | 
 def boolean_mask(
     tensor: Operand, mask: Operand, axis: SupportsIndex | None = None, name: str | None = None
 ) -> jax.Array:
-    """Returns the elements where the mask is True; eager only, because the mask's values determine the shape."""
+    """Returns the elements of a tensor where a mask is True; works only in eager code.
+
+    The mask's values determine the shape of the result.
+    """
     del name
     value, keep = as_tensor(tensor), np.asarray(as_tensor(mask))
     along = 0 if axis is None else static_int(axis, called="tf.boolean_mask", argument="axis")
@@ -121,7 +130,10 @@ def boolean_mask(
 @op("slice")
 @hosted
 def slice_(input_: Operand, begin: Operand, size: StaticInts, name: str | None = None) -> jax.Array:
-    """Extracts `size[i]` elements (-1: all remaining) of dimension i from `begin[i]` on; `begin` may be traced."""
+    """Extracts a slice of a tensor that begins at `begin` and has the shape `size` (`tf.slice`).
+
+    A size of -1 means all remaining elements; `begin` may be traced.
+    """
     del name
     value = as_tensor(input_)
     sizes = static_ints(size, called="tf.slice", argument="size")
@@ -151,7 +163,10 @@ def strided_slice(
     var: object = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Extracts a slice like NumPy; bit masks mark omitted bounds, ellipses, new axes and single indices."""
+    """Extracts a slice of a tensor from `begin` to `end` in steps of `strides`, like NumPy's indexing.
+
+    Bit masks mark omitted bounds, ellipses, new axes and single indices.
+    """
     del var, name
     first = static_ints(begin, called="tf.strided_slice", argument="begin")
     last = static_ints(end, called="tf.strided_slice", argument="end")
@@ -173,14 +188,14 @@ def strided_slice(
 
 
 class Unique(NamedTuple):
-    """The values and indices that `unique` returns."""
+    """The result of `tf.unique`: the distinct elements, and the index of each input element among them."""
 
     y: jax.Array
     idx: jax.Array
 
 
 class UniqueWithCounts(NamedTuple):
-    """The values, indices and counts that `unique_with_counts` returns."""
+    """The result of `tf.unique_with_counts`: distinct elements, indices, and numbers of occurrences."""
 
     y: jax.Array
     idx: jax.Array
@@ -189,7 +204,10 @@ class UniqueWithCounts(NamedTuple):
 
 @op("unique")
 def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> Unique:
-    """Returns the unique elements in order of appearance, and the index of each element among them; eager only."""
+    """Returns the distinct elements of a tensor, and the index of each element among them; only in eager code.
+
+    The elements are in order of appearance.
+    """
     del name
     y, idx, _ = unique_with_counts(x, out_idx)
     return Unique(y, idx)
@@ -197,7 +215,10 @@ def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) ->
 
 @op("unique_with_counts")
 def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> UniqueWithCounts:
-    """Returns unique elements and indices like `unique`, and how often each element occurs; eager only."""
+    """Returns the distinct elements of a tensor, their indices and numbers of occurrences; only in eager code.
+
+    Elements and indices are those of `unique`.
+    """
     del name
     host = np.asarray(as_tensor(x))
     _, first, inverse, counts = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
@@ -215,7 +236,10 @@ def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | Non
 def dynamic_partition(
     data: Operand, partitions: Operand, num_partitions: int, name: str | None = None
 ) -> list[jax.Array]:
-    """Splits a tensor into `num_partitions` tensors, by the number of each row in `partitions`; eager only."""
+    """Splits a tensor into `num_partitions` tensors; `partitions` says which of them gets each slice.
+
+    Works only in eager code.
+    """
     del name
     value, parts = as_tensor(data), np.asarray(as_tensor(partitions))
     flat = value.reshape((-1,) + value.shape[parts.ndim :])
@@ -224,7 +248,10 @@ def dynamic_partition(
 
 @op("dynamic_stitch")
 def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand], name: str | None = None) -> jax.Array:
-    """Merges tensors: ``data[m][i]`` becomes row ``indices[m][i]``; later tensors overwrite earlier ones."""
+    """Merges several tensors into one, in which the slice ``data[m][i]`` has the index ``indices[m][i]``.
+
+    Later tensors overwrite earlier ones.
+    """
     del name
     places = [np.asarray(as_tensor(one)) for one in indices]
     pieces = [as_tensor(one) for one in data]

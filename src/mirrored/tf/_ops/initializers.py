@@ -1,4 +1,4 @@
-"""Initializers: callables that map a shape to a tensor, for `tf.zeros_initializer` and `tf.initializers`."""
+"""`tf.initializers`: objects that create the initial values of variables from a shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Initializer(abc.ABC):
-    """Creates the initial value of a variable: ``initializer(shape, dtype=tf.float32)``."""
+    """Base class of initializers, which create initial values: ``initializer(shape, dtype=tf.float32)``."""
 
     def __call__(
         self,
@@ -61,12 +61,12 @@ class Initializer(abc.ABC):
         return made[tuple(slice(at, at + n) for at, n, _ in bounds)]
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments from which `from_config` creates an equal initializer."""
+        """Returns the constructor arguments as a dict, from which `from_config` creates an equal initializer."""
         return {name.removeprefix("_"): value for name, value in vars(self).items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Initializer:
-        """Creates an initializer from its configuration."""
+        """Creates an initializer from the dict that `get_config` returned."""
         return cls(**config)
 
     @abc.abstractmethod
@@ -74,21 +74,21 @@ class Initializer(abc.ABC):
 
 
 class Zeros(Initializer):
-    """Initializes with zeros."""
+    """Initializer that fills a variable with zeros."""
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jnp.zeros(shape, dtype)
 
 
 class Ones(Initializer):
-    """Initializes with ones."""
+    """Initializer that fills a variable with ones."""
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jnp.ones(shape, dtype)
 
 
 class Constant(Initializer):
-    """Initializes with one value everywhere, or with an array of values."""
+    """Initializer that fills a variable with one number, or with an array of values."""
 
     def __init__(self, value: Operand = 0) -> None:
         self._value = value
@@ -99,7 +99,7 @@ class Constant(Initializer):
 
 
 class RandomNormal(Initializer):
-    """Initializes with random values from a normal distribution."""
+    """Initializer that draws random values from a normal distribution."""
 
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         self._mean, self._stddev, self._seed = mean, stddev, seed
@@ -109,7 +109,7 @@ class RandomNormal(Initializer):
 
 
 class TruncatedNormal(Initializer):
-    """Initializes with values from a normal distribution truncated at two standard deviations."""
+    """Initializer that draws from a normal distribution truncated at two standard deviations."""
 
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         self._mean, self._stddev, self._seed = mean, stddev, seed
@@ -119,7 +119,7 @@ class TruncatedNormal(Initializer):
 
 
 class RandomUniform(Initializer):
-    """Initializes with random values from a uniform distribution."""
+    """Initializer that draws random values from a uniform distribution."""
 
     def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
         self._minval, self._maxval, self._seed = minval, maxval, seed
@@ -129,7 +129,9 @@ class RandomUniform(Initializer):
 
 
 class VarianceScaling(Initializer):
-    """Initializes with random values of variance ``scale / n``; n is the fan that `mode` names, such as ``fan_in``.
+    """Initializer that draws random values whose variance depends on the shape: ``scale / fan``.
+
+    The fan is the one that `mode` names, such as ``fan_in``.
 
     Source: X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010;
     K. He et al., "Delving deep into rectifiers", 2015.
@@ -177,7 +179,7 @@ LecunUniform = _scaling("LecunUniform", 1.0, "fan_in", "uniform")
 
 
 class Orthogonal(Initializer):
-    """Initializes with an orthogonal matrix (rows or columns orthonormal), times `gain`."""
+    """Initializer that creates a random matrix with orthonormal rows or columns, times `gain`."""
 
     def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
         self._gain, self._seed = gain, seed
@@ -187,7 +189,7 @@ class Orthogonal(Initializer):
 
 
 class Identity(Initializer):
-    """Initializes with the identity matrix, times `gain`."""
+    """Initializer that creates the identity matrix, times `gain`."""
 
     def __init__(self, gain: float = 1.0) -> None:
         self._gain = gain

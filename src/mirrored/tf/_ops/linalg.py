@@ -1,4 +1,4 @@
-"""`tf.linalg`: products, decompositions, norms, `tf.einsum` and `tf.tensordot`."""
+"""`tf.linalg`: matrix products, decompositions and norms, `tf.einsum` and `tf.tensordot`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def matmul(
     grad_b: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Multiplies matrices in the last two axes; leading axes broadcast.
+    """Multiplies matrices in the last two axes of tensors; leading axes broadcast.
 
     Args:
         a: The left matrices.
@@ -104,21 +104,21 @@ def matvec(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Multiplies matrices by vectors."""
+    """Multiplies matrices in the last two axes of a tensor by vectors in the last axis of another."""
     del a_is_sparse, b_is_sparse, name
     return matmul(a, as_tensor(b)[..., None], transpose_a=transpose_a, adjoint_a=adjoint_a)[..., 0]
 
 
 @op("linalg.matrix_transpose")
 def matrix_transpose(a: Operand, name: str | None = None, conjugate: bool = False) -> jax.Array:
-    """Transposes the last two axes."""
+    """Transposes the last two axes of a tensor."""
     del name
     return _adjoint(as_tensor(a)) if conjugate else _swap(as_tensor(a))
 
 
 @op("einsum linalg.einsum")
 def einsum(equation: str, *inputs: Operand, **kwargs: object) -> jax.Array:
-    """Computes a tensor contraction by Einstein summation."""
+    """Computes a tensor contraction given by an Einstein summation equation, such as ``"ij,jk->ik"``."""
     unknown = set(kwargs) - {"name", "optimize"}
     if unknown:
         raise TypeError(f"Invalid keyword arguments for this function: {', '.join(sorted(unknown))}")
@@ -129,7 +129,7 @@ def einsum(equation: str, *inputs: Operand, **kwargs: object) -> jax.Array:
 
 @op("tensordot linalg.tensordot")
 def tensordot(a: Operand, b: Operand, axes: _Axes, name: str | None = None) -> jax.Array:
-    """Computes a tensor contraction over pairs of axes."""
+    """Computes the contraction of two tensors over given pairs of axes."""
     del name
     left, right = tensors(a, b)
     pairs = np.asarray(axes).tolist() if not isinstance(axes, (int, list, tuple)) else axes
@@ -147,7 +147,10 @@ def diag(
     padding_value: Operand = 0,
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
-    """Returns matrices with the last axis as their diagonal, `k` places above the main one."""
+    """Returns matrices that have given elements on the `k`-th diagonal, and zeros elsewhere by default.
+
+    A positive `k` is above the main diagonal, a negative one below.
+    """
     del name, align
     values = as_tensor(diagonal)
     side = values.shape[-1] + abs(k)
@@ -161,7 +164,10 @@ def diag(
 def diag_part(
     input: Operand, name: str | None = None, k: int = 0, padding_value: object = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
-    """Returns the diagonal of the last two axes, `k` places above the main one."""
+    """Returns the elements on the `k`-th diagonal of matrices.
+
+    A positive `k` is above the main diagonal, a negative one below.
+    """
     del name, padding_value, align
     return jnp.diagonal(as_tensor(input), offset=k, axis1=-2, axis2=-1)  # type: ignore[no-any-return]
 
@@ -170,7 +176,10 @@ def diag_part(
 def set_diag(
     input: Operand, diagonal: Operand, name: str | None = None, k: int = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
-    """Returns the matrices with another diagonal, `k` places above the main one."""
+    """Returns matrices in which the `k`-th diagonal is replaced by given elements.
+
+    A positive `k` is above the main diagonal, a negative one below.
+    """
     del name, align
     value = as_tensor(input)
     index = np.arange(as_tensor(diagonal).shape[-1])
@@ -179,7 +188,7 @@ def set_diag(
 
 @op("linalg.tensor_diag")
 def tensor_diag(diagonal: Operand, name: str | None = None) -> jax.Array:
-    """Returns a tensor of twice the rank with the values on its diagonal."""
+    """Returns a tensor of twice the rank that has given elements on its diagonal, and zeros elsewhere."""
     del name
     values = as_tensor(diagonal)
     return jnp.diag(values.reshape(-1)).reshape(values.shape * 2)
@@ -187,7 +196,10 @@ def tensor_diag(diagonal: Operand, name: str | None = None) -> jax.Array:
 
 @op("linalg.band_part")
 def band_part(input: Operand, num_lower: Operand, num_upper: Operand, name: str | None = None) -> jax.Array:
-    """Sets all but `num_lower` subdiagonals and `num_upper` superdiagonals to zero; -1 keeps all of them."""
+    """Returns matrices in which elements outside a band around the main diagonal are set to zero.
+
+    The band has `num_lower` subdiagonals and `num_upper` superdiagonals; -1 keeps all of them.
+    """
     del name
     value = as_tensor(input)
     row, column = np.indices(value.shape[-2:])
@@ -197,14 +209,14 @@ def band_part(input: Operand, num_lower: Operand, num_upper: Operand, name: str 
 
 @op("linalg.trace")
 def trace(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes the trace of the last two axes."""
+    """Computes the sum of the main diagonal of matrices in the last two axes."""
     del name
     return jnp.trace(as_tensor(x), axis1=-2, axis2=-1)
 
 
 @op("linalg.solve")
 def solve(matrix: Operand, rhs: Operand, adjoint: bool = False, name: str | None = None) -> jax.Array:
-    """Solves ``matrix @ x = rhs``."""
+    """Solves the linear systems ``matrix @ x = rhs`` for x."""
     del name
     left, right = tensors(matrix, rhs)
     with reported("tf.linalg.solve", [left, right]):
@@ -215,7 +227,7 @@ def solve(matrix: Operand, rhs: Operand, adjoint: bool = False, name: str | None
 def triangular_solve(
     matrix: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Solves ``matrix @ x = rhs`` for a triangular matrix."""
+    """Solves the linear systems ``matrix @ x = rhs`` for x, with triangular matrices."""
     del name
     left, right = tensors(matrix, rhs)
     return jsl.solve_triangular(left, right, lower=lower, trans="C" if adjoint else "N")
@@ -223,7 +235,7 @@ def triangular_solve(
 
 @op("linalg.cholesky_solve")
 def cholesky_solve(chol: Operand, rhs: Operand, name: str | None = None) -> jax.Array:
-    """Solves ``A @ x = rhs``, given the Cholesky factor of A."""
+    """Solves the linear systems ``A @ x = rhs`` for x, given the Cholesky factor of A."""
     del name
     factor, right = tensors(chol, rhs)
     return jsl.cho_solve((factor, True), right)
@@ -233,7 +245,10 @@ def cholesky_solve(chol: Operand, rhs: Operand, name: str | None = None) -> jax.
 def lstsq(
     matrix: Operand, rhs: Operand, l2_regularizer: float = 0.0, fast: bool = True, name: str | None = None
 ) -> jax.Array:
-    """Solves the (regularized) least-squares problem, by the normal equations if `fast`."""
+    """Solves the (regularized) linear least-squares problem ``min |matrix @ x - rhs|`` for x.
+
+    With `fast` or a regularizer, it solves the normal equations.
+    """
     del name
     left, right = tensors(matrix, rhs)
     if not fast and not l2_regularizer:
@@ -244,13 +259,13 @@ def lstsq(
 
 @op("linalg.pinv")
 def pinv(a: Operand, rcond: Operand = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
-    """Computes the Moore-Penrose pseudo-inverse."""
+    """Computes the Moore-Penrose pseudo-inverse of matrices."""
     del validate_args, name
     return jnp.linalg.pinv(as_tensor(a), rtol=rcond)
 
 
 class QR(NamedTuple):
-    """The matrices q and r that `qr` returns."""
+    """The result of `tf.linalg.qr`: an orthogonal matrix q and an upper triangular matrix r."""
 
     q: jax.Array
     r: jax.Array
@@ -258,14 +273,18 @@ class QR(NamedTuple):
 
 @op("linalg.qr")
 def qr(input: Operand, full_matrices: bool = False, name: str | None = None) -> QR:
-    """Computes the QR decomposition."""
+    """Computes the QR decomposition of matrices."""
     del name
     return QR(*jnp.linalg.qr(as_tensor(input), mode="complete" if full_matrices else "reduced"))
 
 
 @op("linalg.svd")
 def svd(tensor: Operand, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
-    """Computes the singular value decomposition ``(s, u, v)``, with v rather than its adjoint; or s alone."""
+    """Computes the singular value decomposition of matrices: singular values s, and matrices u and v.
+
+    As in TensorFlow, v itself is returned, of which NumPy returns the adjoint. With ``compute_uv=False``, s alone
+    is returned.
+    """
     del name
     value = as_tensor(tensor)
     if not compute_uv:
@@ -276,7 +295,7 @@ def svd(tensor: Operand, full_matrices: bool = False, compute_uv: bool = True, n
 
 @op("linalg.matrix_rank")
 def matrix_rank(a: Operand, tol: Operand = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
-    """Computes the rank: the number of singular values above the tolerance."""
+    """Computes the rank of matrices: the number of singular values above a tolerance."""
     del validate_args, name
     return jnp.linalg.matrix_rank(as_tensor(a), tol).astype(jnp.int32)  # type: ignore[no-any-return]
 
@@ -289,7 +308,7 @@ def norm(
     keepdims: bool | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the norm of vectors (one axis), matrices (two axes) or all elements (axis None)."""
+    """Computes the norm of vectors (one axis), of matrices (two axes) or of all elements (axis None)."""
     del name
     value, where = as_tensor(tensor), static_axis(axis, called="tf.norm")
     keep = bool(keepdims)
@@ -307,7 +326,7 @@ def norm(
 def normalize(
     tensor: Operand, ord: str | float = "euclidean", axis: StaticInts | None = None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the tensor divided by its norm, and the norm."""
+    """Divides a tensor by its norm, and returns the result and the norm."""
     del name
     length = norm(tensor, ord=ord, axis=axis, keepdims=True)
     return as_tensor(tensor) / length, length
@@ -315,7 +334,7 @@ def normalize(
 
 @op("linalg.global_norm")
 def global_norm(t_list: Iterable[Operand], name: str | None = None) -> jax.Array:
-    """Computes the Euclidean norm of all tensors of a list together; None entries are skipped."""
+    """Computes the Euclidean norm of all elements of a list of tensors; None entries are skipped."""
     del name
     squares = [jnp.sum(jnp.square(as_tensor(one))) for one in t_list if one is not None]
     return jnp.sqrt(sum(squares[1:], squares[0])) if squares else as_tensor(0.0)
@@ -323,7 +342,7 @@ def global_norm(t_list: Iterable[Operand], name: str | None = None) -> jax.Array
 
 @op("clip_by_value")
 def clip_by_value(t: Operand, clip_value_min: Operand, clip_value_max: Operand, name: str | None = None) -> jax.Array:
-    """Clips every element to a range."""
+    """Clips each element of a tensor to the range between two values."""
     del name
     value = as_tensor(t)
     low, high = as_tensor(clip_value_min).astype(value.dtype), as_tensor(clip_value_max).astype(value.dtype)
@@ -333,7 +352,7 @@ def clip_by_value(t: Operand, clip_value_min: Operand, clip_value_max: Operand, 
 
 @op("clip_by_norm")
 def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None, name: str | None = None) -> jax.Array:
-    """Scales tensors down to a maximum norm."""
+    """Scales a tensor down such that its L2 norm is at most `clip_norm`."""
     del name
     value = as_tensor(t)
     square = jnp.sum(
@@ -348,7 +367,10 @@ def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None,
 def clip_by_global_norm(
     t_list: Sequence[Operand], clip_norm: Operand, use_norm: Operand = None, name: str | None = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
-    """Scales tensors by one factor down to a maximum global norm; returns them, and the norm before."""
+    """Scales tensors down by one common factor such that their global norm is at most `clip_norm`.
+
+    Returns the tensors, and the global norm before.
+    """
     del name
     length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
     bound = as_tensor(clip_norm).astype(length.dtype)  # an array: the quotient by a Python zero raises an exception
@@ -361,7 +383,7 @@ def clip_by_global_norm(
 def tridiagonal_matmul(
     diagonals: Iterable[Operand], rhs: Operand, diagonals_format: str = "sequence", name: str | None = None
 ) -> jax.Array:
-    """Multiplies a tridiagonal matrix, given as (upper, main, lower), by `rhs`."""
+    """Multiplies a tridiagonal matrix, given by its three diagonals, by the matrix `rhs`."""
     del name
     if diagonals_format != "sequence":
         raise ValueError("mirrored.tf supports only diagonals_format='sequence': pass (superdiag, maindiag, subdiag)")

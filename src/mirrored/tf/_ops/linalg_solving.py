@@ -1,4 +1,4 @@
-"""`tf.linalg`: general eigenvalues, matrix square roots, and solvers for factored and banded systems."""
+"""`tf.linalg`: eigenvalues, matrix square roots, and solvers for factored and banded linear systems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ rows(
 def lu_reconstruct(
     lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Reconstructs the matrices [..., n, n] from the factors of `tf.linalg.lu`."""
+    """Computes matrices from their LU factors, which `tf.linalg.lu` returned."""
     del validate_args, name
     packed, order = as_tensor(lower_upper), as_tensor(perm)
     lower = jnp.tril(packed, -1) + jnp.eye(packed.shape[-1], dtype=packed.dtype)
@@ -44,7 +44,10 @@ def lu_reconstruct(
 def lu_solve(
     lower_upper: Operand, perm: Operand, rhs: Operand, validate_args: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Solves systems with [..., n, right-hand sides], given the factors of `tf.linalg.lu`."""
+    """Solves linear systems, given the LU factors of their matrices from `tf.linalg.lu`.
+
+    `rhs` is [..., n, right-hand sides].
+    """
     del validate_args, name
     packed, sides = tensors(lower_upper, rhs)
     order = jnp.broadcast_to(
@@ -60,7 +63,7 @@ def lu_solve(
 def lu_matrix_inverse(
     lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Computes the inverses of matrices from the factors of `tf.linalg.lu`."""
+    """Computes the inverses of matrices, given their LU factors from `tf.linalg.lu`."""
     packed = as_tensor(lower_upper)
     return lu_solve(packed, perm, jnp.eye(packed.shape[-1], dtype=packed.dtype), validate_args, name)
 
@@ -80,7 +83,7 @@ def tridiagonal_solve(
     partial_pivoting: bool = True,
     perturb_singular: bool = False,
 ) -> jax.Array:
-    """Solves systems whose matrix is tridiagonal.
+    """Solves linear systems with tridiagonal matrices.
 
     Args:
         diagonals: "compact": [..., 3, n]: the superdiagonal (last entry ignored), the main diagonal, the subdiagonal
@@ -151,7 +154,9 @@ def eigh_tridiagonal(
     tol: object = None,
     name: str | None = None,
 ) -> Any:
-    """Computes the eigenvalues of a Hermitian tridiagonal matrix, ascending, and on request its eigenvectors.
+    """Computes the eigenvalues of a Hermitian tridiagonal matrix in ascending order.
+
+    With ``eigvals_only=False``, also computes its eigenvectors.
 
     Args:
         alpha: [n]: the main diagonal.
@@ -188,7 +193,7 @@ def eigh_tridiagonal(
 def banded_triangular_solve(
     bands: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Solves systems whose matrix is triangular and has few diagonals.
+    """Solves linear systems with triangular matrices that have few nonzero diagonals.
 
     Args:
         bands: [..., k, n]. For a lower triangle, the main diagonal comes first, followed by the subdiagonals, whose

@@ -1,4 +1,7 @@
-"""Traced loops: a scan, which has gradients, if the number of iterations is known; a while loop otherwise."""
+"""Runs loops of `tf.while_loop` and AutoGraph in compiled code.
+
+A loop is a scan, which has gradients, if the number of iterations is known, otherwise a while loop.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Body = Callable[..., Sequence[Any]]
 
 @dataclasses.dataclass
 class LoopMismatch(Exception):
-    """The body returned a loop variable of another shape or dtype than it received.
+    """Error for a loop body that returns a loop variable with another shape or dtype than it received.
 
     Attributes:
         place: Index of the loop variable.
@@ -38,7 +41,7 @@ class LoopMismatch(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop whose body and condition have been traced.
+    """The traced body and condition of a loop, with the initial values of its loop variables.
 
     Attributes:
         start: The initial loop variables.
@@ -54,7 +57,7 @@ class Loop:
     def traced(
         cls, start: Sequence[Any], body: Body, test: Test | None, row: jax.ShapeDtypeStruct | None = None
     ) -> Loop:
-        """Traces the body and the condition of a loop.
+        """Creates a `Loop` by tracing the body and the condition.
 
         Args:
             start: Arrays.
@@ -75,7 +78,9 @@ class Loop:
         return cls(start, traced, tested)
 
     def run(self, *, count: int | None = None, limit: int | None = None, rows: jax.Array | None = None) -> list[Any]:
-        """Runs the loop as a scan or while loop, and assigns the variables that its body assigns.
+        """Runs the loop with `lax.scan` or `lax.while_loop`, and returns the final loop variables.
+
+        Also assigns the `tf.Variable` objects that the body assigns.
 
         Args:
             count: The number of iterations, if it is known and the test can be skipped.
@@ -111,7 +116,10 @@ class Loop:
         return outs
 
     def known_count(self, limit: int | None) -> int | None:
-        """Counts the iterations on the host; None if their number depends on traced values or exceeds 10,000."""
+        """Returns the number of iterations; None if it depends on traced values or exceeds 10,000.
+
+        Evaluates the condition on the host.
+        """
         assert self.test is not None
         test, body = self.test.staged.closed, self.body.staged.closed
         moved = dependencies(body)[: len(self.start)]

@@ -1,4 +1,4 @@
-"""`tf.nn`: losses computed from logits."""
+"""`tf.nn`: cross entropy and other losses computed from logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mirrored.tf._tensors import as_tensor
 def softmax_cross_entropy_with_logits(
     labels: Operand, logits: Operand, axis: int = -1, name: str | None = None
 ) -> jax.Array:
-    """Computes softmax cross entropy between label distributions and logits along `axis`."""
+    """Computes the softmax cross entropy between label probabilities and logits along `axis`."""
     del name
     true, scores = tensors(labels, logits)
     with reported("tf.nn.softmax_cross_entropy_with_logits", [true, scores]):
@@ -25,7 +25,7 @@ def softmax_cross_entropy_with_logits(
 
 @op("nn.sparse_softmax_cross_entropy_with_logits")
 def sparse_softmax_cross_entropy_with_logits(labels: Operand, logits: Operand, name: str | None = None) -> jax.Array:
-    """Computes sparse softmax cross entropy between class indices and logits; invalid class indices give NaN.
+    """Computes the softmax cross entropy between class indices and logits; invalid indices give NaN.
 
     Raises:
         InvalidArgumentError: The shapes of labels and logits do not match.
@@ -47,7 +47,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Operand, logits: Operand, n
 def sigmoid_cross_entropy_with_logits(
     labels: Operand = None, logits: Operand = None, name: str | None = None
 ) -> jax.Array:
-    """Computes sigmoid cross entropy for independent binary labels, in a form that does not overflow.
+    """Computes the cross entropy between binary labels and the sigmoid of logits, without overflow.
 
     Source: the documentation of `tf.nn.sigmoid_cross_entropy_with_logits`: max(x, 0) - x z + log(1 + exp(-|x|)).
     """
@@ -61,7 +61,7 @@ def sigmoid_cross_entropy_with_logits(
 def weighted_cross_entropy_with_logits(
     labels: Operand, logits: Operand, pos_weight: Operand, name: str | None = None
 ) -> jax.Array:
-    """Computes `sigmoid_cross_entropy_with_logits` with the weight `pos_weight` for positive labels.
+    """Computes the sigmoid cross entropy of logits, in which positive labels have the weight `pos_weight`.
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
     """
@@ -75,7 +75,10 @@ def weighted_cross_entropy_with_logits(
 def log_poisson_loss(
     targets: Operand, log_input: Operand, compute_full_loss: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Computes ``exp(c) - z * c`` for log inputs c and targets z; optionally adds an approximation of ``ln z!``."""
+    """Computes the Poisson loss ``exp(c) - z * c`` between log predictions c and targets z.
+
+    Optionally adds an approximation of ``ln z!``.
+    """
     del name
     true, scores = tensors(targets, log_input)
     loss = jnp.exp(scores) - scores * true

@@ -1,4 +1,7 @@
-"""`tf.math`: elementwise operations; the module `reductions` has reductions and cumulative sums."""
+"""`tf.math`: elementwise operations such as `cast` and `divide_no_nan`.
+
+The module `reductions` has reductions and cumulative sums.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ rows(
 
 @op("math.add_n add_n math.accumulate_n")
 def add_n(inputs: Operand, name: str | None = None) -> jax.Array:
-    """Returns the sum of a list of tensors of one shape.
+    """Returns the elementwise sum of a list of tensors of one shape.
 
     Raises:
         ValueError: The list is empty.
@@ -123,14 +126,14 @@ def add_n(inputs: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.reciprocal")
 def reciprocal(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``1 / x``."""
+    """Computes ``1 / x`` elementwise."""
     del name
     return jnp.reciprocal(as_tensor(x))
 
 
 @op("math.divide_no_nan")
 def divide_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``x / y``, and 0 where y is 0; the gradients there are 0, too."""
+    """Computes ``x / y`` elementwise, with result and gradients 0 where y is 0."""
     del name
     top, bottom = tensors(x, y)
     zero = bottom == 0
@@ -139,7 +142,7 @@ def divide_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.multiply_no_nan")
 def multiply_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``x * y``, and 0 where y is 0 even if x is not finite."""
+    """Computes ``x * y`` elementwise, and 0 where y is 0, even if x is infinite or NaN."""
     del name
     left, right = tensors(x, y)
     zero = right == 0
@@ -148,14 +151,14 @@ def multiply_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Arra
 
 @op("math.reciprocal_no_nan")
 def reciprocal_no_nan(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``1 / x``, and 0 where x is 0."""
+    """Computes ``1 / x`` elementwise, and 0 where x is 0."""
     del name
     return divide_no_nan(1.0, x)
 
 
 @op("math.xdivy")
 def xdivy(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``x / y``, and 0 where x is 0, even if y is 0."""
+    """Computes ``x / y`` elementwise, and 0 where x is 0, even if y is 0."""
     del name
     top, bottom = tensors(x, y)
     zero = top == 0
@@ -164,7 +167,7 @@ def xdivy(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.squared_difference")
 def squared_difference(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``(x - y)²``."""
+    """Computes ``(x - y)²`` elementwise."""
     del name
     left, right = tensors(x, y)
     with reported("tf.math.squared_difference", [left, right]):
@@ -173,7 +176,7 @@ def squared_difference(x: Operand, y: Operand, name: str | None = None) -> jax.A
 
 @op("truncatediv")
 def truncatediv(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``x / y`` for integers, rounded towards zero."""
+    """Divides integers elementwise, and rounds the result towards zero."""
     del name
     left, right = tensors(x, y)
     return lax.div(*jnp.broadcast_arrays(left, right))
@@ -181,7 +184,7 @@ def truncatediv(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
 
 @op("truncatemod")
 def truncatemod(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes the remainder of `truncatediv`, which has the sign of x."""
+    """Computes the remainder of an integer division that rounds towards zero; it has the sign of x."""
     del name
     left, right = tensors(x, y)
     return lax.rem(*jnp.broadcast_arrays(left, right))
@@ -189,21 +192,21 @@ def truncatemod(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.erfcinv")
 def erfcinv(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes the inverse of `erfc`."""
+    """Computes the inverse of the complementary error function `erfc`, elementwise."""
     del name
     return -special.ndtri(as_tensor(x) * 0.5) * jnp.sqrt(0.5).astype(as_tensor(x).dtype)
 
 
 @op("math.polygamma")
 def polygamma(a: Operand, x: Operand, name: str | None = None) -> jax.Array:
-    """Computes the polygamma function: the derivative of order a of `digamma`, at x."""
+    """Computes the polygamma function elementwise: the derivative of order a of `digamma` at x."""
     del name
     return special.polygamma(as_tensor(a).astype(jnp.int32), as_tensor(x))
 
 
 @op("math.lbeta")
 def lbeta(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``ln |Beta(x)|``, where the last axis has the arguments of the Beta function."""
+    """Computes the logarithm of the multivariate Beta function, ``ln |Beta(x)|``, along the last axis."""
     del name
     value = as_tensor(x)
     return jnp.sum(special.gammaln(value), axis=-1) - special.gammaln(jnp.sum(value, axis=-1))
@@ -211,7 +214,7 @@ def lbeta(x: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.polyval")
 def polyval(coeffs: Iterable[Operand], x: Operand, name: str | None = None) -> jax.Array:
-    """Evaluates a polynomial at x by Horner's rule; coefficients start from the highest power."""
+    """Evaluates a polynomial at x, given its coefficients from the highest power down."""
     del name
     point = as_tensor(x)
     total = jnp.zeros_like(point)
@@ -222,7 +225,7 @@ def polyval(coeffs: Iterable[Operand], x: Operand, name: str | None = None) -> j
 
 @op("complex dtypes.complex")
 def complex_(real: Operand, imag: Operand, name: str | None = None) -> jax.Array:
-    """Converts a real and an imaginary part to a complex tensor."""
+    """Creates a complex tensor from a real and an imaginary part."""
     del name
     return lax.complex(*jnp.broadcast_arrays(*tensors(real, imag)))
 
@@ -230,7 +233,7 @@ def complex_(real: Operand, imag: Operand, name: str | None = None) -> jax.Array
 @op("cast dtypes.cast")
 @hosted
 def cast(x: Operand, dtype: DTypeLike, name: str | None = None) -> jax.Array:
-    """Casts to another dtype: floats truncate to integers, complex numbers keep the real part."""
+    """Converts a tensor to another dtype: truncates floats to integers, drops imaginary parts."""
     del name
     value, wanted = as_tensor(x), array_dtype(dtype)
     if value.dtype.kind == "c" and wanted.kind != "c":
@@ -240,7 +243,7 @@ def cast(x: Operand, dtype: DTypeLike, name: str | None = None) -> jax.Array:
 
 @op("dtypes.saturate_cast saturate_cast")
 def saturate_cast(value: Operand, dtype: DTypeLike, name: str | None = None) -> jax.Array:
-    """Casts like `cast`, and clips values to the range of the new dtype."""
+    """Converts a tensor to another dtype, and clips values to the range of that dtype."""
     del name
     tensor, wanted = as_tensor(value), as_dtype(dtype)
     source = as_dtype(tensor.dtype)
@@ -258,21 +261,21 @@ def saturate_cast(value: Operand, dtype: DTypeLike, name: str | None = None) -> 
 
 @op("bitcast")
 def bitcast(input: Operand, type: DTypeLike, name: str | None = None) -> jax.Array:
-    """Reinterprets the bits of a tensor as another dtype."""
+    """Reinterprets the bits of a tensor's elements as another dtype."""
     del name
     return lax.bitcast_convert_type(as_tensor(input), array_dtype(type))
 
 
 @op("math.invert_permutation")
 def invert_permutation(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes the inverse of a permutation."""
+    """Computes the inverse of a permutation, given as a vector of indices."""
     del name
     return jnp.argsort(as_tensor(x)).astype(as_tensor(x).dtype)
 
 
 @op("math.is_non_decreasing")
 def is_non_decreasing(x: Operand, name: str | None = None) -> jax.Array:
-    """Returns whether no element is less than its predecessor."""
+    """Returns whether no element of a tensor is less than the element before it."""
     del name
     flat = as_tensor(x).reshape(-1)
     return jnp.all(flat[1:] >= flat[:-1])
@@ -280,7 +283,7 @@ def is_non_decreasing(x: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.is_strictly_increasing")
 def is_strictly_increasing(x: Operand, name: str | None = None) -> jax.Array:
-    """Returns whether every element is greater than its predecessor."""
+    """Returns whether each element of a tensor is greater than the element before it."""
     del name
     flat = as_tensor(x).reshape(-1)
     return jnp.all(flat[1:] > flat[:-1])

@@ -1,4 +1,4 @@
-"""`tf.experimental.numpy`: NumPy functions over tensors, from `jax.numpy`."""
+"""`tf.experimental.numpy`: NumPy's functions for tensors, which are those of `jax.numpy`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _NumPy(types.ModuleType):
 
 
 def experimental_enable_numpy_behavior(prefer_float32: bool = False, dtype_conversion_mode: str = "legacy") -> None:
-    """Does nothing: tensors have NumPy methods, and dtypes promote as in JAX, which always prefers float32."""
+    """Does nothing: tensors always have NumPy's methods, and dtypes promote as in JAX."""
 
 
 def _randn(*shape: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Traces programs for arrays with unknown sizes or an unknown number of dimensions.
+"""Traces functions for array arguments whose dimension sizes or number of dimensions are unknown.
 
 JAX traces a function with symbolic dimensions as long as it can decide every condition on them. Where it cannot,
 something is fixed that TensorFlow would check at run time. In this order: a condition that the sizes must satisfy (the
@@ -32,7 +32,7 @@ _COMPARISON: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (>=|<=) 
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """The description of an array argument whose sizes or number of dimensions may be unknown.
+    """The description of an array argument, in which dimension sizes or their number may be unknown.
 
     Attributes:
         shape: The shape, with None for an unknown size; None if the number of dimensions is unknown.
@@ -45,7 +45,7 @@ class Open:
 
 @dataclasses.dataclass(frozen=True)
 class Traced(Generic[T]):
-    """A function that was traced with symbolic sizes, and the conditions on these sizes.
+    """A function traced with symbolic dimension sizes, and the conditions that the sizes must satisfy.
 
     Attributes:
         program: The program that `trace` returned.
@@ -59,7 +59,7 @@ class Traced(Generic[T]):
 
 
 def opened(value: PyTree) -> Any:
-    """Replaces each object with `shape` and `dtype` in a structure by an `Open`, which describes an array."""
+    """Replaces each `tf.TensorSpec` or array in a pytree by an `Open` with its shape and dtype."""
     return jax.tree.map(_opened, value, is_leaf=_is_spec)
 
 
@@ -76,7 +76,7 @@ def _opened(leaf: Leaf) -> Any:
 
 
 def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> list[Traced[T]]:
-    """Traces a function for array arguments with unknown sizes or an unknown number of dimensions.
+    """Traces a function for array arguments whose dimension sizes or number of dimensions are unknown.
 
     Args:
         inputs: The arguments, with `Open` for arrays.

@@ -1,4 +1,4 @@
-"""`tf.random`: functions that draw from the global stream of random numbers, and stateless ones that take a seed."""
+"""`tf.random`: functions that draw random numbers from a global state, or stateless ones with a seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def normal(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Outputs random values from a normal distribution."""
+    """Returns random values from a normal distribution, drawn from the global random state."""
     del name
     return samplers.normal(next_key(seed), shape, mean, stddev, dtype)
 
@@ -51,7 +51,7 @@ def truncated_normal(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Outputs random values from a normal distribution truncated at two standard deviations."""
+    """Returns random values from a normal distribution truncated at two standard deviations."""
     del name
     return samplers.truncated_normal(next_key(seed), shape, mean, stddev, dtype)
 
@@ -65,14 +65,14 @@ def uniform(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Outputs random values from a uniform distribution over [minval, maxval)."""
+    """Returns random values from a uniform distribution over [minval, maxval)."""
     del name
     return samplers.uniform(next_key(seed), shape, minval, maxval, dtype)
 
 
 @op("random.shuffle")
 def shuffle(value: Operand, seed: int | None = None, name: str | None = None) -> jax.Array:
-    """Randomly shuffles the rows of a tensor."""
+    """Randomly permutes the slices of a tensor along its first axis."""
     del name
     return samplers.shuffle(next_key(seed), value)
 
@@ -85,7 +85,10 @@ def categorical(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Draws class indices from unnormalized log-probabilities: [batch, classes] to [batch, num_samples]."""
+    """Draws class indices from log-probabilities (logits) [batch, classes].
+
+    The result is [batch, num_samples].
+    """
     del name
     return samplers.categorical(next_key(seed), logits, num_samples, dtype)
 
@@ -99,7 +102,7 @@ def gamma(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Draws `shape` samples from the Gamma distribution for every alpha and beta."""
+    """Returns random values from Gamma distributions: a tensor of the given shape for each alpha and beta."""
     del name
     rate = 1.0 if beta is None else beta
     each = jnp.broadcast_shapes(as_tensor(alpha).shape, as_tensor(rate).shape)
@@ -111,7 +114,7 @@ def gamma(
 def poisson(
     shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32", seed: int | None = None, name: str | None = None
 ) -> jax.Array:
-    """Draws `shape` samples from the Poisson distribution for every rate."""
+    """Returns random values from Poisson distributions: a tensor of the given shape for each rate."""
     del name
     size = static_ints(shape, called="tf.random.poisson", argument="shape")
     return samplers.poisson(next_key(seed), (*size, *as_tensor(lam).shape), lam, dtype)
@@ -127,7 +130,7 @@ def stateless_normal(
     name: str | None = None,
     alg: object = "auto_select",
 ) -> jax.Array:
-    """Outputs values from a normal distribution, as a function of the seed alone."""
+    """Returns random values from a normal distribution, which depend only on `seed`."""
     del name, alg
     return samplers.normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
@@ -142,7 +145,7 @@ def stateless_truncated_normal(
     name: str | None = None,
     alg: object = "auto_select",
 ) -> jax.Array:
-    """Outputs values from a truncated normal distribution, as a function of the seed alone."""
+    """Returns random values from a truncated normal distribution, which depend only on `seed`."""
     del name, alg
     return samplers.truncated_normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
@@ -157,7 +160,10 @@ def stateless_uniform(
     name: str | None = None,
     alg: object = "auto_select",
 ) -> jax.Array:
-    """Outputs uniform values, as a function of the seed alone; integers without bounds cover the whole range."""
+    """Returns random values from a uniform distribution, which depend only on `seed`.
+
+    Integers without bounds cover the whole range of the dtype.
+    """
     del name, alg
     if minval is None and maxval is None:
         return samplers.full_int(key_from_seed(seed), shape, dtype)
@@ -168,7 +174,7 @@ def stateless_uniform(
 def stateless_categorical(
     logits: Operand, num_samples: SupportsIndex, seed: Operand, dtype: DTypeLike = "int64", name: str | None = None
 ) -> jax.Array:
-    """Draws class indices from log-probabilities, as a function of the seed alone."""
+    """Draws class indices from log-probabilities (logits); the result depends only on `seed`."""
     del name
     return samplers.categorical(key_from_seed(seed), logits, num_samples, dtype)
 
@@ -182,7 +188,10 @@ def stateless_gamma(
     dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
-    """Outputs values of exactly `shape` from a Gamma distribution, as a function of the seed alone."""
+    """Returns random values from a Gamma distribution, which depend only on `seed`.
+
+    `shape` is the exact shape of the result.
+    """
     del name
     return samplers.gamma(key_from_seed(seed), shape, alpha, beta, dtype)
 
@@ -191,7 +200,10 @@ def stateless_gamma(
 def stateless_poisson(
     shape: StaticInts, seed: Operand, lam: Operand, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
-    """Outputs values of exactly `shape` from a Poisson distribution, as a function of the seed alone."""
+    """Returns random values from a Poisson distribution, which depend only on `seed`.
+
+    `shape` is the exact shape of the result.
+    """
     del name
     return samplers.poisson(key_from_seed(seed), shape, lam, dtype)
 
@@ -205,21 +217,24 @@ def stateless_binomial(
     output_dtype: DTypeLike = "int32",
     name: str | None = None,
 ) -> jax.Array:
-    """Outputs values of exactly `shape` from a binomial distribution, as a function of the seed alone."""
+    """Returns random values from a binomial distribution, which depend only on `seed`.
+
+    `shape` is the exact shape of the result.
+    """
     del name
     return samplers.binomial(key_from_seed(seed), shape, counts, probs, output_dtype)
 
 
 @op("random.experimental.stateless_shuffle random.stateless_shuffle")
 def stateless_shuffle(value: Operand, seed: Operand, alg: object = "auto_select", name: str | None = None) -> jax.Array:
-    """Shuffles the rows of a tensor, as a function of the seed alone."""
+    """Permutes the slices of a tensor along its first axis, in an order that depends only on `seed`."""
     del name, alg
     return samplers.shuffle(key_from_seed(seed), value)
 
 
 @op("random.split random.experimental.stateless_split")
 def split(seed: Operand, num: int = 2, alg: object = "auto_select", name: str | None = None) -> jax.Array:
-    """Splits a seed into `num` seeds: ``int32[num, 2]``."""
+    """Derives `num` new seeds for `stateless_*` functions from a seed, ``int32[num, 2]``."""
     del name, alg
     words = jax.random.key_data(jax.random.split(key_from_seed(seed), num))
     return words.view(jnp.int32)
@@ -227,7 +242,7 @@ def split(seed: Operand, num: int = 2, alg: object = "auto_select", name: str | 
 
 @op("random.fold_in random.experimental.stateless_fold_in")
 def fold_in(seed: Operand, data: Operand, alg: object = "auto_select", name: str | None = None) -> jax.Array:
-    """Folds a number into a seed to form a new seed."""
+    """Derives a new seed for `stateless_*` functions from a seed and a number."""
     del name, alg
     words = jax.random.key_data(jax.random.fold_in(key_from_seed(seed), as_tensor(data).astype(jnp.uint32)))
     return words.view(jnp.int32)
@@ -235,7 +250,7 @@ def fold_in(seed: Operand, data: Operand, alg: object = "auto_select", name: str
 
 @op("random.create_rng_state")
 def create_rng_state(seed: int, alg: object = "auto_select") -> jax.Array:
-    """Creates the state of a generator from a seed, for `Generator.from_state`."""
+    """Returns the state of a new generator with a given seed, for `Generator.from_state`."""
     del alg
     return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
 
@@ -266,7 +281,7 @@ def dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Sets elements to zero with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
+    """Sets random elements to zero with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
     del name
     _checked_rate(rate)
     value = as_tensor(x)
@@ -284,7 +299,7 @@ def stateless_dropout(
     noise_shape: Iterable[SupportsIndex | None] | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Drops elements like `dropout`, as a function of the seed alone."""
+    """Sets random elements to zero like `dropout`; the choice depends only on `seed`."""
     del name, rng_alg
     _checked_rate(rate)
     value = as_tensor(x)

@@ -1,4 +1,4 @@
-"""Reductions, scans and orderings: `reduce_*`, `cumsum`, `argmax`, `sort`, `top_k`, counting."""
+"""`tf.reduce_*`, `cumsum`, `argmax`, `sort`, `top_k`, `bincount` and similar operations."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ rows(
 def argmax(
     input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
 ) -> jax.Array:
-    """Returns the index of the (first) largest element along `axis`, 0 by default."""
+    """Returns the index of the largest element along `axis`, of the first one if several are equal."""
     del name
     where = 0 if axis is None else static_int(axis, called="tf.argmax", argument="axis")
     return jnp.argmax(as_tensor(input), axis=where).astype(array_dtype(output_type))
@@ -73,7 +73,7 @@ def argmax(
 def argmin(
     input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
 ) -> jax.Array:
-    """Returns the index of the (first) smallest element along `axis`, 0 by default."""
+    """Returns the index of the smallest element along `axis`, of the first one if several are equal."""
     del name
     where = 0 if axis is None else static_int(axis, called="tf.argmin", argument="axis")
     return jnp.argmin(as_tensor(input), axis=where).astype(array_dtype(output_type))
@@ -87,7 +87,7 @@ def count_nonzero(
     dtype: DTypeLike = "int64",
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the number of nonzero elements."""
+    """Counts the nonzero elements of a tensor, over all axes or given ones."""
     del name
     where = static_axis(axis, called="tf.math.count_nonzero")
     return jnp.count_nonzero(as_tensor(input), axis=where, keepdims=bool(keepdims)).astype(array_dtype(dtype))
@@ -129,7 +129,7 @@ def _cumulative_logsumexp(value: jax.Array, axis: int) -> jax.Array:
 def cumsum(
     x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Computes the cumulative sum along `axis`."""
+    """Computes the cumulative sum of a tensor along `axis`."""
     del name
     return _scan("tf.cumsum", _cumulative_sum, 0, x, axis, exclusive, reverse)
 
@@ -138,7 +138,7 @@ def cumsum(
 def cumprod(
     x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Computes the cumulative product along `axis`."""
+    """Computes the cumulative product of a tensor along `axis`."""
     del name
     return _scan("tf.math.cumprod", _cumulative_product, 1, x, axis, exclusive, reverse)
 
@@ -147,14 +147,14 @@ def cumprod(
 def cumulative_logsumexp(
     x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Computes the cumulative log-sum-exp along `axis`."""
+    """Computes the cumulative log-sum-exp of a tensor along `axis`."""
     del name
     return _scan("tf.math.cumulative_logsumexp", _cumulative_logsumexp, -jnp.inf, x, axis, exclusive, reverse)
 
 
 @op("sort")
 def sort(values: Operand, axis: SupportsIndex = -1, direction: str = "ASCENDING", name: str | None = None) -> jax.Array:
-    """Sorts a tensor along `axis`."""
+    """Sorts the elements of a tensor along `axis`."""
     del name
     where = static_int(axis, called="tf.sort", argument="axis")
     return jnp.sort(as_tensor(values), axis=where, descending=_descends(direction))
@@ -168,7 +168,7 @@ def argsort(
     stable: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Returns the indices that sort a tensor along `axis`; equal elements always keep their order."""
+    """Returns the indices that sort a tensor along `axis`; equal elements keep their order."""
     del name, stable
     where = static_int(axis, called="tf.argsort", argument="axis")
     return jnp.argsort(as_tensor(values), axis=where, descending=_descends(direction)).astype(jnp.int32)
@@ -181,7 +181,7 @@ def _descends(direction: str) -> bool:
 
 
 class TopK(NamedTuple):
-    """The values and indices that `top_k` returns."""
+    """The result of `tf.math.top_k`: the largest values and their indices."""
 
     values: jax.Array
     indices: jax.Array
@@ -191,7 +191,7 @@ class TopK(NamedTuple):
 def top_k(
     input: Operand, k: SupportsIndex = 1, sorted: bool = True, index_type: DTypeLike = "int32", name: str | None = None
 ) -> TopK:
-    """Finds the `k` largest values of the last axis and their indices, largest first."""
+    """Returns the `k` largest values along the last axis, in descending order, and their indices."""
     del sorted, name
     values, indices = lax.top_k(as_tensor(input), static_int(k, called="tf.math.top_k", argument="k"))
     return TopK(values, indices.astype(array_dtype(index_type)))
@@ -199,7 +199,10 @@ def top_k(
 
 @op("math.in_top_k nn.in_top_k")
 def in_top_k(targets: Operand, predictions: Operand, k: Operand, name: str | None = None) -> jax.Array:
-    """Returns whether each target class is among the top `k` predictions; a tie counts as among them."""
+    """Returns for each example whether the target class is among the `k` classes with the highest predictions.
+
+    A class tied with the k-th one counts as among them.
+    """
     del name
     scores, wanted = as_tensor(predictions), as_tensor(targets)
     own = jnp.take_along_axis(scores, wanted[:, None], axis=1)
@@ -217,7 +220,7 @@ def bincount(
     binary_output: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Counts the occurrences of each integer, or sums their weights.
+    """Counts how often each integer occurs in a tensor, or sums weights for each integer.
 
     Inside `tf.function`, pass the same value as `minlength` and `maxlength`: the length is a shape.
     """
@@ -244,7 +247,10 @@ def confusion_matrix(
     dtype: DTypeLike = "int32",
     name: str | None = None,
 ) -> jax.Array:
-    """Counts the examples of each (label, prediction); inside `tf.function`, pass `num_classes`."""
+    """Returns the matrix of the numbers of examples with each label (row) and prediction (column).
+
+    Inside `tf.function`, pass `num_classes`.
+    """
     del name
     true, guessed = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
     size = int(num_classes) if num_classes is not None else int(jnp.maximum(true.max(), guessed.max())) + 1
@@ -257,7 +263,7 @@ def confusion_matrix(
 
 @op("math.zero_fraction nn.zero_fraction")
 def zero_fraction(value: Operand, name: str | None = None) -> jax.Array:
-    """Returns the fraction of elements that are zero."""
+    """Returns the fraction of a tensor's elements that are zero."""
     del name
     return jnp.mean(as_tensor(value) == 0, dtype=jnp.float32)
 
@@ -266,7 +272,10 @@ def zero_fraction(value: Operand, name: str | None = None) -> jax.Array:
 def histogram_fixed_width(
     values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
-    """Counts the values in `nbins` equal bins of a range; the first and last bins include values outside of it."""
+    """Counts the values in `nbins` bins of equal width, into which a range of values is divided.
+
+    The first and last bins include values outside of the range.
+    """
     del name
     bins = histogram_fixed_width_bins(values, value_range, nbins).reshape(-1)
     return jnp.zeros(int(nbins), array_dtype(dtype)).at[bins].add(1)
@@ -276,7 +285,7 @@ def histogram_fixed_width(
 def histogram_fixed_width_bins(
     values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
-    """Returns the index of the bin in which `histogram_fixed_width` counts each value."""
+    """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
     del name
     tensor, (low, high) = as_tensor(values), as_tensor(value_range)
     scaled = (tensor - low) / (high - low) * nbins
@@ -291,7 +300,10 @@ def searchsorted(
     output_type: DTypeLike = "int32",
     name: str | None = None,
 ) -> jax.Array:
-    """Returns the insertion indices of values in a sorted sequence along the last axis."""
+    """Returns the indices at which values can be inserted into a sorted sequence to keep it sorted.
+
+    Sequence and values are along the last axis.
+    """
     del name
     haystack, needles = as_tensor(sorted_sequence), as_tensor(values)
 

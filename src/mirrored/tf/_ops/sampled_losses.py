@@ -1,4 +1,4 @@
-"""`tf.nn`: sampled losses over many classes, candidate samplers, the CTC loss, and moments from partial sums."""
+"""`tf.nn`: losses over a sample of many classes, samplers of classes, the CTC loss, and moments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Candidates(NamedTuple):
-    """The classes that a candidate sampler has drawn, and the expected counts of classes.
+    """The result of a candidate sampler: the sampled classes, and expected counts of classes.
 
     Attributes:
         sampled_candidates: i32[num_sampled]: the sampled classes.
@@ -88,7 +88,9 @@ def log_uniform_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Samples classes with probability ``(log(class + 2) - log(class + 1)) / log(range_max + 1)``.
+    """Samples classes from the log-uniform (Zipfian) distribution, in which low indices are frequent.
+
+    The probability is ``(log(class + 2) - log(class + 1)) / log(range_max + 1)``.
 
     Args:
         true_classes: i32[batch, num_true].
@@ -119,7 +121,10 @@ def uniform_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Samples classes uniformly; the arguments are those of `log_uniform_candidate_sampler`."""
+    """Samples classes from the uniform distribution, for sampled losses.
+
+    The arguments are those of `log_uniform_candidate_sampler`.
+    """
     del name, num_true
     called = "tf.random.uniform_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
@@ -142,7 +147,7 @@ def fixed_unigram_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Samples classes in proportion to given counts.
+    """Samples classes with probabilities proportional to given counts, for sampled losses.
 
     Args:
         true_classes: i32[batch, num_true].
@@ -203,7 +208,7 @@ def all_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Returns all classes, each with expected count one."""
+    """Returns all classes in place of a sample, each with the expected count one."""
     del name, num_true, unique, seed
     count = static_int(num_sampled, called="tf.random.all_candidate_sampler", argument="num_sampled")
     true = as_tensor(true_classes)
@@ -224,7 +229,9 @@ def sampled_softmax_loss(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the softmax cross entropy over the true classes and a sample of the others: f32[batch].
+    """Computes the softmax cross entropy over the true classes and a random sample of other classes.
+
+    The result is f32[batch].
 
     Args:
         weights: [classes, width], or a list of parts of it.
@@ -270,7 +277,9 @@ def nce_loss(
     remove_accidental_hits: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the noise-contrastive estimation loss: f32[batch]; the arguments are those of `sampled_softmax_loss`.
+    """Computes the noise-contrastive estimation loss for each example.
+
+    The result is f32[batch]; the arguments are those of `sampled_softmax_loss`.
 
     Source: M. Gutmann, A. Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
     """
@@ -323,7 +332,9 @@ def ctc_loss(
     blank_index: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the CTC (connectionist temporal classification) loss: f32[batch].
+    """Computes the CTC (connectionist temporal classification) loss for each example.
+
+    The result is f32[batch].
 
     Args:
         labels: i32[batch, longest label].
@@ -361,7 +372,10 @@ def _beyond(length: Operand, size: int) -> jax.Array:
 def sufficient_statistics(
     x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Returns the count, sum and sum of squares of ``x - shift``, and the shift, for `normalize_moments`."""
+    """Returns the sums from which `normalize_moments` computes mean and variance.
+
+    These are the count, the sum and the sum of squares of ``x - shift``, and the shift.
+    """
     del name
     value = as_tensor(x)
     axis = static_axis(axes, called="tf.nn.sufficient_statistics", argument="axes")
@@ -377,7 +391,10 @@ def sufficient_statistics(
 def normalize_moments(
     counts: Operand, mean_ss: Operand, variance_ss: Operand, shift: Operand | None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes mean and variance from results of `sufficient_statistics`, which may be sums over several calls."""
+    """Computes mean and variance from the sums that `sufficient_statistics` returned.
+
+    The results of several calls may be added first.
+    """
     del name
     count, sums, squares = tensors(counts, mean_ss, variance_ss)
     moved = sums / count

@@ -1,4 +1,4 @@
-"""Samplers of distributions that take a JAX key, shared by `tf.random.*`, `stateless_*` and `Generator`.
+"""Functions that draw samples of distributions with a JAX key, for `tf.random` and `Generator`.
 
 The numbers come from JAX (threefry): the same seed gives another sequence than in TensorFlow.
 """
@@ -31,7 +31,7 @@ def normal(
 def truncated_normal(
     key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Samples from a normal distribution truncated at two standard deviations."""
+    """Returns samples of a normal distribution truncated at two standard deviations, drawn with a JAX key."""
     unit = jax.random.truncated_normal(key, -2.0, 2.0, _shape(shape, "truncated_normal"), array_dtype(dtype))
     return _scaled(unit, mean, stddev)
 
@@ -43,7 +43,10 @@ def _scaled(unit: jax.Array, mean: Operand, stddev: Operand) -> jax.Array:
 def uniform(
     key: jax.Array, shape: StaticInts, minval: Operand = 0, maxval: Operand | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Samples uniformly from [minval, maxval); integers require `maxval`."""
+    """Returns samples of a uniform distribution over [minval, maxval), drawn with a JAX key.
+
+    Integers require `maxval`.
+    """
     wanted = array_dtype(dtype)
     size = _shape(shape, "uniform")
     if wanted.kind in "iu":
@@ -56,7 +59,7 @@ def uniform(
 
 
 def full_int(key: jax.Array, shape: StaticInts, dtype: DTypeLike = "int32") -> jax.Array:
-    """Samples uniform integers over the whole range of the dtype."""
+    """Returns random integers, uniform over all values of the dtype, drawn with a JAX key."""
     return jax.random.bits(key, _shape(shape, "uniform_full_int"), _unsigned(dtype)).view(array_dtype(dtype))
 
 
@@ -65,7 +68,10 @@ def _unsigned(dtype: DTypeLike) -> Any:
 
 
 def categorical(key: jax.Array, logits: Operand, num_samples: SupportsIndex, dtype: DTypeLike = "int64") -> jax.Array:
-    """Samples class indices from log-probabilities: [batch, classes] to [batch, num_samples]."""
+    """Returns class indices sampled from log-probabilities (logits) with a JAX key.
+
+    From [batch, classes], the result is [batch, num_samples].
+    """
     scores = as_tensor(logits)
     (count,) = static_ints(num_samples, called="tf.random.categorical", argument="num_samples")
     drawn = jax.random.categorical(key, scores[:, None, :], axis=-1, shape=(scores.shape[0], count))
@@ -73,27 +79,36 @@ def categorical(key: jax.Array, logits: Operand, num_samples: SupportsIndex, dty
 
 
 def shuffle(key: jax.Array, value: Operand) -> jax.Array:
-    """Shuffles the rows of a tensor."""
+    """Permutes the slices of a tensor along its first axis with a JAX key."""
     return jax.random.permutation(key, as_tensor(value), axis=0)
 
 
 def gamma(
     key: jax.Array, shape: StaticInts, alpha: Operand, beta: Operand | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Samples from a Gamma distribution; `shape` is that of the result, and includes that of the parameters."""
+    """Returns samples of a Gamma distribution, drawn with a JAX key.
+
+    `shape` is that of the result, and includes that of the parameters.
+    """
     wanted = array_dtype(dtype)
     drawn = jax.random.gamma(key, as_tensor(alpha).astype(wanted), _shape(shape, "gamma"), wanted)
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
 
 def poisson(key: jax.Array, shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32") -> jax.Array:
-    """Samples from a Poisson distribution; `shape` is that of the result, and includes that of the parameter."""
+    """Returns samples of a Poisson distribution, drawn with a JAX key.
+
+    `shape` is that of the result, and includes that of the parameter.
+    """
     return jax.random.poisson(key, as_tensor(lam), _shape(shape, "poisson")).astype(array_dtype(dtype))
 
 
 def binomial(
     key: jax.Array, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32"
 ) -> jax.Array:
-    """Samples from a binomial distribution; `shape` is that of the result, and includes that of the parameters."""
+    """Returns samples of a binomial distribution, drawn with a JAX key.
+
+    `shape` is that of the result, and includes that of the parameters.
+    """
     trials, chance = as_tensor(counts).astype(jnp.float32), as_tensor(probs).astype(jnp.float32)
     return jax.random.binomial(key, trials, chance, shape=_shape(shape, "binomial")).astype(array_dtype(dtype))

@@ -1,4 +1,4 @@
-"""Operations on indices and sequence lengths: `one_hot`, `sequence_mask`, `reverse_sequence`."""
+"""`tf.one_hot`, `tf.sequence_mask` and `tf.reverse_sequence`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def one_hot(
     dtype: DTypeLike | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Returns a one-hot tensor: `on_value` at each index along a new axis, `off_value` elsewhere and out of range."""
+    """Returns a one-hot encoding of indices along a new axis; an index out of range gives no hot element.
+
+    Elements are `on_value` at the index, and `off_value` elsewhere.
+    """
     del name
     if dtype is None:
         given = [as_tensor(one).dtype for one in (on_value, off_value) if one is not None]
@@ -41,7 +44,10 @@ def one_hot(
 def sequence_mask(
     lengths: Operand, maxlen: SupportsIndex | None = None, dtype: DTypeLike = "bool", name: str | None = None
 ) -> jax.Array:
-    """Returns a mask [..., maxlen] of the first `lengths` positions; in eager code, `maxlen` is optional."""
+    """Returns a mask that is True for the first ``lengths[i]`` positions of row i.
+
+    The result is [..., maxlen]; in eager code, `maxlen` is optional.
+    """
     del name
     counts = as_tensor(lengths)
     limit = jnp.max(counts) if maxlen is None else maxlen
@@ -57,7 +63,10 @@ def reverse_sequence(
     batch_axis: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Reverses the first ``seq_lengths[i]`` elements of batch row i along `seq_axis`."""
+    """Reverses the first ``seq_lengths[i]`` elements of the i-th sequence of a batch.
+
+    The sequences are along `seq_axis`.
+    """
     del name
     value, lengths = as_tensor(input), as_tensor(seq_lengths)
     along, batch = int(seq_axis or 0), int(batch_axis or 0)

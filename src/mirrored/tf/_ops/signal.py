@@ -1,4 +1,4 @@
-"""`tf.signal`: Fourier and cosine transforms, windows and framing."""
+"""`tf.signal`: Fourier and cosine transforms, window functions, and framing of signals."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def idct(
     norm: str | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the inverse of `dct` with norm="ortho"; otherwise 2n times the inverse (2n - 2 times for type 1).
+    """Computes the inverse discrete cosine transform of the last axis.
+
+    With ``norm="ortho"``, this is the inverse of `dct`; otherwise 2n times the inverse (2n - 2 times for type 1).
 
     Arguments and errors are those of `dct`.
     """
@@ -215,7 +217,10 @@ def frame(
     axis: SupportsIndex = -1,
     name: str | None = None,
 ) -> jax.Array:
-    """Splits an axis into overlapping frames: [..., samples] to [..., frames, frame_length]."""
+    """Splits an axis of a signal into overlapping frames of one length.
+
+    From [..., samples], the result is [..., frames, frame_length].
+    """
     del name
     value = as_tensor(signal)
     where = static_int(axis, called="tf.signal.frame", argument="axis") % value.ndim
@@ -234,7 +239,10 @@ def frame(
 
 @op("signal.overlap_and_add")
 def overlap_and_add(signal: Operand, frame_step: SupportsIndex, name: str | None = None) -> jax.Array:
-    """Adds frames that begin `frame_step` samples apart: [..., frames, length] to [..., samples]."""
+    """Reconstructs a signal by adding overlapping frames, which begin `frame_step` samples apart.
+
+    From [..., frames, length], the result is [..., samples].
+    """
     del name
     value = as_tensor(signal)
     frames, length = value.shape[-2:]
@@ -254,7 +262,7 @@ def stft(
     pad_end: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the short-time Fourier transform, with a Hann window by default."""
+    """Computes the short-time Fourier transform of signals, with a Hann window by default."""
     del name
     length = static_int(frame_length, called="tf.signal.stft", argument="frame_length")
     framed = frame(signals, length, frame_step, pad_end=pad_end)

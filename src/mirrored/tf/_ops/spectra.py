@@ -1,4 +1,4 @@
-"""`tf.signal`: more windows, inverse transforms, mel scales, and Fourier transforms over any axes."""
+"""`tf.signal`: further window functions and inverse transforms, mel scales, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ for _name, _transform in {
 def kaiser_window(
     window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
 ) -> jax.Array:
-    """Generates a Kaiser window: f32[window_length].
+    """Returns a Kaiser window, a window function of `window_length` samples.
 
     Source: J. Kaiser, R. Schafer, On the use of the I0-sinh window for spectrum analysis, IEEE Trans. ASSP 28, 1980.
     """
@@ -64,7 +64,10 @@ def kaiser_window(
 def kaiser_bessel_derived_window(
     window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
 ) -> jax.Array:
-    """Generates a Kaiser-Bessel derived window of even length; the squares of its overlapping halves add up to 1."""
+    """Returns a Kaiser-Bessel derived window of even length, a window function for `mdct`.
+
+    The squares of its overlapping halves add up to 1.
+    """
     del name
     length = static_int(window_length, called="tf.signal.kaiser_bessel_derived_window", argument="window_length")
     sums = np.cumsum(np.kaiser(length // 2 + 1, float(beta)))
@@ -74,7 +77,7 @@ def kaiser_bessel_derived_window(
 
 @op("signal.vorbis_window")
 def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32", name: str | None = None) -> jax.Array:
-    """Generates the window of the Vorbis codec: f32[window_length]."""
+    """Returns the window function of the Vorbis codec, with `window_length` samples."""
     del name
     length = static_int(window_length, called="tf.signal.vorbis_window", argument="window_length")
     values = np.sin(np.pi / 2 * np.sin(np.pi / length * (np.arange(length) + 0.5)) ** 2)
@@ -85,7 +88,7 @@ def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32", na
 def inverse_stft_window_fn(
     frame_step: SupportsIndex, forward_window_fn: Window = hann_window, name: str | None = None
 ) -> Window:
-    """Returns the window with which `inverse_stft` inverts an `stft` that used `forward_window_fn`."""
+    """Returns the window function for `inverse_stft` that inverts an `stft` with `forward_window_fn`."""
     del name
     step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
 
@@ -108,7 +111,9 @@ def inverse_stft(
     window_fn: Window | None = hann_window,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the inverse STFT: c64[..., frames, fft_length // 2 + 1] to [..., samples].
+    """Computes the inverse of the short-time Fourier transform `stft`.
+
+    From c64[..., frames, fft_length // 2 + 1], the result is [..., samples].
 
     Args:
         stfts: The result of `stft`.
@@ -137,7 +142,9 @@ def mdct(
     norm: str | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the modified discrete cosine transform: f32[..., samples] to f32[..., frames, frame_length // 2].
+    """Computes the modified discrete cosine transform of signals.
+
+    From f32[..., samples], the result is f32[..., frames, frame_length // 2].
 
     Args:
         signals: The samples.
@@ -173,7 +180,10 @@ def mdct(
 def inverse_mdct(
     mdcts: Operand, window_fn: Window | None = vorbis_window, norm: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """Computes the inverse of `mdct` with the same window, from [..., frames, frame_length // 2]."""
+    """Computes the inverse of the modified discrete cosine transform `mdct` with the same window.
+
+    The input is [..., frames, frame_length // 2].
+    """
     del name
     value = as_tensor(mdcts)
     half = value.shape[-1]
@@ -197,7 +207,9 @@ def linear_to_mel_weight_matrix(
     dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
-    """Returns triangular weights f32[num_spectrogram_bins, num_mel_bins] from a spectrum to the mel scale.
+    """Returns the matrix that converts a spectrum with linear frequencies to the mel scale.
+
+    The weights are triangular, f32[num_spectrogram_bins, num_mel_bins].
 
     Args:
         num_mel_bins: Number of triangles.
@@ -228,7 +240,10 @@ def _mel(hertz: float | HostArray) -> Any:
 
 @op("signal.mfccs_from_log_mel_spectrograms")
 def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Operand, name: str | None = None) -> jax.Array:
-    """Computes mel-frequency cepstral coefficients: f32[..., mel bins] to the same shape."""
+    """Computes mel-frequency cepstral coefficients (MFCCs) from the logarithms of mel spectrograms.
+
+    The result has the shape of the input, f32[..., mel bins].
+    """
     del name
     value = as_tensor(log_mel_spectrograms)
     return dct(value, type=2) * (2 * value.shape[-1]) ** -0.5  # type: ignore[no-any-return]

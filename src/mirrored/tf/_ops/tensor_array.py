@@ -1,4 +1,4 @@
-"""`tf.TensorArray`: rows written one at a time, in Python, in compiled loops, and under tapes."""
+"""`tf.TensorArray`: a sequence of tensors that are written one at a time, also in compiled loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Options:
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """An immutable array of rows, of which `write` and similar methods return a changed copy.
+    """An immutable sequence of tensors, its rows; `write` and similar methods return a changed copy.
 
     Context: any. Rows at indices that are known while tracing are stored separately, and may differ in shape. From the
     first row at a traced index on, all rows are stored in one tensor.
@@ -67,12 +67,12 @@ class TensorArray:
     # Methods of pytree nodes. The rows are children, so that loops carry them.
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Returns the rows, as the children of this pytree node, and its static data."""
+        """Returns the tensors of the sequence and its static data, as JAX requires of a pytree node."""
         return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
 
     @classmethod
     def tree_unflatten(cls, kept: tuple[Any, tuple[int, ...]], children: tuple[Sequence[Leaf], Leaf]) -> TensorArray:
-        """Creates an array from what `tree_flatten` returned."""
+        """Creates a `TensorArray` from what `tree_flatten` returned."""
         options, places = kept
         return cls._made(options, dict(zip(places, children[0], strict=True)), children[1])
 
@@ -99,23 +99,23 @@ class TensorArray:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the rows."""
+        """The dtype of the tensors in the sequence."""
         return self._options.dtype
 
     @property
     def dynamic_size(self) -> bool:
-        """Whether rows may be written after the last one."""
+        """Whether the sequence grows when a tensor is written after its end."""
         return self._options.dynamic_size
 
     @property
     def element_shape(self) -> tuple[int, ...] | None:
-        """The shape of a row; None if it is not known yet."""
+        """The shape of each tensor in the sequence; None if it is not known yet."""
         if self._buffer is not None:
             return tuple(self._buffer.shape[1:])
         return tuple(next(iter(self._rows.values())).shape) if self._rows else self._options.element_shape
 
     def size(self, name: str | None = None) -> jax.Array:
-        """Returns the number of rows."""
+        """Returns the number of tensors in the sequence."""
         return jnp.asarray(self._options.size, jnp.int32)
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class TensorArray:
     # Writing
 
     def write(self, index: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns a copy of the array in which row `index` is `value`.
+        """Returns a copy of the sequence in which the tensor at `index` is `value`.
 
         Raises:
             InvalidArgumentError: The row has another dtype, or, with traced indices, another shape than the other rows.
@@ -199,7 +199,7 @@ class TensorArray:
     # Reading
 
     def read(self, index: Operand, name: str | None = None) -> jax.Array:
-        """Returns row `index`.
+        """Returns the tensor at `index`.
 
         Raises:
             OutOfRangeError: The index is out of range.
@@ -232,7 +232,7 @@ class TensorArray:
         )
 
     def stack(self, name: str | None = None) -> jax.Array:
-        """Returns all rows, stacked: ``[size, ...]``."""
+        """Returns all tensors of the sequence, stacked along a new first axis."""
         if self._buffer is not None:
             return self._buffer  # type: ignore[no-any-return]
         shape = self._shape_or_refuse()
@@ -242,46 +242,46 @@ class TensorArray:
         return jnp.stack([self._rows.get(place, empty) for place in range(self._options.size)])
 
     def concat(self, name: str | None = None) -> jax.Array:
-        """Returns all rows, concatenated along their first dimension."""
+        """Returns all tensors of the sequence, concatenated along their first axis."""
         if self._buffer is not None:
             return self._buffer.reshape((-1, *self._buffer.shape[2:]))  # type: ignore[no-any-return]
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
     def gather(self, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the rows at these indices, stacked."""
+        """Returns the tensors at the given indices, stacked along a new first axis."""
         return self.stack()[as_tensor(indices)]
 
     # Reading and writing many rows
 
     def unstack(self, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array whose rows are those of `value` alone."""
+        """Returns a new sequence of the slices of `value` along its first axis."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
         return self._made(options, {}, rows)
 
     def scatter(self, indices: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns a copy of the array in which row ``indices[i]`` is ``value[i]``."""
+        """Returns a copy of the sequence in which the tensor at ``indices[i]`` is ``value[i]``."""
         rows, array = self._row(value), self
         for number in range(rows.shape[0]):
             array = array.write(as_tensor(indices)[number], rows[number])
         return array
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Returns a copy of the array in which row i is the i-th part of `value`, of length ``lengths[i]``."""
+        """Returns a copy of the sequence whose tensors are consecutive parts of `value`, of the given lengths."""
         array, start, whole = self, 0, self._row(value)
         for number, length in enumerate(jnp.asarray(lengths).tolist()):
             array, start = array.write(number, whole[start : start + length]), start + length
         return array
 
     def identity(self) -> TensorArray:
-        """Returns the array itself."""
+        """Returns this `TensorArray` itself."""
         return self
 
     def close(self, name: str | None = None) -> None:
-        """Does nothing: there is nothing to release."""
+        """Does nothing: a `TensorArray` holds nothing that must be released."""
 
     def mark_used(self) -> None:
-        """Does nothing: usage is not tracked."""
+        """Does nothing: there is no warning about an unused `TensorArray`."""
 
     def __repr__(self) -> str:
         return f"TensorArray(dtype={self._options.dtype}, size={self._options.size}, rows of {self.element_shape})"

@@ -1,4 +1,4 @@
-"""`tf.nn`: pooling with indices, dilation and erosion, and space-to-batch rearrangements."""
+"""`tf.nn`: max pooling with indices, morphological dilation and erosion, and space-to-batch operations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def max_pool_with_argmax(
     include_batch_in_index: bool = False,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Performs max pooling; returns the maxima, and the index of each (first) maximum in the flattened image.
+    """Performs max pooling; returns the maxima and their indices in the flattened image.
+
+    Of several equal maxima, the index is that of the first one.
 
     Args:
         input: [batch, height, width, channels].
@@ -109,7 +111,7 @@ def dilation2d(
     dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the grayscale dilation: the largest sum of pixel and filter in each window.
+    """Computes the grayscale dilation of images: the maximum of pixel plus filter value in each window.
 
     Args:
         input: [batch, height, width, depth].
@@ -152,7 +154,7 @@ def erosion2d(
     dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the grayscale erosion: the smallest difference of pixel and filter in each window.
+    """Computes the grayscale erosion of images: the minimum of pixel minus filter value in each window.
 
     Arguments and errors are those of `dilation2d`.
     """
@@ -165,14 +167,17 @@ def erosion2d(
 def atrous_conv2d_transpose(
     value: Operand, filters: Operand, output_shape: StaticInts, rate: StaticInts, padding: str, name: str | None = None
 ) -> jax.Array:
-    """Computes the transpose of `atrous_conv2d`; filters are [height, width, out, in]."""
+    """Computes the transpose of the dilated convolution `atrous_conv2d`.
+
+    Filters are [height, width, out, in].
+    """
     del name
     return conv2d_transpose(value, filters, output_shape, 1, padding, dilations=rate)
 
 
 @op("space_to_batch_nd")
 def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
-    """Splits the dimensions after the batch into blocks, and moves the places in a block into the batch.
+    """Divides the spatial dimensions into blocks, and moves the positions within a block to the batch dimension.
 
     Args:
         input: [batch, ...].
@@ -198,13 +203,13 @@ def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand
 
 @op("space_to_batch nn.space_to_batch")
 def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
-    """Splits dimensions into blocks like `space_to_batch_nd`."""
+    """Moves spatial positions within blocks to the batch dimension, like `space_to_batch_nd`."""
     return space_to_batch_nd(input, block_shape, paddings, name)
 
 
 @op("batch_to_space")
 def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name: str | None = None) -> jax.Array:
-    """Inverts `space_to_batch`, and removes `crops` elements at the beginning and end of each dimension."""
+    """Inverts `space_to_batch`, and crops each spatial dimension at both ends by `crops`."""
     del name
     value = as_tensor(input)
     blocks = static_ints(block_shape, called="tf.batch_to_space", argument="block_shape")
@@ -226,7 +231,10 @@ def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name
 def required_space_to_batch_paddings(
     input_shape: StaticInts, block_shape: StaticInts, base_paddings: Operand | None = None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes paddings to multiples of the block sizes, and the crops that undo them: i32[dimensions, 2]."""
+    """Computes the paddings that make sizes multiples of block sizes, and the crops that undo them.
+
+    Both are i32[dimensions, 2].
+    """
     del name
     called = "tf.required_space_to_batch_paddings"
     sizes = np.array(static_ints(input_shape, called=called, argument="input_shape"))
@@ -239,7 +247,10 @@ def required_space_to_batch_paddings(
 
 @op("unravel_index")
 def unravel_index(indices: Operand, dims: StaticInts, name: str | None = None) -> jax.Array:
-    """Converts flat indices to indices per dimension: [dimensions, ...]."""
+    """Converts indices into a flattened tensor to one index per dimension.
+
+    The result is [dimensions, ...].
+    """
     del name
     sizes = static_ints(dims, called="tf.unravel_index", argument="dims")
     return jnp.stack(jnp.unravel_index(as_tensor(indices), sizes))

@@ -1,4 +1,4 @@
-"""Finds which functions of an object `tf.saved_model.save` saves, and for which arguments."""
+"""Finds the functions of an object that `tf.saved_model.save` exports, and their argument shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAVED: Final = "tf.saved_model.save"
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """A function with the arguments for which it is saved.
+    """A function to export, with the shapes and dtypes of its arguments.
 
     Attributes:
         function: The function; takes the arguments by position.
@@ -40,7 +40,10 @@ class Signature:
     is_declared: bool = True
 
     def with_named_outputs(self) -> Signature:
-        """Returns the signature with a function that returns a dict, as the entries of ``signatures`` do."""
+        """Returns a copy of this signature whose function returns its results as a dict.
+
+        The entries of ``signatures`` do that.
+        """
         return dataclasses.replace(self, function=_named_outputs(self.function))
 
 
@@ -56,7 +59,7 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def functions_of(obj: object) -> dict[str, Function]:
-    """Returns the compiled functions among an object's methods and attributes; for a Keras model, its forward pass."""
+    """Returns the `tf.function` methods and attributes of an object; for a Keras model, its forward pass."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(obj, keras.Model):
         return _keras_functions(obj)
@@ -89,7 +92,9 @@ def _spec(one: Described) -> TensorSpec:
 
 
 def signatures_of(name: str, function: object) -> list[Signature]:
-    """Returns the signatures of a function: its ``input_signature``, or all arguments for which it has been traced.
+    """Returns the signatures for which a `tf.function` is exported.
+
+    These are its ``input_signature``, or all arguments for which it has been traced.
 
     Raises:
         ArgumentError: It is not a compiled function, or a call of it cannot be expressed by position.

@@ -1,4 +1,4 @@
-"""`tf.saved_model.load`: loads a saved model without the code that created it."""
+"""`tf.saved_model.load`: loads an exported model without the Python code that created it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VARIABLES: Final = "variables"
 
 @dataclasses.dataclass(frozen=True)
 class LoadOptions:
-    """Options of `load`, accepted for compatibility and ignored."""
+    """Options of `tf.saved_model.load`, accepted without effect."""
 
     allow_partial_checkpoint: bool = False
     experimental_io_device: str | None = None
@@ -40,7 +40,7 @@ class LoadOptions:
 
 
 def load(export_dir: str | os.PathLike[str], tags: object = None, options: LoadOptions | None = None) -> LoadedModel:
-    """Loads a model that `save` wrote; the code that created it is not needed.
+    """Loads a model that `tf.saved_model.save` exported; the code that created it is not needed.
 
     Context: cross-replica. In a strategy's scope the variables are mirrored.
 
@@ -79,7 +79,7 @@ def load(export_dir: str | os.PathLike[str], tags: object = None, options: LoadO
 
 
 def contains_saved_model(export_dir: str | os.PathLike[str]) -> bool:
-    """Returns whether a folder contains a saved model."""
+    """Returns whether a folder contains a model that `tf.saved_model.save` exported."""
     return (Path(os.fspath(export_dir)) / FILE).is_file()
 
 
@@ -120,7 +120,7 @@ def _from_json(value: Mapping[str, Any]) -> Any:
 
 
 class LoadedFunction:
-    """A loaded function, with one program per saved signature."""
+    """A function of a loaded model, with one compiled program per exported signature."""
 
     def __init__(self, name: str, programs: Sequence[_LoadedProgram]) -> None:
         self.__name__ = name
@@ -128,12 +128,12 @@ class LoadedFunction:
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments of the first signature, with a `tf.TensorSpec` for each array."""
+        """The arguments of the function's first signature, with a `tf.TensorSpec` for each array."""
         return tuple(self._loaded[0].inputs), {}
 
     @property
     def structured_outputs(self) -> Any:
-        """The result of the first signature, with a `tf.TensorSpec` for each array."""
+        """The result of the function's first signature, with a `tf.TensorSpec` for each array."""
         return self._loaded[0].output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +232,10 @@ def _shown(value: PyTree) -> str:
 
 
 class LoadedModel(Module):
-    """A loaded model: its functions as attributes, `variables`, and `signatures`."""
+    """A model that `tf.saved_model.load` has loaded.
+
+    It has the exported functions as attributes, `variables`, and `signatures`.
+    """
 
     def __init__(
         self, variables: list[Variable], functions: dict[str, LoadedFunction], signatures: dict[str, LoadedFunction]

@@ -1,4 +1,4 @@
-"""The object tree of `tf.saved_model`: variables, modules, lists and dicts among an object's attributes."""
+"""Saves and restores the tree of attributes of an exported object: variables, modules, lists, dicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.variables import Variable
 
 
 class Objects:
-    """Encodes objects as JSON nodes that refer to each other by number.
+    """An encoder that turns an object and its attributes into JSON nodes, which refer to each other by number.
 
     Args:
         variables: The saved variables by identity, in order; variables of the tree are added.
@@ -26,7 +26,10 @@ class Objects:
         self._places: dict[int, int] = {}
 
     def add(self, value: object) -> int | None:
-        """Adds an object with its attributes; returns the number of its node, or None if it is not saved."""
+        """Encodes an object and its attributes; returns the number of its JSON node.
+
+        Returns None if the object is not saved.
+        """
         if id(value) in self._places:
             return self._places[id(value)]
         if self.nodes and not isinstance(value, (Module, list, tuple, dict)) and _variable_of(value) is None:
@@ -67,7 +70,7 @@ def _variable_of(value: object) -> Variable | None:
 
 
 def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], root: object) -> None:
-    """Recreates a saved object tree: `root` gets the attributes of the first node, the others become new objects."""
+    """Recreates the attributes of a saved object from JSON nodes, and sets them on `root`."""
     made: dict[int, Any] = {0: root}
 
     def make(place: int) -> Any:

@@ -1,4 +1,4 @@
-"""`tf.saved_model.save`: exports a program and its variables to a folder that loads without the original code.
+"""`tf.saved_model.save`: exports compiled functions and variables to a folder.
 
 The folder holds ``saved_model.json`` (names, signatures, the object tree), ``programs/`` (one `jax.export` file for
 each function and signature) and ``variables/`` (a checkpoint). A loaded program runs on the platforms for which it was
@@ -40,7 +40,10 @@ Signatures: TypeAlias = Function | ConcreteFunction | Mapping[str, Function | Co
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions:
-    """Options of `save`, accepted for compatibility: gradients are always saved, and each variable is saved once."""
+    """Options of `tf.saved_model.save`, accepted without effect.
+
+    Gradients are always saved, and each variable is saved once.
+    """
 
     namespace_whitelist: Any = None
     save_debug_info: bool = False
@@ -60,7 +63,7 @@ def save(
     signatures: Signatures | None = None,
     options: SaveOptions | None = None,
 ) -> None:
-    """Saves an object's variables, and its functions with the variables that they read.
+    """Exports an object's variables and compiled functions to a folder, for `tf.saved_model.load`.
 
     Context: cross-replica.
 
