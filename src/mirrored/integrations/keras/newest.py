@@ -45,7 +45,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             # Keras jits a bound method, such as `self.train_step`. JAX finds programs by equality of functions, and the
             # method equals that of an earlier `compile()`, whose function may still be alive: in a reference cycle, or
             # in a variable of the user. Without this line its program, with the former loss, would run again.
-            step_function.clear_cache()
+            step_function.clear_cache()  # type: ignore[attr-defined]
             step_function = _Step(step_function, vars(self).setdefault(_NEWEST, deque(maxlen=1)))
         return make(self, step_function, *args, **kwargs)
 
