@@ -14,6 +14,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.errors import ArgumentError
 from mirrored.integrations.keras import keras
 
 # Keras' own `numpy()` calls NumPy in a way that NumPy 2 has deprecated.
@@ -99,6 +100,62 @@ def test_subclassed_model_goes_by_attributes(tmp_path):
     }  # fmt: skip
     Checkpoint(target).restore(path).assert_consumed()
     np.testing.assert_array_equal(target.encoder.kernel.numpy(), source.encoder.kernel.numpy())
+
+
+class Scale(keras.layers.Layer):
+    """Creates its weight in the constructor, so that a model has state before it is built."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.w = self.add_weight(shape=(3,), initializer=keras.initializers.Constant(value), name="w")
+
+    def call(self, x):
+        return x * self.w
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("as_root", [True, False])
+@pytest.mark.parametrize("built", [True, False])
+def test_unbuilt_sequential_model_with_state(as_root, built, replicas, tmp_path):
+    def model_and_checkpoint(first):
+        with mr.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]).scope():
+            model = keras.Sequential(
+                [Scale(first), keras.layers.Dropout(0.3, seed=first), Scale(first + 1), keras.layers.Dense(1)]
+            )
+        return model, Checkpoint(model) if as_root else Checkpoint(model=model)
+
+    def state(model):
+        return [
+            np.asarray(one) for one in (*model.weights, *(layer.seed_generator.state for layer in model.layers[1:2]))
+        ]
+
+    source, checkpoint = model_and_checkpoint(1)
+    source(np.ones((2, 3), np.float32))
+    path = checkpoint.write(tmp_path / "c")
+    target, checkpoint = model_and_checkpoint(7)
+    if built:
+        target(np.ones((2, 3), np.float32))
+    status = checkpoint.restore(path)
+    target.build((2, 3))
+    status.assert_consumed()
+    for ours, saved_value in zip(state(target), state(source), strict=True):
+        np.testing.assert_array_equal(ours, saved_value)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        lambda: keras.optimizers.Adam(0.1),
+        lambda: mr.optimizers.Adam(0.1),
+        lambda: mr.Variable(1.0),
+        lambda: keras.Variable(1.0),
+        lambda: jnp.ones(2),
+    ],
+    ids=["keras optimizer", "optimizer", "variable", "keras variable", "array"],
+)
+def test_roots_that_need_a_name_are_refused(root):
+    with pytest.raises(ArgumentError, match="pass it by name"):
+        Checkpoint(root())
 
 
 def drawing(replicas):

@@ -16,7 +16,16 @@ from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
-from mirrored.checkpoint.objects import Part, can_keep, is_container, is_open, parts_of
+from mirrored.checkpoint.objects import (
+    Part,
+    can_keep,
+    has_slots,
+    is_container,
+    is_open,
+    keras_leaf,
+    keras_slots,
+    root_parts,
+)
 from mirrored.checkpoint.places import Attribute, Place, Root
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim
@@ -88,7 +97,7 @@ class Checkpoint:
         vars(self).update(_writer=Writer(), _restoration=None, _keepers=[])
         self._saving = threading.RLock()
         if root is not None:
-            self._root["root"] = _checked("root", root)
+            self._root["root"] = _checked_root(root)
         for name, part in parts.items():
             setattr(self, name, part)
 
@@ -130,7 +139,7 @@ class Checkpoint:
         if self._counter is not None:
             parts.append(Part(COUNTER, self._counter, Root({COUNTER: self._counter}, COUNTER)))
         place = Root(self._root, "root")
-        inside = parts_of(place.get(), place) if self._root else ()
+        inside = root_parts(place.get(), place) if self._root else ()
         return walk(parts, [part for part in inside if part.name not in self._parts])
 
     @property
@@ -344,3 +353,17 @@ def _checked(name: str, part: object) -> Any:
             remedy="pass an object that holds state; for a dataset pass its iterator: dataset_iterator=iter(dataset)",
         )
     return part
+
+
+def _checked_root(root: object) -> Any:
+    is_optimizer = has_slots(root) or keras_slots(root) is not None
+    if is_optimizer or keras_leaf(root) is not None or leaf_of(root, Root({}, "")) is not None:
+        kind = "optimizer" if is_optimizer else "value"
+        raise ArgumentError(
+            "Checkpoint",
+            found=f"the root is {'an optimizer' if is_optimizer else 'a single value'} ({type(root).__name__})",
+            rule="the root must be an object whose attributes hold state, such as a model; optimizers, variables and "
+            "arrays need a name",
+            remedy=f"pass it by name: Checkpoint({kind}={kind})",
+        )
+    return _checked("root", root)

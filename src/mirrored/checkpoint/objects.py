@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
@@ -283,6 +283,25 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
     if _is(value, "random.SeedGenerator"):
         return [Part("state", value.state, Attribute(place, "state"))]
     return None
+
+
+def root_parts(value: object, place: Place) -> Iterable[Part]:
+    """Returns the values inside the root object of a checkpoint that are saved, each with its name and location.
+
+    Layers in a list that is an attribute of a Keras model have names by that attribute alone.
+    """
+    of_keras = keras_parts(value, place)
+    if of_keras is None:
+        return parts_of(value, place)
+    named = {id(one) for part in of_keras if is_container(part.value) for one in _items(part.value)}
+    return [part for part in of_keras if not (part.name.startswith("layers/") and id(part.value) in named)]
+
+
+def _items(container: Any) -> Iterator[object]:
+    for one in container.values() if isinstance(container, Mapping) else container:
+        yield one
+        if is_container(one):
+            yield from _items(one)
 
 
 def keras_slots(value: object) -> KerasSlots | None:
