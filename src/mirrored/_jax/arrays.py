@@ -75,7 +75,10 @@ def owned(value: object) -> Any:
 
 
 def frozen(value: object) -> Any:
-    """Returns a read-only NumPy array with the contents of `value`, whose memory no other code can change."""
+    """Returns a read-only NumPy array with the contents of `value`, whose memory no other code can change.
+
+    It can be kept and returned more than once. A value that is not a NumPy array is returned unchanged.
+    """
     array = owned(value)
     if isinstance(array, np.ndarray):
         # Its bases too: a view of a writable base can be made writable again.
@@ -253,6 +256,8 @@ class NotConstant(Exception):
 
 def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:
     """Computes the concrete value of a tracer during tracing, if it depends only on constants.
+
+    For a value that differs between replicas, it is that of the first replica.
 
     Args:
         value: Any value. A value that is not a tracer is returned unchanged.
