@@ -175,7 +175,7 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation for `function`, with this operation's compilation options and custom-derivative status."""
+        """Returns an operation for a program derived from this operation, with the same custom-derivative status."""
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
