@@ -251,7 +251,7 @@ if hasattr(_core, "canonicalize_value_dtype"):  # JAX 0.10.0
 
 
 class NotConstant(Exception):
-    """Error of `evaluate`: a tracer depends on an argument of the traced function, so its value is unknown."""
+    """Error raised by `evaluate` when a value depends on an argument of the traced function."""
 
 
 def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:

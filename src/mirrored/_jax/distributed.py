@@ -39,7 +39,7 @@ class Detected:
 
 
 class DetectionError(Exception):
-    """Error: this process runs in a cluster, but JAX cannot read the cluster's description."""
+    """Error raised when this process runs in a cluster, but JAX cannot read the cluster's description."""
 
 
 def detect(timeout_seconds: int) -> Detected | None:
@@ -88,7 +88,7 @@ def _methods() -> list[Any]:
 
 
 class NoAnswer(Exception):
-    """Error of `get`: no process has set the key before the timeout."""
+    """Error raised by `get` when no process has set the key before the timeout."""
 
 
 def has_devices() -> bool:

@@ -47,7 +47,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA must not merge equal computations in programs that use this algorithm, which makes them slower."""
+        """Whether XLA must not merge equal computations in programs that use this algorithm, which is slower."""
         return False
 
     @final

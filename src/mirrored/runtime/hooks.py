@@ -191,7 +191,7 @@ _MAX_VARIANTS: Final = 8
 
 
 class IteratedWhileTracing(BaseException):
-    """Exception that ends a trace in which the user's function iterates a dataset.
+    """Exception that ends a trace in which the user's function iterates over a dataset.
 
     The function then runs as Python at every call.
 
