@@ -40,7 +40,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Returns an uninitialised array, owned by `mirrored`, whose data begins at a multiple of 64 bytes."""
+    """Returns an uninitialised NumPy array whose memory `mirrored` owns and aligns to 64 bytes."""
     kind = np.dtype(dtype)
     if kind.hasobject:
         return np.empty(shape, kind)
@@ -51,7 +51,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 
 
 def is_aligned(array: np.ndarray) -> bool:
-    """Returns whether the array is contiguous and begins at a multiple of 64 bytes."""
+    """Returns whether a NumPy array is contiguous and its memory begins at a multiple of 64 bytes."""
     return bool(array.flags.c_contiguous) and array.ctypes.data % ALIGNMENT_BYTES == 0
 
 

@@ -116,12 +116,12 @@ def is_connected() -> bool:
 
 
 def this_process() -> int:
-    """Returns the index of this process without initialising JAX's devices."""
+    """Returns the index of this process in its distributed job, without initialising JAX's devices."""
     return int(_distributed.global_state.process_id or 0)
 
 
 def num_processes() -> int:
-    """Returns the number of processes of the job without initialising JAX's devices."""
+    """Returns the number of processes of the distributed job, without initialising JAX's devices."""
     return int(_distributed.global_state.num_processes or 1)
 
 

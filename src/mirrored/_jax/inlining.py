@@ -1,4 +1,4 @@
-"""Traces functions into jaxprs, applies jaxprs inside another trace, and computes digests of them."""
+"""Traces functions into jaxprs, applies jaxprs inside another trace, and computes hashes of jaxprs."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
 
 
 def aval_of(value: Operand) -> Any:
-    """Returns the abstract value of an array, a tracer, a NumPy array or a Python number."""
+    """Returns the abstract value (shape and dtype) of an array, a tracer or a Python number."""
     return _core.typeof(_dtypes.canonicalize_value(value) if isinstance(value, (np.ndarray, np.generic)) else value)
 
 

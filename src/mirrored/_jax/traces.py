@@ -26,7 +26,7 @@ Tracer = jax.core.Tracer
 
 
 def current_trace() -> Any:
-    """Returns the JAX trace that processes primitives in this thread."""
+    """Returns the current JAX trace of this thread, which processes the primitives that are applied."""
     return _core.trace_ctx.trace
 
 

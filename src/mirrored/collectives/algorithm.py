@@ -54,7 +54,7 @@ class CrossDeviceOps(abc.ABC):
     def reduce_arrays(
         self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
     ) -> list[Any]:
-        """Reduces each array over all replicas. The results are equal on all devices.
+        """Reduces each array over all replicas; the results are equal on all devices.
 
         Args:
             op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or a custom reduction.

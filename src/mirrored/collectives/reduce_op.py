@@ -143,7 +143,7 @@ class CallableReduction(ReduceOp):
 
 
 def as_reduce_op(value: object) -> ReduceOp:
-    """Converts a user's argument (a `ReduceOp`, its name, a class or a callable) to a `ReduceOp`.
+    """Converts the name of a reduction, a `ReduceOp` class or a callable to a `ReduceOp`.
 
     Args:
         value: A `ReduceOp`, a subclass of it that needs no arguments, a name in upper or lower case (``"sum"``,

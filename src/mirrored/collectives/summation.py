@@ -37,7 +37,7 @@ class Group:
 
     @property
     def num_replicas(self) -> int:
-        """R, the number of replicas."""
+        """The total number of replicas that take part in the reduction (R)."""
         return self.devices * self.local
 
 

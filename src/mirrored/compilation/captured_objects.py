@@ -242,7 +242,7 @@ class Progress:
         self._before = _marks(iterator)
 
     def has_moved(self) -> bool:
-        """Returns whether the iterator has advanced since the snapshot, as far as this is observable."""
+        """Returns whether the iterator has advanced since the snapshot, as far as this can be observed."""
         after = _marks(self._iterator)
         return len(after) != len(self._before) or not all(map(_is_same, self._before, after))
 

@@ -372,7 +372,7 @@ def function(
     conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Any:
-    """Compiles a function that reads and assigns variables. Can be used as a decorator, with or without arguments.
+    """Decorator that compiles a function that reads and assigns variables; usable with or without arguments.
 
     Tracing: the function is traced once for each combination of the structure, shapes, dtypes and static values (Python
     numbers, strings, other objects) of its arguments. Python side effects happen only during tracing. The trace finds

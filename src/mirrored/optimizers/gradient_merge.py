@@ -214,7 +214,7 @@ class Clipping:
             )
 
     def apply(self, gradients: Gradients) -> Gradients:
-        """Returns the clipped gradients, with unchanged shapes and dtypes."""
+        """Returns the gradients clipped to the given bounds, with unchanged shapes and dtypes."""
         if self.clipvalue is not None:
             return _transformed(optax.clip(self.clipvalue), gradients)
         if self.global_clipnorm is not None:

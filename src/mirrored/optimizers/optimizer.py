@@ -195,7 +195,7 @@ class Optimizer:
         experimental_aggregate_gradients: bool = True,
         extra_args: Mapping[str, Any] | None = None,
     ) -> Variable:
-        """Sums the gradients over replicas and updates the variables.
+        """Sums the gradients of all replicas and updates the variables with the sums.
 
         Context: any. In replica context the gradients are first summed over all replicas, in one reduction. A loss
         divided by the *global* batch size (`mirrored.losses.average_loss`) therefore gives the same step as one device

@@ -70,7 +70,7 @@ class LearningRate:
             self._variable.internal = True
 
     def at(self, step: jax.Array) -> jax.Array:
-        """Returns the learning rate at a step: the number, or the schedule's value."""
+        """Returns the learning rate at a step: the constant number, or the schedule's value."""
         rate = self._schedule(step) if self._schedule is not None else self._held()
         return jnp.asarray(rate).astype(jnp.result_type(float))
 
@@ -78,7 +78,7 @@ class LearningRate:
         return self._number if self._variable is None else self._variable.read_value()
 
     def change(self, value: Operand) -> None:
-        """Sets the learning rate to a number.
+        """Sets the learning rate to a new constant number.
 
         Raises:
             ArgumentError: The learning rate is a schedule, or `value` is not a number.

@@ -45,7 +45,7 @@ class Ambient:
     creators: tuple[Callable[..., Any], ...] = ()
 
     def fork(self, **changes: Any) -> Ambient:
-        """Returns a copy of this context with some fields changed, for another thread or a nested block."""
+        """Returns a copy of this thread context with some fields changed, for another thread or a nested block."""
         return dataclasses.replace(self, **changes)
 
 
@@ -151,7 +151,7 @@ def listen(listener: ReadListener) -> None:
 
 
 def unlisten(listener: ReadListener) -> None:
-    """Unregisters a listener that `listen` has registered in this thread."""
+    """Unregisters a listener of variable reads and writes that `listen` has registered in this thread."""
     here = ambient()
     replace_current(here.fork(listeners=tuple(one for one in here.listeners if one is not listener)))
 

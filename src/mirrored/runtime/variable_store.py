@@ -71,7 +71,7 @@ class Bookkeeping:
 
 
 class Created(list[Any], Bookkeeping):
-    """The list of variables created during a trace."""
+    """The list of variables that the user's function has created during a trace."""
 
 
 class Held(NamedTuple):

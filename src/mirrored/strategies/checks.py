@@ -280,7 +280,7 @@ def _code_of(fn: Callable[..., Any]) -> Any:
 
 
 def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
-    """Checks that a result that `out_specs` declares replicated is bit-identical on all replicas.
+    """Raises an error unless a result declared replicated by `out_specs` is bit-identical on all replicas.
 
     Raises:
         ReplicaDivergenceError: Two values differ.

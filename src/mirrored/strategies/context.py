@@ -50,7 +50,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas."""
+        """The total number of replicas that run in parallel."""
         return self._strategy.num_replicas_in_sync
 
     @property
@@ -99,7 +99,7 @@ class ReplicaContext:
         return call_merged(self, merge_fn, tuple(args), dict(kwargs or {}))
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: object = None) -> Any:
-        """Reduces `value` over all replicas and returns the result on every replica.
+        """Reduces the values of all replicas to one, and returns the result on every replica.
 
         Context: replica context, eager or compiled.
 
@@ -145,7 +145,7 @@ class ReplicaContext:
         return type(rows)(mean_of_rows(op, values, self.num_replicas_in_sync), indices, rows.dense_shape)
 
     def all_gather(self, value: PyTree, axis: int, options: object = None) -> Any:
-        """Concatenates `value` of all replicas along `axis` and returns the result on every replica.
+        """Concatenates the values of all replicas along `axis`, and returns the result on every replica.
 
         Context: replica context, eager or compiled. In eager mode the sizes along `axis` may differ.
 
@@ -263,7 +263,7 @@ def _columns(
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:
-    """Raises ArgumentError if arrays differ in rank or in a dimension other than `axis`."""
+    """Raises ArgumentError if arrays to concatenate differ in rank or in a dimension other than `axis`."""
     for arrays in zip(*payloads, strict=True):
         shapes = [tuple(array.shape) for array in arrays]
         rest = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}

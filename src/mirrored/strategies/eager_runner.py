@@ -1,4 +1,4 @@
-"""Eager runs: executes a function on every replica in Python, one replica after another, each on its own device.
+"""Eager runs: call a Python function for each replica in turn, each on its own device.
 
 `print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run.
 """

@@ -74,7 +74,10 @@ class StrategyExtended:
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
-        """Reduces many values as `reduce_to` does, with one collective for all of them."""
+        """Reduces many per-replica values over all replicas, with one collective for all of them.
+
+        Otherwise like `reduce_to`.
+        """
         refuse_in_replica("extended.batch_reduce_to")
         values = [value for value, _ in value_destination_pairs]
         reduced = reducing.reduce_structure(self._strategy, reduce_op, values, None, "StrategyExtended.batch_reduce_to")
@@ -147,7 +150,7 @@ class StrategyExtended:
         return result if group else (result,) * len(self.worker_devices)
 
     def read_var(self, v: Variable) -> Any:
-        """Reads a variable in cross-replica context."""
+        """Returns the current value of a variable."""
         return v.read_value()
 
     def value_container(self, value: object) -> Any:
@@ -177,7 +180,7 @@ class StrategyExtended:
             yield
 
     def non_slot_devices(self, var_list: object) -> Any:
-        """Returns the devices of variables that are not optimizer slots: those of all replicas."""
+        """Returns the device names of variables that are not optimizer slots: those of all replicas."""
         return self.parameter_devices
 
     # Devices
@@ -242,11 +245,14 @@ class StrategyExtended:
     # Running
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """The same as `Strategy.run`."""
+        """Calls a function on every replica, exactly as `Strategy.run`."""
         return self._strategy.run(fn, args=tuple(args), kwargs=kwargs)
 
     def local_results(self, value: object) -> tuple[Any, ...]:
-        """The same as `Strategy.local_results`."""
+        """Returns a tuple of this process's components of a distributed value, one per local replica.
+
+        The same as `Strategy.experimental_local_results`.
+        """
         return self._strategy.experimental_local_results(value)
 
     def __repr__(self) -> str:

@@ -59,7 +59,7 @@ class DistributesInput(abc.ABC):
         """The total number of replicas of the strategy."""
 
     def experimental_distribute_dataset(self, dataset: object, options: object = None) -> Any:
-        """Splits each global batch of `dataset` into contiguous per-replica batches.
+        """Returns a distributed dataset that splits each global batch of `dataset` into per-replica batches.
 
         Context: cross-replica.
 

@@ -1,4 +1,4 @@
-"""Methods of TensorFlow 1 strategies that TensorFlow 2 strategies still have."""
+"""TensorFlow 1 methods of strategies that TensorFlow 2 strategies still have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OlderNames(abc.ABC):
         del value, name
 
     def unwrap(self, value: object) -> tuple[Any, ...]:
-        """The same as `experimental_local_results`."""
+        """Returns the components of a distributed value, exactly as `experimental_local_results`."""
         return self.experimental_local_results(value)
 
     def make_dataset_iterator(self, dataset: object) -> Any:
@@ -65,7 +65,7 @@ class OlderNames(abc.ABC):
         return hooks.make_input_fn_iterator(self, input_fn, replication_mode)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Runs `fn` on every replica, with the next element of `input_iterator` if there is one.
+        """Calls `fn` on every replica, with the next element of `input_iterator` if one is given.
 
         Context: cross-replica.
 

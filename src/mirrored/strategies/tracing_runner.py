@@ -233,7 +233,7 @@ def _all_equal(components: Sequence[Any]) -> bool:
 
 
 def has_gradient(value: Operand) -> bool:
-    """Returns whether `value` can have a cotangent: float or complex."""
+    """Returns whether `value` is float or complex, so that gradients with respect to it exist."""
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 

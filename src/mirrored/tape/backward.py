@@ -166,7 +166,7 @@ class Walk:
         self._direct = is_eval(self._trace) and owner.eager
 
     def again(self) -> Walk:
-        """Returns a new backward pass over the same records, for use under `jax.vmap`.
+        """Returns a new backward pass over the same tape records, for use under `jax.vmap`.
 
         The new pass belongs to the JAX trace that is current now, and keeps the tape's records.
 

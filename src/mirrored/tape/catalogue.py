@@ -54,7 +54,7 @@ class Catalogue(Generic[T]):
         return entry
 
     def clear(self) -> None:
-        """Removes all entries."""
+        """Removes all entries of this cache."""
         self._entries.clear()
 
     def __len__(self) -> int:
@@ -134,7 +134,10 @@ def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCa
 
 
 def clear() -> None:
-    """Removes all cached operations and their compiled programs. `jax.clear_caches` clears JAX's own caches."""
+    """Removes all cached differentiable operations of tapes, with their compiled programs.
+
+    `jax.clear_caches` clears JAX's own caches.
+    """
     for catalogue in (_primitives, _programs, _calls):
         catalogue.clear()
 

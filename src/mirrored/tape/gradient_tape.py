@@ -170,7 +170,7 @@ class GradientTape(Recording):
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> jax.Array:
-        """Computes, for each example of a batch, the derivative of its target with respect to its source.
+        """Computes one Jacobian per example of a batch, of the example's target with respect to its source.
 
         Args:
             target: One array of shape ``[batch, ...]``. Row i must depend only on row i of the source.

@@ -240,7 +240,7 @@ class LossyRecord(Record):
 
 
 class FailedRecord(Record):
-    """The tape record of an operation that has no derivative at all.
+    """The tape record of an operation without a derivative, through which no gradient can be requested.
 
     The backward pass raises an error only if a requested gradient depends on the operation.
     """

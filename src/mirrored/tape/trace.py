@@ -109,7 +109,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return self.parent.stage_value(owned_operand(value))
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any], /) -> Any:
-        """Runs `primitive`, and records it if this tape tracks an operand."""
+        """Executes a JAX primitive, and records it if this tape tracks an operand."""
         if self._stale:
             self._forget_stale()
         if self.touched is not None and primitive is stop_gradient_p:
@@ -338,7 +338,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return run_under(self.parent, catalogue.COPY, [value])[0]
 
     def has_concrete_parent(self, value: object) -> bool:
-        """Returns whether `value` is a concrete array that no outer tape tracks."""
+        """Returns whether `value` is a concrete array that no outer gradient tape tracks."""
         return type(value) is Array
 
     # Operands

@@ -1,4 +1,4 @@
-"""`VariableComponent`: a view of one replica's copy of a variable."""
+"""`VariableComponent`: one replica's copy of a variable, as an element of `variable.values`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class VariableComponent(ArrayOperators):
 
     @property
     def name(self) -> str:
-        """The variable's name, with ``/replica_1`` and so on for all but the first copy."""
+        """The name of this copy: the variable's, with ``/replica_1`` and so on for all but the first copy."""
         base = self._variable.name
         if self._replica == 0:
             return base

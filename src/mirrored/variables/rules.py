@@ -1,4 +1,4 @@
-"""The rules of variables: synchronization, aggregation, and the dtypes of assigned values."""
+"""Rules of variables: when copies are synchronized, how values are aggregated, which dtypes are accepted."""
 
 from __future__ import annotations
 
