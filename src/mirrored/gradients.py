@@ -103,7 +103,7 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
 
 
 class GradientAccumulator:
-    """Accumulates gradients over several micro-batches, and reduces them over replicas only once.
+    """An accumulator of gradients over several micro-batches, which reduces them over replicas only once.
 
     The result is the gradient of the mean loss over all examples of all micro-batches and replicas. Micro-batches can
     differ in size: each gradient is weighted by its number of examples. The sums are kept per replica, in float32 or

@@ -27,7 +27,7 @@ LEAST_SECRET_BYTES: Final = 16
 
 @dataclasses.dataclass(frozen=True)
 class Setting(Generic[T]):
-    """Describes one environment variable of mirrored: name, default, accepted values and parser.
+    """Description of one environment variable of mirrored: name, default, accepted values and parser.
 
     Attributes:
         name: The name of the environment variable.

@@ -51,7 +51,7 @@ NOTHING: Final = EquationDataflow(0, 0)
 
 
 class DataflowRules:
-    """Computes and caches how the outputs of equations and jaxprs depend on inputs, for one mesh axis.
+    """A cache of how the outputs of equations and jaxprs depend on their inputs, for one mesh axis.
 
     Args:
         axis: The mesh axis over which devices are compared. None if there is only one device.

@@ -79,7 +79,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Detects means over the per-replica batch by whose derivatives the gradients of a replica function are scaled.
+    """Analysis that finds means over the per-replica batch whose derivatives scale the gradients of a replica function.
 
     Args:
         jaxpr: The jaxpr of the body.

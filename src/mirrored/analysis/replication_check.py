@@ -53,7 +53,7 @@ _NAMES_PER_LINE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Describes an input of a replica program: whether it is equal on all replicas, and its name in errors.
+    """What is known of an input of a replica program: whether all replicas have it equal, and its name in errors.
 
     Attributes:
         label: Its name in error messages, such as ``"variable 'dense/kernel'"``.
@@ -80,7 +80,7 @@ class Origin:
 
 
 class ReplicationCheck:
-    """Answers which values of a replica program (the jaxpr that every device runs) are equal on all replicas.
+    """Analysis of which values of a replica program (the jaxpr that every device runs) are equal on all replicas.
 
     `check_replication` creates it. The varying analysis and the value numbering run when they are first needed.
 
@@ -225,7 +225,7 @@ def _join(steps: Sequence[PathStep]) -> PathStep:
 
 
 class CollectiveSites:
-    """Finds collectives inside branches and loops whose condition differs between devices.
+    """Search for collectives inside branches and loops whose condition differs between devices.
 
     Args:
         flows: The dataflow rules of the body's equations.
@@ -337,7 +337,7 @@ _Pair = tuple[Any, Any]
 
 
 class Divergence:
-    """Finds the operation at which the values of a device's virtual replicas became different.
+    """Search for the operation at which the values of a device's virtual replicas became different.
 
     Args:
         jaxpr: The body into which both replicas were traced.

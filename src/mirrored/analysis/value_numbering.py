@@ -44,7 +44,7 @@ _Site = tuple[int, ...]
 
 
 class ValueNumbering:
-    """Assigns numbers to the variables of a jaxpr, such that variables with equal numbers hold equal values.
+    """A numbering of the variables of a jaxpr, in which variables with equal numbers hold equal values.
 
     Calls and branches are numbered inside, with the numbers of their operands. Two outputs of a call that hold the same
     value thus get the same number. Loops are numbered by partition refinement over their carries.

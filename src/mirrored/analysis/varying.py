@@ -62,7 +62,7 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Computes which variables of a jaxpr may differ between devices, and how far they are from the cause.
+    """Analysis of which variables of a jaxpr may differ between devices, and how far each is from the cause.
 
     Args:
         jaxpr: The jaxpr. It is visited once, in order.

@@ -30,7 +30,7 @@ _is_shared = attrgetter("_shared")
 
 
 class DonatingSteps:
-    """Calls a compiled program that donates the buffers of variables, and stores their new values atomically.
+    """A compiled program that donates variable buffers, with calls that store the new values atomically.
 
     Each call is one step. The caller holds the state lock.
 
@@ -224,7 +224,7 @@ _MOST_BETWEEN: Final = 1024
 
 
 class WorkerArguments:
-    """Checks that all workers of a job call the same compiled program with consistent arguments.
+    """A check, at calls of a compiled program, that all workers of a job pass consistent arguments.
 
     At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
     arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls

@@ -210,7 +210,7 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
-    """Exception raised when the replicas' components of an argument differ in shape, so no one program fits all."""
+    """Exception raised when the replicas' components of an argument differ in shape, so no single program fits."""
 
 
 @dataclasses.dataclass(frozen=True)

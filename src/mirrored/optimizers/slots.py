@@ -28,7 +28,7 @@ Path = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class SlotLeaf:
-    """Describes one array of an optax state: its path, variable, shape and dtype.
+    """Description of one array of an optax state: its path, variable, shape and dtype.
 
     Attributes:
         address: Its path in the state, without the variable's name: ``"[0].mu"``.

@@ -107,7 +107,10 @@ def connect() -> None:
 
 
 def watch_imports() -> Finder | None:
-    """Installs an import hook that integrates a framework such as Keras when it is imported."""
+    """Installs and returns an import hook that integrates frameworks such as Keras when they are imported.
+
+    Returns None if all are imported already.
+    """
     for root, shown_by in _roots.items():
         if root in sys.modules and shown_by not in sys.modules:
             _warn_of_backend(root)
@@ -235,7 +238,7 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """Compiles and caches the replica functions that a function running as Python passes to `Strategy.run`.
+    """A cache of compiled replica functions, for those that a function running as Python passes to `Strategy.run`.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the identities of the objects that it closes over.

@@ -170,7 +170,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runs one function per replica in threads, one thread at a time, synchronised at collectives."""
+    """Runner of one function per replica in threads, one thread at a time, synchronised at collectives."""
 
     def __init__(self, called: str) -> None:
         self._called = called

@@ -82,7 +82,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Executes a function for each replica of this process in turn, synchronised at collectives and `merge_call`.
+    """Runner that executes a function for each replica of this process in turn, synchronised at collectives.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.

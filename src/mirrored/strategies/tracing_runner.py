@@ -47,7 +47,7 @@ class Passed(Bookkeeping):
 
 
 class TracingRunner(ReplicaRunner):
-    """Traces the virtual replicas of one device together, into one SPMD program for all devices.
+    """Runner that traces the virtual replicas of one device together, into one SPMD program for all devices.
 
     Attributes:
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.

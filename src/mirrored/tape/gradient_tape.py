@@ -33,7 +33,7 @@ _log = logging.getLogger("mirrored.tape")
 
 
 class GradientTape(Recording):
-    """Records the JAX operations in its ``with`` block, and differentiates them afterwards.
+    """A tape that records the JAX operations in its ``with`` block, and differentiates them afterwards.
 
     The tape watches each trainable variable that is read in the block. It watches arrays that are passed to `watch`. It
     records everything that JAX can differentiate: `jax.numpy`, `lax.scan`, `cond`, `jit`, `checkpoint`, and libraries

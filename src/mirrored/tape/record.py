@@ -36,7 +36,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Describes inputs to which an operation cannot propagate gradients, and why.
+    """Inputs to which an operation cannot propagate gradients, with the reason and the error to raise.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
