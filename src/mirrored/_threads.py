@@ -1,4 +1,4 @@
-"""Starts threads such that an exception in the calling thread leaves none of them half started."""
+"""Starts threads such that an exception in the starting thread cannot leave one of them half started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REFUSALS: Final = ("can't start new thread", "can't create new thread")
 
 
 def start(*threads: threading.Thread) -> None:
-    """Starts threads. If an exception interrupts the call, no thread is left half started: it runs, or never begins.
+    """Starts threads such that each one runs or never begins, even if an exception interrupts the call.
 
     `Thread.start` is written in Python, so a signal handler or an injected exception can interrupt it. The new thread
     then dies before it calls its target (``del _limbo[self]`` fails), or waits forever for the lock of its start event,
@@ -41,16 +41,19 @@ def start(*threads: threading.Thread) -> None:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Returns whether the interpreter refused to start a thread: it shuts down, or there are too many threads."""
+    """Returns whether an exception means that Python cannot start another thread.
+
+    It shuts down, or there are too many threads.
+    """
     return isinstance(error, RuntimeError) and str(error).startswith(_REFUSALS)
 
 
 class Claim:
-    """Decides, once and atomically, whether a new thread does its work or its starter prevents that."""
+    """An atomic one-time decision between a new thread, which does its work, and its starter, which cancels it."""
 
     def __init__(self) -> None:
         self._taken: dict[None, str] = {}
 
     def take(self, by: str) -> bool:
-        """Returns whether `by` was the first to call this method. The call is atomic, and can be repeated."""
+        """Returns whether `by` (a name) was the first to claim the decision; can be called repeatedly."""
         return self._taken.setdefault(None, by) == by

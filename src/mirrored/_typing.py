@@ -1,4 +1,4 @@
-"""Type aliases for parameters, shared by all packages.
+"""Type aliases for parameter annotations, shared by all packages.
 
 An alias of `Any` stands for values that Python's type system cannot describe. Its docstring states the reason.
 """

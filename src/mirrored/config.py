@@ -1,4 +1,4 @@
-"""Process-wide settings: virtual devices, which must be set before JAX initializes, the watchdog, eager functions.
+"""Process-wide settings: virtual CPU devices, the deadlock watchdog, and eager execution of functions.
 
 Virtual devices let one CPU simulate several devices, so that a multi-device program runs, is tested and is debugged
 anywhere::
@@ -29,7 +29,7 @@ _settings = _Settings()
 
 
 def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
-    """Makes this process see `n` CPU devices.
+    """Makes JAX show `n` CPU devices in this process, for testing several replicas on one machine.
 
     The devices share the machine's cores: they serve to write, test and debug multi-device programs, not to speed them
     up. Real accelerators are not affected.
@@ -57,12 +57,12 @@ def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
 
 
 def virtual_kind() -> str:
-    """Returns the kind of device that the CPU devices simulate: ``"CPU"`` (none other), ``"GPU"`` or ``"TPU"``."""
+    """Returns the kind of device that virtual CPU devices simulate: ``"CPU"``, ``"GPU"`` or ``"TPU"``."""
     return _settings.virtual_kind
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Sets whether every `function` runs as plain Python, for debugging, instead of compiled.
+    """Sets whether functions compiled with `function` run as plain Python instead, for debugging.
 
     Context: any.
 
@@ -79,12 +79,12 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 
 def functions_run_eagerly() -> bool:
-    """Returns whether functions run as plain Python."""
+    """Returns whether functions compiled with `function` run as plain Python instead, for debugging."""
     return _settings.eager_functions
 
 
 def set_watchdog_seconds(seconds: float) -> None:
-    """Sets the time without progress of any worker after which the job counts as deadlocked and ends.
+    """Sets how long all workers may make no progress before the job counts as deadlocked and ends.
 
     Context: anywhere, at any time; each worker has its own setting.
 
@@ -113,14 +113,14 @@ def set_watchdog_seconds(seconds: float) -> None:
 
 
 def watchdog_seconds() -> float:
-    """Returns the time without progress of any worker after which the job counts as deadlocked."""
+    """Returns how long all workers may make no progress before the job counts as deadlocked."""
     if _settings.watchdog_seconds is None:
         _settings.watchdog_seconds = settings.WATCHDOG_SECONDS.read()
     return _settings.watchdog_seconds
 
 
 def set_from_environment(environment: Mapping[str, str] | None = None) -> None:
-    """Applies ``MIRRORED_VIRTUAL_DEVICES`` and ``MIRRORED_VIRTUAL_KIND``. Called when mirrored is imported.
+    """Applies the environment variables ``MIRRORED_VIRTUAL_DEVICES`` and ``MIRRORED_VIRTUAL_KIND``.
 
     Args:
         environment: Read instead of `os.environ`.

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Final
 
 
 class MirroredError(Exception):
-    """Base of all errors raised by mirrored.
+    """Base class of all errors raised by mirrored.
 
     Args:
         called: What was called, as the user wrote it: ``"Strategy.run"``.
@@ -75,144 +75,144 @@ def _rebuild(cls: type[MirroredError], called: str, found: str, rule: str, remed
 
 
 class ContextError(MirroredError, RuntimeError):
-    """A function was called in a context that does not allow it."""
+    """Error raised when a function was called in a context (replica, cross-replica, trace) that does not allow it."""
 
 
 class MergeError(ContextError):
-    """Replicas called different merges, or a merge where it is not supported."""
+    """Error raised when replicas called different collectives, or called one where it is not supported."""
 
 
 class DeviceError(MirroredError, ValueError):
-    """A device does not exist, is named twice or is of another kind, or replicas cannot be assigned to the devices."""
+    """Error raised when devices do not exist, are repeated or of mixed kinds, or do not fit the number of replicas."""
 
 
 class StructureError(MirroredError, ValueError):
-    """Structures, shapes or dtypes do not match."""
+    """Error raised when pytree structures, shapes or dtypes of several values do not match."""
 
 
 class ArgumentError(MirroredError, ValueError):
-    """An argument has an invalid value."""
+    """Error raised when an argument has an invalid value."""
 
 
 class SignatureError(ArgumentError, TypeError):
-    """Arguments do not match the `input_signature` of a compiled function."""
+    """Error raised when arguments do not match the `input_signature` of a compiled function."""
 
 
 class ArgumentTypeError(MirroredError, TypeError):
-    """An argument is of a type that is not supported."""
+    """Error raised when an argument is of a type that is not supported."""
 
 
 class ReplicaDivergenceError(MirroredError, ValueError):
-    """A mirrored value would differ between replicas."""
+    """Error raised when a value that must be equal on all replicas would differ between them."""
 
 
 class VariableError(MirroredError, ValueError):
-    """The variable's rules do not allow an assignment or read."""
+    """Error raised when the variable's settings do not allow an assignment, read or creation."""
 
 
 class NotSupportedError(VariableError, NotImplementedError):
-    """The operation is not defined for the variable's synchronization and aggregation."""
+    """Error raised when an operation is not defined for a variable's synchronization and aggregation."""
 
 
 class LostStateError(VariableError, RuntimeError):
-    """The variable's buffer was donated to a step that then failed."""
+    """Error raised when a variable has lost its value, because its buffer was donated to a step that failed."""
 
 
 class TransformError(MirroredError, TypeError):
-    """A variable was read or assigned under a JAX transform that cannot capture it."""
+    """Error raised when a variable was read or assigned under a JAX transform that cannot capture it."""
 
 
 class TapeError(MirroredError, RuntimeError):
-    """A tape was used in an invalid way."""
+    """Error raised when a gradient tape was used in an invalid way."""
 
 
 class ValuesError(MirroredError, TypeError):
-    """A per-replica value was used as if it were one array."""
+    """Error raised when a per-replica value was used as if it were one array."""
 
 
 class InputError(MirroredError, RuntimeError):
-    """An input pipeline failed, stalled or was used after it was closed."""
+    """Error raised when an input pipeline failed, stalled or was used after it was closed."""
 
 
 class DataFileError(InputError, OSError):
-    """A data file is missing, truncated or damaged."""
+    """Error raised when a data file is missing, truncated or damaged."""
 
 
 class EndOfDataError(InputError, IndexError):
-    """An element after the last one was requested."""
+    """Error raised when an element beyond the end of a dataset was requested."""
 
 
 class TransformationError(InputError, AttributeError):
-    """A transformation was applied to a dataset that is already distributed."""
+    """Error raised when a dataset transformation was applied to a dataset that is already distributed."""
 
 
 class CheckpointError(MirroredError, RuntimeError):
-    """A checkpoint could not be written."""
+    """Error raised when a checkpoint could not be written."""
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
-    """The path does not contain a checkpoint."""
+    """Error raised when a path does not contain a checkpoint."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class DamagedCheckpointError(CheckpointError, ValueError):
-    """A checkpoint is damaged: its content differs from what was written."""
+    """Error raised when a checkpoint is damaged, as its content differs from what was written."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError, AssertionError):
-    """A checkpoint does not match the program: names, shapes, dtypes or kinds of state differ."""
+    """Error raised when a checkpoint does not match the program in names, shapes, dtypes or kinds of state."""
 
 
 class ClusterError(MirroredError, ValueError):
-    """A cluster description is malformed or inconsistent."""
+    """Error raised when a cluster description is malformed or inconsistent."""
 
 
 class ClusterKeyError(ClusterError, KeyError):
-    """A task of a cluster is described twice."""
+    """Error raised when a task of a cluster is described twice."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class AllocationError(ClusterError, RuntimeError):
-    """The Slurm or Kubernetes allocation does not match the request, or is not available yet."""
+    """Error raised when the Slurm or Kubernetes allocation does not match the request, or is not available yet."""
 
 
 class RendezvousError(ClusterError, TimeoutError):
-    """The coordinator of a cluster cannot be reached."""
+    """Error raised when the coordinator of a cluster cannot be reached."""
 
 
 class DisagreementError(MirroredError, RuntimeError):
-    """Workers of a job are at different points of the program, or have different values where they must be equal."""
+    """Error raised when workers are at different points of the program, or pass different values that must be equal."""
 
 
 class AbsentWorkerError(DisagreementError, TimeoutError):
-    """A worker has not reached the barrier where the others wait."""
+    """Error raised when a worker has not reached the barrier where the other workers wait."""
 
 
 class MissingExtraError(MirroredError, ImportError):
-    """An optional dependency is not installed."""
+    """Error raised when an optional dependency is not installed."""
 
 
 class IndependentProcessesWarning(UserWarning):
-    """Several processes were started together, and each one trains an independent model."""
+    """Warning issued when several processes were started together, but each one trains an independent model."""
 
 
 class DivergingStateWarning(UserWarning):
-    """Per-replica results are fed back as state, so each replica trains an independent model."""
+    """Warning issued when per-replica results are passed back as model state, so each replica trains its own model."""
 
 
 class OutOfScopeWarning(UserWarning):
-    """Replicas assign a variable that was created outside of `strategy.scope()`.
+    """Warning issued when replicas assign a variable that was created outside of `strategy.scope()`.
 
     A compiled run updates such a variable once. In an eager run the replicas update it one after another.
     """
 
 
 class LossScaleWarning(UserWarning):
-    """A loss is averaged over the examples of one replica, and its gradients are summed over replicas.
+    """Warning issued when a loss is averaged over one replica's examples, but its gradients are summed over replicas.
 
     The gradients are then N times too large, for N replicas. Only compiled steps emit this warning: the check analyzes
     their program, and an eager run has none. To check an eager step, compile it once with `mirrored.function`.

@@ -1,4 +1,4 @@
-"""Imports optional packages where they are needed, or raises the error that says how to install them."""
+"""Imports optional packages on demand, with an error that says how to install a missing one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mirrored.errors import MissingExtraError
 
 
 def load(module: str, *, called: str, extra: str, package: str | None = None, otherwise: str = "") -> Any:
-    """Imports a module of an optional package, or raises the error that says how to install it.
+    """Imports a module of an optional package; if it is missing, raises an error with the install command.
 
     Args:
         module: The dotted name of the module.

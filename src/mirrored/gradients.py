@@ -1,4 +1,4 @@
-"""Combines gradients of several tapes, and accumulates gradients over micro-batches."""
+"""Combines gradients from several tapes, and accumulates gradients over micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[[Any], Any] = ReduceOp.SUM) -> Any:
-    """Combines the gradients that several tapes computed for the same variables.
+    """Combines several tapes' gradients of the same variables into one gradient per variable.
 
     Context: any. The function does not reduce over replicas; the optimizer does.
 
@@ -103,7 +103,7 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
 
 
 class GradientAccumulator:
-    """Accumulates gradients over micro-batches, and reduces them over replicas once, at the end.
+    """An accumulator of gradients over several micro-batches, which reduces them over replicas only once.
 
     The result is the gradient of the mean loss over all examples of all micro-batches and replicas. Micro-batches can
     differ in size: each gradient is weighted by its number of examples. The sums are kept per replica, in float32 or
@@ -152,11 +152,11 @@ class GradientAccumulator:
 
     @property
     def variables(self) -> list[Variable]:
-        """The variables that hold the sums of gradients and the count of examples, to be saved in a checkpoint."""
+        """The variables that hold the accumulated gradients and the number of examples, for checkpoints."""
         return [*self._sums, self._count]
 
     def add(self, gradients: Sequence[Any], count: Operand) -> None:
-        """Adds the gradients of one micro-batch, without a reduction over replicas.
+        """Adds one micro-batch's gradients to the accumulated ones, without a reduction over replicas.
 
         Context: replica context, or without a strategy.
 
@@ -176,7 +176,7 @@ class GradientAccumulator:
         self._count.assign_add(count, read_value=False)
 
     def result(self) -> list[jax.Array]:
-        """Returns the gradients of the mean loss over all added examples, with one all-reduce for all gradients.
+        """Returns the gradients of the mean loss over all accumulated examples, by a single all-reduce.
 
         Context: any. The result is equal on all replicas: apply it with ``skip_gradients_aggregation=True``.
         """
@@ -187,7 +187,9 @@ class GradientAccumulator:
         return self._means(sums)
 
     def apply(self, optimizer: Optimizer) -> None:
-        """Applies the result to the variables and resets the accumulator, with one reduction in total.
+        """Updates variables with the accumulated gradients by `optimizer`, and resets the accumulator.
+
+        This takes one reduction over replicas in total.
 
         Context: any.
         """
@@ -201,7 +203,7 @@ class GradientAccumulator:
             self.reset()
 
     def reset(self) -> None:
-        """Sets the sums and the count to zero."""
+        """Sets the accumulated gradients and the number of examples to zero."""
         for total in self.variables:
             total.assign(jnp.zeros(total.shape, total.dtype), read_value=False)
 

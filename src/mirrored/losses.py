@@ -1,4 +1,4 @@
-"""Losses whose gradients, summed over the replicas, equal those that one device computes on the global batch.
+"""Loss functions whose gradients, summed over replicas, are those of the mean loss over the global batch.
 
 Optimizers sum gradients over replicas. So each replica's loss must be its *part of the global mean*: the sum over its
 own examples, divided by the number of examples on all replicas. `average_loss` determines that number.
@@ -25,7 +25,7 @@ from mirrored.values.distributed_values import PerReplica
 
 
 def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | PerReplica | None = None) -> jax.Array:
-    """Returns this replica's part of the mean loss over all examples of all replicas.
+    """Returns this replica's share of the mean loss over all examples of all replicas.
 
     Summed over replicas, the parts are the mean, also where per-replica batches differ in size, are empty or are
     padded. No gradient flows through the divisor. A mean over no examples is 0.
@@ -76,7 +76,7 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
 def compute_average_loss(
     per_example_loss: Operand, sample_weight: Operand | None = None, global_batch_size: Operand | None = None
 ) -> jax.Array:
-    """Divides the sum of a replica's (weighted) losses by the global batch size, exactly like TensorFlow's function.
+    """Divides the sum of a replica's (weighted) losses by the global batch size, as TensorFlow's function does.
 
     Context: replica context, or without a strategy.
 
@@ -108,7 +108,7 @@ def compute_average_loss(
 
 
 def scale_regularization_loss(regularization_loss: Operand) -> jax.Array:
-    """Divides the sum of a regularization loss by the number of replicas, over which gradients are summed.
+    """Divides the sum of a regularization loss by the number of replicas, because gradients are summed over replicas.
 
     Context: replica context, or without a strategy.
 

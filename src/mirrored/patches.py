@@ -1,4 +1,4 @@
-"""The attributes of other packages that mirrored replaces: the complete list, and the only code that replaces them.
+"""Lists and applies all monkey patches: attributes of other packages that mirrored replaces.
 
 A framework's objects create their own variables, so that mirrored must patch the framework's classes to support
 strategies. `replace` patches an attribute and refuses one that is not listed here; `undo` restores the originals. For
@@ -118,13 +118,13 @@ _applied: list[_Applied] = []
 
 
 def path_of(owner: type | ModuleType, name: str) -> str:
-    """Returns the name under which an attribute is listed: that of its class or module, and its own."""
+    """Returns the name under which a patched attribute is listed, such as ``Class.attribute``."""
     # JAX 0.10 includes the module in the qualified names of the classes of its C extension.
     return f"{getattr(owner, '__qualname__', owner.__name__).removeprefix('jaxlib._jax.')}.{name}"
 
 
 def replace(package: str, owner: type | ModuleType, name: str, value: object) -> None:
-    """Replaces an attribute of a class or module of another package.
+    """Replaces (monkey-patches) an attribute of a class or module of another package.
 
     Args:
         package: The key of the attribute in `LISTED`.
@@ -138,7 +138,7 @@ def replace(package: str, owner: type | ModuleType, name: str, value: object) ->
 
 
 def undo(package: str) -> None:
-    """Restores the original of every attribute of a package that mirrored has replaced."""
+    """Restores all attributes of a package that mirrored has replaced (monkey-patched)."""
     for one in [one for one in reversed(_applied) if one.package == package]:
         if one.before is _ABSENT:
             delattr(one.owner, one.name)
@@ -148,10 +148,10 @@ def undo(package: str) -> None:
 
 
 def is_applied(package: str) -> bool:
-    """Returns whether mirrored currently replaces any attribute of the given package."""
+    """Returns whether mirrored currently replaces (monkey-patches) any attribute of a package."""
     return any(one.package == package for one in _applied)
 
 
 def applied(package: str) -> frozenset[str]:
-    """Returns the attributes of a package that are currently replaced."""
+    """Returns the attributes of a package that mirrored currently replaces (monkey-patches)."""
     return frozenset(one.path for one in _applied if one.package == package)

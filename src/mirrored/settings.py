@@ -1,4 +1,4 @@
-"""The environment variables of mirrored: names, types, defaults and rules.
+"""The environment variables that mirrored reads: names, types, defaults and accepted values.
 
 All of them are defined here. A value outside its rule raises an `ArgumentError` that names the variable, when mirrored
 is imported and again where the setting is read, for programs that change `os.environ` later. This module does not
@@ -27,7 +27,7 @@ LEAST_SECRET_BYTES: Final = 16
 
 @dataclasses.dataclass(frozen=True)
 class Setting(Generic[T]):
-    """One environment variable of mirrored.
+    """Description of one environment variable of mirrored: name, default, accepted values and parser.
 
     Attributes:
         name: The name of the environment variable.
@@ -50,7 +50,7 @@ class Setting(Generic[T]):
     hidden: bool = False
 
     def read(self, environment: Mapping[str, str] | None = None) -> T:
-        """Returns the value of the variable in the environment, or its default.
+        """Returns the parsed value of this environment variable, or its default if it is not set.
 
         Args:
             environment: Read instead of `os.environ`.
@@ -72,7 +72,7 @@ class Setting(Generic[T]):
             ) from None
 
     def is_set(self, environment: Mapping[str, str] | None = None) -> bool:
-        """Returns whether the variable is set and not empty."""
+        """Returns whether this environment variable is set and not empty."""
         return bool((os.environ if environment is None else environment).get(self.name, "").strip())
 
 
@@ -81,7 +81,7 @@ def _seconds(text: str) -> float:
 
 
 def positive_seconds(seconds: float) -> float:
-    """Returns `seconds`, after checking that it is a valid duration for every timeout.
+    """Returns `seconds` unchanged, or raises ValueError if it is not a valid timeout duration.
 
     Raises:
         ValueError: It is not finite, not positive, or too large.
@@ -266,7 +266,7 @@ FOREIGN: Final[Mapping[str, str]] = {
 
 
 def check(environment: Mapping[str, str] | None = None) -> None:
-    """Checks the values of all environment variables of mirrored, and warns of unknown ones.
+    """Checks the values of all of mirrored's environment variables, and warns of unknown ones.
 
     Args:
         environment: Read instead of `os.environ`.

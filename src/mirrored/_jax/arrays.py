@@ -1,4 +1,4 @@
-"""Arrays: host memory, transfer to devices, typed PRNG keys, array-like classes, concrete values of tracers."""
+"""Functions on arrays: aligned host memory, transfer to devices, PRNG keys, values of tracers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALIGNMENT_BYTES: Final = 64
 
 
 class HostBuffer(np.ndarray[Any, Any]):
-    """The memory of an array from `aligned_empty`: the object at the end of the `base` chain of all its views.
+    """A block of host memory aligned to 64 bytes, which backs the array from `aligned_empty` and all its views.
 
     Attributes:
         exposed: Whether user code was given a writable view.
@@ -40,7 +40,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Returns an uninitialised array, owned by `mirrored`, whose data begins at a multiple of 64 bytes."""
+    """Returns an uninitialised NumPy array whose memory `mirrored` owns and aligns to 64 bytes."""
     kind = np.dtype(dtype)
     if kind.hasobject:
         return np.empty(shape, kind)
@@ -51,18 +51,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 
 
 def is_aligned(array: np.ndarray) -> bool:
-    """Returns whether the array is contiguous and begins at a multiple of 64 bytes."""
+    """Returns whether a NumPy array is contiguous and its memory begins at a multiple of 64 bytes."""
     return bool(array.flags.c_contiguous) and array.ctypes.data % ALIGNMENT_BYTES == 0
 
 
 def is_owned(array: np.ndarray) -> bool:
-    """Returns whether only `mirrored` can write to the array's memory."""
+    """Returns whether an array's memory was allocated by `mirrored` and no user code can write to it."""
     buffer = _buffer_of(array)
     return buffer is not None and not buffer.exposed
 
 
 def owned(value: object) -> Any:
-    """Returns `value` as an array that no other code can write to: `value` itself if that is proven, else a copy.
+    """Returns a NumPy array unchanged if no code outside `mirrored` can write to its memory; else a copy of it.
 
     Args:
         value: Any value. A value that is not a NumPy array is returned unchanged.
@@ -75,7 +75,10 @@ def owned(value: object) -> Any:
 
 
 def frozen(value: object) -> Any:
-    """Returns `value` as a read-only array that no other code can write to, to be kept and returned more than once."""
+    """Returns a read-only NumPy array with the contents of `value`, whose memory no other code can change.
+
+    It can be kept and returned more than once. A value that is not a NumPy array is returned unchanged.
+    """
     array = owned(value)
     if isinstance(array, np.ndarray):
         # Its bases too: a view of a writable base can be made writable again.
@@ -87,7 +90,7 @@ def frozen(value: object) -> Any:
 
 
 def expose(value: object) -> None:
-    """Records that user code receives `value`. From now on a writable array does not count as owned by `mirrored`."""
+    """Records that user code receives the array `value` and may write to its memory."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         buffer = _buffer_of(value)
         if buffer is not None:
@@ -121,7 +124,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
-    """Copies `rows` to `devices` of this process as one array, whose dimension 0 is sharded evenly over them.
+    """Copies a host array to several devices of this process, sharded evenly along dimension 0.
 
     Equivalent to `jax.device_put(rows, sharding)` for a `sharding` of dimension 0. CPU devices alias an aligned buffer
     that `mirrored` owns. Any other buffer has been read when the call returns.
@@ -140,7 +143,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:
-    """Copies a value to a device. The caller may overwrite the memory of `value` afterwards, unless `mirrored` owns it.
+    """Copies an array to a device; NumPy memory that `mirrored` does not own may be overwritten afterwards.
 
     Args:
         value: A NumPy array, or another value that `jax.device_put` accepts.
@@ -156,7 +159,7 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
 
 
 def as_array(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
-    """Converts a value like `jnp.asarray`, without sharing memory: copies NumPy arrays that `mirrored` does not own.
+    """Converts a value to a JAX array like `jnp.asarray`, but copies NumPy memory that user code can write to.
 
     Args:
         value: A value that `jnp.asarray` accepts.
@@ -190,12 +193,12 @@ def is_key(value: object) -> bool:
 
 
 def is_key_dtype(dtype: DTypeLike) -> bool:
-    """Returns whether a dtype is one of typed PRNG keys."""
+    """Returns whether a dtype is the dtype of typed PRNG keys (`jax.random.key`)."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def implementation_of(dtype: Any) -> str:
-    """Returns the name of the PRNG to which keys of this dtype belong, such as ``threefry2x32``.
+    """Returns the name of the PRNG algorithm of a PRNG key dtype, such as ``threefry2x32``.
 
     `jax.random.key_impl` needs the keys themselves, which a variable may have lost in a failed step.
     """
@@ -203,7 +206,7 @@ def implementation_of(dtype: Any) -> str:
 
 
 def key_data(value: Leaf) -> Any:
-    """Returns the integers behind typed PRNG keys (`jax.random.key_data`); other values unchanged."""
+    """Returns the integers that represent typed PRNG keys (`jax.random.key_data`), and any other value unchanged."""
     return jax.random.key_data(value) if is_key(value) else value
 
 
@@ -217,7 +220,7 @@ _registered: set[type] = set()
 
 
 def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Callable[[Any], Any]) -> None:
-    """Makes JAX accept instances of `cls` as arrays.
+    """Registers a class with JAX, so that JAX functions accept its instances as arrays.
 
     Args:
         cls: The class; subclasses are included.
@@ -248,11 +251,13 @@ if hasattr(_core, "canonicalize_value_dtype"):  # JAX 0.10.0
 
 
 class NotConstant(Exception):
-    """Raised by `evaluate`: the value depends on an argument of the traced function or on a captured value."""
+    """Error raised by `evaluate` when a value depends on an argument of the traced function."""
 
 
 def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:
-    """Computes `value` during tracing from the constants on which it depends; for the first replica if replicas differ.
+    """Computes the concrete value of a tracer during tracing, if it depends only on constants.
+
+    For a value that differs between replicas, it is that of the first replica.
 
     Args:
         value: Any value. A value that is not a tracer is returned unchanged.

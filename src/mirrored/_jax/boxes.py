@@ -1,4 +1,4 @@
-"""Boxes: arrays that an eager tape tracks.
+"""Boxes: the `jax.Array` subclass of arrays that a gradient tape tracks, and the tracers that stand for them.
 
 A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape tracks it. It is not a
 tracer. When a primitive is applied to a box, JAX looks up a value handler, which replaces the box as follows:
@@ -73,28 +73,28 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """What a box uses of the trace of the tape that tracks it."""
+    """Interface of the tape trace that owns a box (an array that the tape tracks), as far as the box uses it."""
 
     @property
     def recorder(self) -> object:
-        """What records the tape's operations; None while the tape is not recording."""
+        """The object that records the tape's operations; None while the tape is not recording."""
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions whose traces contain a box as a constant: JAX must not reuse these traces."""
+        """Records functions whose traces hold a tracked array as a constant, so that JAX does not reuse them."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
-        """Applies a binary operator to a box and another operand."""
+        """Applies a binary operator such as ``+`` to an array that the tape tracks (a box) and another operand."""
         ...
 
     def negated(self, box: Box) -> Any:
-        """Negates a box."""
+        """Returns the negative of an array that the tape tracks (a box)."""
         ...
 
 
 class Box(jax.Array):
-    """An array that an eager tape tracks: a `jax.Array` that holds the concrete array and the tape's key for it.
+    """An array that an eager tape tracks: a `jax.Array` that wraps the concrete array and the tape's key for it.
 
     Attributes:
         payload: The concrete array.
@@ -123,7 +123,7 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """A hook that JAX calls when a trace makes the box a constant without asking the value handler of `Box`."""
+        """Makes JAX embed the right constant where it captures this tracked array without asking its value handler."""
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
 
     # Methods that do not go through JAX's table
@@ -168,7 +168,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns what `Tracer._contents` must return, so that `jax.closure_convert` makes the tracer an argument."""
+    """Returns the contents by which `jax.closure_convert` recognises a tracer as an array to differentiate."""
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
     differentiated: Any = object.__new__(_ad.JVPTracer)
@@ -177,7 +177,7 @@ def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
 
 
 def connected(part: jax.Array, whole: jax.Array) -> Any:
-    """Returns `part = whole[index]` such that gradients flow from `part` to `whole`, even if `part` has no elements.
+    """Returns `part`, a slice of `whole`, such that its gradient flows to `whole` even if the slice is empty.
 
     JAX creates an empty result without using `whole`, so it would have no gradient.
     """
@@ -223,7 +223,7 @@ class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]
 
 
 class BoxTracer(_StandIn):
-    """Stands for a box (an array that a tape tracks) inside a JAX transform that is nested in the tape."""
+    """A tracer that stands for a tape-tracked array (a box) inside a JAX transform nested in the tape."""
 
     __slots__ = ("box",)
 
@@ -232,7 +232,7 @@ class BoxTracer(_StandIn):
         self.box = box
 
     def resolved(self) -> Any:
-        """Returns the box."""
+        """Returns the tape-tracked array (the box) for which this tracer stands."""
         return self.box
 
     def full_lower(self) -> Any:
@@ -246,15 +246,15 @@ class BoxTracer(_StandIn):
 
 
 class Readable(Protocol):
-    """The interface of a variable that a `ReadTracer` uses."""
+    """Interface of a variable whose current value a `ReadTracer` can read."""
 
     def read_value(self) -> Any:
-        """Returns the current value and announces the read to the listeners."""
+        """Returns the variable's current value, and notifies the tapes and other read listeners."""
         ...
 
 
 class ReadTracer(_StandIn):
-    """Stands for the value that a variable has each time the program that captured this tracer is called."""
+    """A tracer that stands for a variable's current value: each call of the traced program reads the variable again."""
 
     __slots__ = ("variable",)
 
@@ -263,7 +263,7 @@ class ReadTracer(_StandIn):
         self.variable = variable
 
     def resolved(self) -> Any:
-        """Returns the variable's current value and announces the read to the listeners."""
+        """Returns the variable's current value, and notifies the tapes and other read listeners."""
         return self.variable.read_value()
 
     def full_lower(self) -> Any:
@@ -277,7 +277,7 @@ STAND_INS = frozenset({BoxTracer, ReadTracer})
 
 
 def stand_in(box: Box) -> BoxTracer:
-    """Returns the tracer that stands for a box (an array that a tape tracks) inside the current JAX transform.
+    """Returns the tracer that represents a tape-tracked array (a box) inside the current JAX transform.
 
     The box's tape notes which functions JAX is tracing. Their traces contain the box as a constant, and are evicted
     from JAX's caches.
@@ -392,17 +392,17 @@ def _shorten(names: Iterable[str]) -> None:
 
 
 def has_payload(value: object) -> bool:
-    """Returns whether `value` is a box: an array that a tape tracks, even if the tape has ended."""
+    """Returns whether `value` is an array that a tape tracks (a box), even if the tape has ended."""
     return type(value) is Box
 
 
 def is_live_box(value: object) -> bool:
-    """Returns whether `value` is an array that a tape tracks and that this tape is still recording."""
+    """Returns whether `value` is an array tracked by a tape that is still recording."""
     return type(value) is Box and value.owner.recorder is not None
 
 
 def payload_of(value: object) -> Any:
-    """Returns the concrete array that a box or its stand-in holds; any other value unchanged."""
+    """Returns the concrete array inside a tape-tracked array (a box), and any other value unchanged."""
     if type(value) is Box:
         return value.payload
     if type(value) is BoxTracer:
@@ -411,7 +411,7 @@ def payload_of(value: object) -> Any:
 
 
 def another_object(array: object) -> Any:
-    """Returns a new array object over the same buffer, for a concrete array on one device; other values unchanged."""
+    """Returns a new Python object for the same device buffer, so that a tape can tell both arrays apart."""
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
     if type(array) is Array and len(array.sharding.device_set) == 1:
@@ -420,7 +420,7 @@ def another_object(array: object) -> Any:
 
 
 def is_eval_trace(trace: object) -> bool:
-    """Returns whether `trace` executes primitives immediately."""
+    """Returns whether a JAX trace executes primitives immediately instead of tracing them."""
     return trace is None or trace is _core.eval_trace
 
 

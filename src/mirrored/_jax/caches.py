@@ -1,4 +1,4 @@
-"""JAX's caches: keys of tracing caches, their eviction, and the persistent compilation cache."""
+"""Functions on JAX's caches: separates and evicts cached traces, configures the compilation cache."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ _replica_holder = _replica_context._obj
 
 
 def current() -> Hashable:
-    """Returns the current token of this thread, None by default."""
+    """Returns the token that this thread adds to the keys of JAX's tracing caches; None by default."""
     token: Hashable = _holder.value
     return token
 
 
 def swap(token: Hashable) -> Hashable:
-    """Makes `token` the current token of this thread and returns the previous token."""
+    """Sets the token that this thread adds to the keys of JAX's tracing caches; returns the previous one."""
     previous: Hashable = _holder.value
     _holder.set_local(token)
     return previous
@@ -71,7 +71,7 @@ put: Callable[[Hashable], None] = _holder.set_local
 
 @contextmanager
 def using(token: Hashable) -> Iterator[None]:
-    """Makes `token` the current token of this thread for the block."""
+    """Adds `token` to the keys of JAX's tracing caches in this thread during a ``with`` block."""
     previous = swap(token)
     try:
         yield
@@ -104,7 +104,7 @@ _sharing: ContextVar[_Sharing | None] = ContextVar("mirrored.sharing", default=N
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Makes a new token current: the block neither reuses traces of helpers from outside nor leaves any behind."""
+    """Isolates JAX's tracing caches during a ``with`` block: it reuses no earlier trace and leaves none behind."""
     sharing = _Sharing()
     outer = _sharing.set(sharing)
     try:
@@ -118,7 +118,7 @@ def fresh() -> Iterator[None]:
 
 
 def renew() -> None:
-    """Replaces the current token by a new one, if this thread is inside a block of `fresh()`.
+    """Makes later calls in a `fresh()` block trace jitted functions again instead of reusing cached traces.
 
     Call it when a value that helpers may have captured changes within the block.
     """
@@ -128,7 +128,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Records that a jitted helper has read a variable while JAX traces it, so that this trace is never reused.
+    """Records that JAX is tracing a function that reads a variable, so that the trace is not reused elsewhere.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. The next call of the helper
     traces it again. From then on its traces are reused only under the same tapes and in the same replica: every thread
@@ -141,14 +141,14 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Records that the tape or the replica changes: helpers that have read variables are traced again from now on."""
+    """Makes JAX trace jitted functions that read variables again, after a change of tape or replica."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
 
 
 def leave_tape(outer: Hashable) -> None:
-    """Restores the token from before a tape's block, at the end of the block.
+    """Restores, at the end of a tape's block, the tracing-cache token that was current before the block.
 
     Args:
         outer: The token before the block. If it is that of a compiled function's trace, it is not restored, because the
@@ -168,7 +168,7 @@ class _Replicas:
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Makes a replica's token current for the block, which separates its traces of helpers from those outside `run`.
+    """Separates JAX's cached traces of a replica from those outside `Strategy.run`, during a ``with`` block.
 
     The traces of different replicas are separate only after `tell_replicas_apart`.
 
@@ -184,13 +184,13 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Makes a replica's token current again after other replicas have run in between."""
+    """Makes this thread use a replica's cached traces again, after other replicas have run in between."""
     _replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
 
 
 def tell_replicas_apart(own: Hashable) -> None:
-    """Gives each replica its own traces of helpers, for the rest of the process.
+    """Separates JAX's cached traces of different replicas from now on, instead of sharing them.
 
     Called while JAX traces a helper that has read a value of its replica, such as the replica id, which the trace
     contains as a constant. Before this call all replicas share one trace per helper, because each trace is compiled.
@@ -217,7 +217,7 @@ _NAMES = ("fun", "f", "fun_", "f_", "body_fun", "cond_fun", "branches", "true_fu
 
 
 def functions_being_traced() -> list[Any]:
-    """Returns the functions that JAX is tracing in this thread, innermost first; some may belong to libraries."""
+    """Returns the Python functions that JAX is tracing in this thread, innermost first."""
     found: dict[int, Any] = {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -247,7 +247,7 @@ def forget_traces(functions: Iterable[Any]) -> None:
 
 
 def forget_tokens(tokens: Set[Hashable]) -> None:
-    """Evicts every trace that was made while one of `tokens` was current from JAX's tracing caches.
+    """Evicts the traces from JAX's tracing caches whose cache keys contain one of `tokens`.
 
     A JAX cache can evict only all traces of a function, so a function's other traces are traced again when needed.
     """
@@ -295,7 +295,7 @@ class _Module:
 
 
 def write_on_every_process() -> bool:
-    """Makes every process of a cluster write the programs that it compiles to JAX's persistent compilation cache.
+    """Makes every process of a cluster, not only process 0, write to JAX's persistent compilation cache.
 
     Returns:
         Whether this version of JAX has the check that is removed.

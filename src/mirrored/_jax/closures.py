@@ -1,4 +1,4 @@
-"""Finds arrays that a program embeds: closed over by custom derivatives, or held in a primitive's parameters."""
+"""Finds arrays that are embedded in a jaxpr: in closures of custom-derivative functions or in parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAME_OPERANDS = (primitives.jit_p, primitives.remat_p, primitives.scan_p, primi
 
 
 class CustomCalls(enum.IntEnum):
-    """Whether a program contains functions with custom derivatives, and whether one of them closes over values."""
+    """Level of custom-derivative functions in a program: none, some, or some that close over values."""
 
     NONE = 0
     PLAIN = 1
@@ -43,7 +43,7 @@ _custom_calls: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDict
 
 
 def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
-    """Returns which custom-derivative functions the jaxprs among a primitive's parameters contain, at any depth."""
+    """Returns whether a primitive's inner jaxprs call custom-derivative functions, and ones that close over values."""
     return max((_custom_calls_in(jaxpr) for jaxpr in _jaxprs_in(params)), default=CustomCalls.NONE)
 
 
@@ -62,14 +62,14 @@ def _custom_calls_of(equation: JaxprEqn) -> CustomCalls:
 
 
 def closed_over_inputs(program: JaxprProgram) -> list[int]:
-    """Returns the positions of those inputs on which values depend that custom-derivative functions close over."""
+    """Returns the positions of the program inputs that custom-derivative functions use through their closures."""
     jaxpr = program.jaxpr
     _, lost = _flow(jaxpr, [1 << position for position in range(len(jaxpr.invars))])
     return [position for position in range(len(jaxpr.invars)) if lost >> position & 1]
 
 
 def used_constants(program: JaxprProgram) -> list[Any]:
-    """Returns the constants of `program` on which its results depend by paths without `stop_gradient`."""
+    """Returns the constants of a program through which gradients can flow to its results."""
     jaxpr = program.jaxpr
     bits = [1 << position for position in range(len(jaxpr.constvars))]
     results, lost = _flow(jaxpr, [0] * len(jaxpr.invars), bits)
@@ -78,7 +78,7 @@ def used_constants(program: JaxprProgram) -> list[Any]:
 
 
 def embedded_tracers(program: JaxprProgram) -> list[Any]:
-    """Returns the tracers that are constants of jaxprs inside `program`, at any depth; not its own constants."""
+    """Returns the tracers that are constants of inner jaxprs of `program`, at any nesting depth."""
     return list(_tracers_in(program.jaxpr.eqns))
 
 
@@ -171,7 +171,7 @@ _embedded_arrays: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.Weak
 
 
 def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns the concrete arrays inside the jaxprs among `params`, at any depth."""
+    """Returns the concrete arrays inside the jaxprs of a primitive's parameters, at any nesting depth."""
     arrays: tuple[Any, ...] = ()
     for value in params.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
@@ -181,7 +181,7 @@ def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
-    """Returns the concrete arrays that custom-derivative functions inside the jaxprs of `params` close over."""
+    """Returns the concrete arrays that custom-derivative functions in a primitive's inner jaxprs close over."""
     found: list[Any] = []
     for value in params.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
@@ -215,7 +215,7 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """A primitive as a function in which arrays that its parameters embed are additional leading arguments.
+    """A primitive wrapped as a function that takes the arrays embedded in its parameters as leading arguments.
 
     Args:
         primitive: The primitive.
@@ -272,7 +272,7 @@ def _jit(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -
 
 
 def scan_split(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the number of constants and the number of carries among the operands of a `scan`."""
+    """Returns how many operands of a `lax.scan` equation are constants, and how many are carries."""
     if "ft_in" in params:  # from JAX 0.12
         of_constants, of_carry, _ = params["ft_in"].unpack()
         return len(of_constants), len(of_carry)

@@ -1,4 +1,4 @@
-"""Compiles programs as written, copies JAX's state to other threads, and dispatches without being interrupted."""
+"""Calls jitted functions safely from interrupts, copies JAX's thread state, and compiles without merging passes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from mirrored._threads import Claim, is_refusal, start
 
 
 def consume(iterator: Iterable[Any]) -> None:
-    """Runs an iterator to its end in one C call."""
+    """Runs an iterator to its end in one C call, without a Python loop that a signal could interrupt."""
     deque(iterator, 0)
 
 
 class DispatchJob:
-    """A call that a separate thread makes, so that an exception in the calling thread cannot interrupt it halfway.
+    """A function call in a separate thread, so that an interrupt in the calling thread cannot break it off.
 
     Attributes:
         result: The result of the call, once it is done.
@@ -66,7 +66,7 @@ class DispatchJob:
         self._thread = threading.Thread(target=run, args=(self._main,), name="mirrored-dispatch", daemon=True)
 
     def run(self) -> None:
-        """Starts the call and waits until it is done, even if exceptions interrupt the wait."""
+        """Starts the call in its thread and waits until it is done, even if exceptions interrupt the wait."""
         try:
             start(self._thread)
         except BaseException as error:
@@ -81,7 +81,7 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def settle(self) -> None:
-        """Waits until the call is done. If an exception interrupted the start of its thread, cancels it instead."""
+        """Waits until the call has ended, or cancels the call if its thread never started."""
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
             self.error = self.interruption or RuntimeError("the call was cancelled before it began")
@@ -106,7 +106,7 @@ class DispatchJob:
 
 
 class Dispatch:
-    """A jitted function that traces and compiles (on a cache miss) in a separate thread, where no signal interrupts it.
+    """A jitted function whose tracing and compilation run in a separate thread, where no signal interrupts them.
 
     Args:
         jitted: The result of `jax.jit`, for a function that returns a list.
@@ -128,7 +128,7 @@ class Dispatch:
         self.function.__setstate__(state)
 
     def forget(self) -> None:
-        """Re-enables JAX's fast path, which JAX disables permanently when a cache miss raises."""
+        """Clears the fast-path cache of the jitted function, which JAX leaves disabled after an error."""
         self.function._clear_cache()
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +184,7 @@ _states = _States()
 
 @dataclasses.dataclass(frozen=True)
 class ThreadState:
-    """A snapshot of one thread's JAX state."""
+    """A snapshot of one thread's JAX settings and context, to be applied in another thread."""
 
     values: tuple[tuple[Any, Any], ...]
     legacy_mesh: tuple[Any, Any]
@@ -192,14 +192,14 @@ class ThreadState:
 
 
 def capture_thread_state() -> ThreadState:
-    """Returns a snapshot of this thread's JAX state."""
+    """Returns a snapshot of this thread's JAX settings and context, for `adopt_thread_state`."""
     values = tuple((state, local) for state in _states.all() if (local := state.get_local()) is not _ext.unset)
     resources = _mesh.thread_resources
     return ThreadState(values, (list(resources.stack), resources.env), _source_info._source_info_context.context)
 
 
 def adopt_thread_state(state: ThreadState) -> None:
-    """Gives this thread, which is new, the JAX state of the snapshot."""
+    """Sets the JAX settings and context of this new thread to those in the snapshot."""
     for holder, value in state.values:
         holder.set_local(value)
     resources = _mesh.thread_resources
@@ -230,7 +230,7 @@ _ONLY_ERRORS = 2
 
 
 class AsWritten:
-    """`jax.jit` of a function, compiled as written: without the XLA passes that make results depend on the devices.
+    """A `jax.jit` function compiled without the XLA passes that make results depend on the number of devices.
 
     Args:
         function: The function. As with `jax.jit`, it is traced at the first call.
@@ -249,7 +249,7 @@ class AsWritten:
             return self.jitted(*args)
 
     def lower(self, *args: Any) -> Any:
-        """Returns JAX's lowering for these arguments."""
+        """Lowers the function to StableHLO for these arguments, like `lower` of a `jax.jit` function."""
         with _partitioned_unmerged():
             return _Lowered(self.jitted.lower(*args))
 
@@ -269,17 +269,17 @@ class _Lowered:
 
 
 def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
-    """Removes the compiler options from the parameters of a `jit` equation: JAX refuses them inside another `jit`."""
+    """Returns the parameters of a `jit` equation without compiler options, which JAX refuses in nested `jit`."""
     return {**params, _COMPILER_OPTIONS: ()} if params.get(_COMPILER_OPTIONS) else params
 
 
 def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
-    """Returns `function` jitted: by `AsWritten` if `as_written`, else by `jax.jit`."""
+    """Returns `function` jitted by `AsWritten` (device-independent results) if `as_written`, else by `jax.jit`."""
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
 
 
 def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
-    """Returns the `Dispatch` of a function that `jit` returned. An exception in the caller does not lose results."""
+    """Wraps a jitted function as a `Dispatch`, so that an interrupt during its compilation loses no results."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
         return Dispatch(jitted.jitted, _partitioned_unmerged)

@@ -21,7 +21,7 @@ from mirrored._jax.private import xla_bridge as _xla_bridge
 
 @dataclasses.dataclass(frozen=True)
 class Detected:
-    """A cluster that JAX has detected.
+    """A multi-process cluster that JAX has detected in the environment: coordinator and processes.
 
     Attributes:
         name: JAX's name of the detection method; the empty string if it has none.
@@ -39,11 +39,11 @@ class Detected:
 
 
 class DetectionError(Exception):
-    """The environment shows that this process is part of a cluster, but JAX cannot read the cluster's description."""
+    """Error raised when this process runs in a cluster, but JAX cannot read the cluster's description."""
 
 
 def detect(timeout_seconds: int) -> Detected | None:
-    """Returns the cluster that JAX detects; None if it detects none, or one of a single process.
+    """Returns the multi-process cluster that JAX detects in the environment, or None if there is none.
 
     Args:
         timeout_seconds: How long to wait until the coordinator's host has an address (Kubernetes, Cloud TPU).
@@ -88,16 +88,16 @@ def _methods() -> list[Any]:
 
 
 class NoAnswer(Exception):
-    """No worker set the key within the timeout of `get`."""
+    """Error raised by `get` when no process has set the key before the timeout."""
 
 
 def has_devices() -> bool:
-    """Returns whether JAX has initialised its devices, after which this process cannot join a job."""
+    """Returns whether JAX has initialised its devices, after which no multi-process job can be joined."""
     return bool(_xla_bridge.backends_are_initialized())
 
 
 def disconnect_child() -> None:
-    """Disconnects a forked child from the job, which only the parent belongs to.
+    """Disconnects a forked child process from the distributed job, to which only its parent belongs.
 
     Otherwise, at the child's exit, JAX would report to the coordinator that this process has ended. The inherited
     objects are never destroyed: their destructors would shut down the parent's connections, and would wait for threads
@@ -111,22 +111,22 @@ def disconnect_child() -> None:
 
 
 def is_connected() -> bool:
-    """Returns whether this process has joined a job of several processes."""
+    """Returns whether this process has joined a job of several processes (`jax.distributed`)."""
     return _distributed.global_state.client is not None and (_distributed.global_state.num_processes or 1) > 1
 
 
 def this_process() -> int:
-    """Returns the index of this process without initialising JAX's devices."""
+    """Returns the index of this process in its distributed job, without initialising JAX's devices."""
     return int(_distributed.global_state.process_id or 0)
 
 
 def num_processes() -> int:
-    """Returns the number of processes of the job without initialising JAX's devices."""
+    """Returns the number of processes of the distributed job, without initialising JAX's devices."""
     return int(_distributed.global_state.num_processes or 1)
 
 
 def address() -> str:
-    """Returns ``host:port`` of the coordinator."""
+    """Returns ``host:port`` of JAX's coordination service."""
     return str(_distributed.global_state.coordinator_address)
 
 
@@ -135,7 +135,7 @@ def _client() -> Any:
 
 
 def put(key: str, value: str) -> None:
-    """Sets a key of the coordination service's key-value store, which must not be set yet.
+    """Sets a new key in the key-value store of JAX's coordination service; fails if the key exists.
 
     Raises:
         RuntimeError: The key is already set, or the coordinator is unreachable.
@@ -144,7 +144,7 @@ def put(key: str, value: str) -> None:
 
 
 def get(key: str, timeout_seconds: float) -> str:
-    """Waits until a key is set in the coordination service's key-value store, and returns its value.
+    """Waits until a key is set in the key-value store of JAX's coordination service, and returns its value.
 
     Raises:
         NoAnswer: The key was not set in time.
@@ -159,7 +159,7 @@ def get(key: str, timeout_seconds: float) -> str:
 
 
 def look(key: str) -> str | None:
-    """Returns the current value of a key in the coordination service, without waiting; None if the key is not set."""
+    """Returns the value of a key of JAX's coordination service without waiting; None if it is not set."""
     try:
         return str(_client().key_value_try_get(key))
     except jax.errors.JaxRuntimeError as error:
@@ -169,18 +169,18 @@ def look(key: str) -> str | None:
 
 
 def below(prefix: str) -> dict[str, str]:
-    """Returns the values in the coordination service of all keys ``prefix/name``, by name."""
+    """Returns, by name, the values of all keys ``prefix/name`` in the store of JAX's coordination service."""
     found = _client().key_value_dir_get(prefix)
     return {str(key).rpartition("/")[2]: str(value) for key, value in found}
 
 
 def forget(key: str) -> None:
-    """Removes a key from the coordination service's key-value store, if it is set."""
+    """Deletes a key from the key-value store of JAX's coordination service, if it is set."""
     _client().key_value_delete(key)
 
 
 def post(key: str, value: str) -> None:
-    """Sets a key of the coordination service's key-value store, and overwrites an existing value.
+    """Sets a key in the key-value store of JAX's coordination service, overwriting any existing value.
 
     Raises:
         RuntimeError: The coordinator is unreachable.

@@ -1,4 +1,4 @@
-"""Traces functions into jaxprs, applies jaxprs inside another trace, and computes digests of them."""
+"""Traces functions into jaxprs, applies jaxprs inside another trace, and computes hashes of jaxprs."""
 
 from __future__ import annotations
 
@@ -105,23 +105,23 @@ def _result(atom: Var | Literal, given: dict[Any, Any], known: dict[Any, Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """A traced function: its open jaxpr, and the values of the jaxpr's constants, which the function closed over."""
+    """A function traced to an open jaxpr, with the values of the constants that the function closed over."""
 
     jaxpr: Jaxpr
     constants: tuple[Any, ...]
 
     @property
     def num_inputs(self) -> int:
-        """The number of inputs, without the constants."""
+        """The number of inputs of the traced function, not counting the jaxpr's constants."""
         return len(self.jaxpr.invars)
 
     @property
     def closed(self) -> ClosedJaxpr:
-        """The closed jaxpr: the program with its constants."""
+        """The traced function as a closed jaxpr: the jaxpr with its constants."""
         return ClosedJaxpr(self.jaxpr, list(self.constants))
 
     def giving(self, positions: Sequence[int]) -> Staged:
-        """Returns the program that returns only the results at `positions`, in this order."""
+        """Returns the traced function reduced to the results at `positions`, in this order."""
         outvars = [self.jaxpr.outvars[position] for position in positions]
         return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
 
@@ -136,7 +136,7 @@ def stage(
     *,
     axes: Sequence[tuple[str, int]] = (),
 ) -> Staged:
-    """Traces `flat_function(*arrays) -> list of arrays` for arrays of these shapes, and returns it as a `Staged`.
+    """Traces a function of flat arrays for given shapes and dtypes, and returns the trace as a `Staged`.
 
     Args:
         flat_function: A function from arrays to a flat list of arrays.
@@ -167,7 +167,7 @@ _LARGEST_BYTES = 1 << 20
 
 
 def digest_of(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> str:
-    """Returns a short digest that differs between programs with different computations.
+    """Returns a short hash of a jaxpr, which differs between programs with different computations.
 
     Args:
         jaxpr: The program. The digest covers operations, types, parameters of plain types, literals and dataflow.
@@ -179,7 +179,7 @@ def digest_of(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> str:
 
 
 def captured_arrays(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> list[Any]:
-    """Returns the captured arrays of this process whose bits `digest_of` does not cover, in program order.
+    """Returns the arrays captured in a program that `digest_of` identifies only by shape and dtype.
 
     Args:
         jaxpr: The program. Inner programs (`jax.jit`, `jax.lax.scan`) have their own constants.

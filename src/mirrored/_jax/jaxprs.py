@@ -1,4 +1,4 @@
-"""Jaxprs: classifies their equations, prunes them, and runs parts of them."""
+"""Functions on jaxprs: classify the equations, prune unused ones, and evaluate selected outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _primitive: Final = _extend.Primitive(NAME)
 
 
 def equal_on_all_devices(array: Operand, axis: str) -> Any:
-    """Returns `array`, marked as equal on every device of `axis`."""
+    """Returns `array` unchanged, marked in the jaxpr as equal on every device of a mesh axis."""
     return _primitive.bind(array, axis_name=axis)
 
 
@@ -71,14 +71,14 @@ _AbstractRef: Final = _state_types.AbstractRef
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call of `jaxpr` with the equation's operands: `jit`, `remat`, `custom_jvp_call`, ..."""
+    """Kind of an equation that calls an inner jaxpr with its operands: `jit`, `remat`, `custom_jvp_call`, ..."""
 
     jaxpr: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """A `scan`: operands are constants, carries, then scanned arrays; outputs are carries, then stacked ones."""
+    """Kind of a `lax.scan` equation, whose operands are constants, then carries, then scanned arrays."""
 
     jaxpr: Any
     num_consts: int
@@ -87,7 +87,7 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True)
 class While:
-    """A `while`: operands are constants of the condition, constants of the body, then carries."""
+    """Kind of a `lax.while_loop` equation, whose operands are the constants of condition and body, then carries."""
 
     cond: Any
     num_cond_consts: int
@@ -97,19 +97,19 @@ class While:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A `cond` or `switch`: the first operand selects a branch, to which the other operands are passed."""
+    """Kind of a `lax.cond` or `lax.switch` equation, whose first operand selects the branch."""
 
     branches: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Equalising:
-    """A collective whose result is equal on every device of the axis."""
+    """Kind of a collective equation whose result is equal on all devices of the mesh axis, such as `psum`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueSource:
-    """An equation whose result differs between devices, whatever its operands are.
+    """Kind of an equation whose result differs between devices even if its operands are equal.
 
     Attributes:
         label: Its name in messages.
@@ -122,7 +122,7 @@ class ValueSource:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """An equation of no other kind: every output may depend on every operand.
+    """Kind of an equation that is no call, loop, branch or collective; each output may depend on each operand.
 
     Attributes:
         jaxprs: The jaxprs among its parameters, whose use is unknown.
@@ -153,7 +153,7 @@ _PLAIN: Final = Plain()
 
 
 def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
-    """Returns the kind of `eqn` with respect to the mesh axis `axis` (None: without an axis)."""
+    """Classifies a jaxpr equation as a call, loop, branch, collective or other operation, for one mesh axis."""
     name = eqn.primitive.name
     if name in _CALLS:
         inner = eqn.params.get(_CALLS[name]) or eqn.params.get("call_jaxpr")
@@ -168,12 +168,12 @@ def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
 
 
 def kinds_of(eqns: Sequence[Any], axis: str | None) -> list[Kind]:
-    """Returns `kind_of` each equation."""
+    """Classifies each of several jaxpr equations by `kind_of`, for one mesh axis."""
     return [kind_of(eqn, axis) for eqn in eqns]
 
 
 def primitive_names(jaxpr: Jaxpr | ClosedJaxpr) -> set[str]:
-    """Returns the names of all primitives of a jaxpr, at any depth."""
+    """Returns the names of all primitives in a jaxpr, at any nesting depth."""
     names = set()
     for eqn in jaxpr.eqns:
         names.add(eqn.primitive.name)
@@ -184,7 +184,7 @@ def primitive_names(jaxpr: Jaxpr | ClosedJaxpr) -> set[str]:
 
 
 def jaxprs_in(value: object) -> Iterator[Any]:
-    """Yields the jaxprs in a parameter of an equation, at any depth of tuples, lists and dicts."""
+    """Yields the jaxprs in one parameter of an equation, also those nested in tuples, lists and dicts."""
     if isinstance(value, _JAXPRS):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -196,7 +196,7 @@ def jaxprs_in(value: object) -> Iterator[Any]:
 
 
 def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
-    """Returns the values of `jaxpr.constvars`; nothing for an open jaxpr of JAX 0.10, which does not hold them."""
+    """Returns the values of a jaxpr's constants, or nothing for an open jaxpr of JAX 0.10."""
     return tuple(getattr(jaxpr, "consts", ()))
 
 
@@ -225,7 +225,7 @@ def _collective(eqn: JaxprEqn, axis: str | None) -> Kind | None:
 
 
 def collectives_in(eqns: Sequence[Any], axis: str | None) -> list[Any]:
-    """Returns the equations that are collectives, at which the devices of `axis` wait for each other."""
+    """Returns the equations of a jaxpr that are collectives over the devices of a mesh axis."""
     if axis is None:
         return []
     silent = {*_IDENTITY, "axis_index", NAME}
@@ -267,7 +267,7 @@ _WHAT = _core.DebugInfo("mirrored", "an operation's rule", None, None)
 
 
 class JaxprProgram:
-    """A function that was traced to an open `jaxpr`, and the values `constants` of that jaxpr's constvars."""
+    """A traced function: an open jaxpr with the values of its constants."""
 
     __slots__ = ("__name__", "__weakref__", "constants", "jaxpr")
 
@@ -281,22 +281,22 @@ class JaxprProgram:
         return apply_jaxpr(self.jaxpr, self.constants, args)
 
     def of_constants(self, *args: Any) -> list[Any]:
-        """Applies the program to other values for its constants, given before its inputs."""
+        """Evaluates the program with other values in place of its constants."""
         count = len(self.constants)
         return apply_jaxpr(self.jaxpr, args[:count], args[count:])
 
     @property
     def out_avals(self) -> list[Any]:
-        """The abstract values of its results."""
+        """The abstract values (shapes and dtypes) of the program's results."""
         return [atom.aval for atom in self.jaxpr.outvars]
 
     def keeping(self, positions: Sequence[int]) -> JaxprProgram:
-        """Returns the program with only the results at `positions` and the equations that they need."""
+        """Returns the program pruned to the results at `positions` and the equations that they need."""
         outvars = [self.jaxpr.outvars[i] for i in positions]
         return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
     def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
-        """Returns the input position or the constant that a result passes through; None if an equation computes it."""
+        """Returns the input position or constant that a result merely passes through; None if it is computed."""
         if isinstance(atom, Literal):
             return "constant", atom.val
         for position, variable in enumerate(self.jaxpr.invars):
@@ -308,7 +308,7 @@ class JaxprProgram:
         return None
 
     def depends(self, inputs: Sequence[int]) -> list[bool]:
-        """Returns, for each result, whether it depends on any of these inputs according to the dataflow."""
+        """Returns, for each result of the program, whether it may depend on any of the given inputs."""
         reached = {self.jaxpr.invars[i] for i in inputs}
         for equation in self.jaxpr.eqns:
             if any(not isinstance(atom, Literal) and atom in reached for atom in equation.invars):
@@ -316,13 +316,13 @@ class JaxprProgram:
         return [not isinstance(atom, Literal) and atom in reached for atom in self.jaxpr.outvars]
 
     def computed_at(self) -> list[int]:
-        """Returns, for each result, the index of the equation that computes it; -1 for inputs and constants."""
+        """Returns, for each result, the index of the equation that computes it; -1 if no equation does."""
         found = {variable: number for number, equation in enumerate(self.jaxpr.eqns) for variable in equation.outvars}
         return [-1 if isinstance(atom, Literal) else found.get(atom, -1) for atom in self.jaxpr.outvars]
 
     @property
     def captured(self) -> bool:
-        """Whether a constant is a tracer or a box, so that the program is valid only for the trace that captured it."""
+        """Whether a constant is a tracer or a tape-tracked array, so that only this trace can use the program."""
         return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
 
 
@@ -338,7 +338,7 @@ def _used_part(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Any:
 
 
 def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> JaxprProgram:
-    """Traces `function(*arrays) -> sequence of arrays` at these abstract values.
+    """Traces a function of arrays for these shapes and dtypes, and returns the trace as a `JaxprProgram`.
 
     Like `jax.make_jaxpr`, without its handling of argument structures and signatures, which dominates for a function of
     a few equations *(measured: 185 us and 20 us)*. It is called twice for each new operation on a tape.
@@ -357,28 +357,28 @@ def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> 
 
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Returns a closed jaxpr as a function of its inputs."""
+    """Returns a Python function that evaluates a closed jaxpr."""
     return lambda *args: apply_jaxpr(closed.jaxpr, closed.consts, args)
 
 
 def aval_of(value: Operand) -> Any:
-    """Returns the abstract value of an array, a tracer, a NumPy array or a Python number."""
+    """Returns the abstract value (shape and dtype) of an array, a tracer or a Python number."""
     return _core.typeof(_dtypes.canonicalize_value(value) if isinstance(value, (np.ndarray, np.generic)) else value)
 
 
 def is_inexact(aval: object) -> bool:
-    """Returns whether values of this type can have gradients: float or complex."""
+    """Returns whether an array type is float or complex, so that its values can have gradients."""
     dtype = getattr(aval, "dtype", None)
     return dtype is not None and dtype != float0 and _dtypes.issubdtype(dtype, np.inexact)
 
 
 def zero_tangent(aval: jax.core.ShapedArray | jax.Array) -> Any:
-    """Returns the zero cotangent of an integer or bool value: zeros of dtype float0."""
+    """Returns the zero gradient that JAX uses for an integer or bool value: zeros of dtype float0."""
     return np.zeros(aval.shape, float0)
 
 
 def context_key() -> Any:
-    """Returns, as a cache key, the JAX settings on which a trace depends: x64, matmul precision, mesh, axes, ..."""
+    """Returns the JAX settings that affect tracing (x64, matmul precision, mesh, ...), as a cache key."""
     return _config.trace_context()
 
 
@@ -388,7 +388,7 @@ def context_key() -> Any:
 
 
 def dependencies(closed: ClosedJaxpr) -> list[frozenset[int]]:
-    """Returns, for each output of a closed jaxpr, the inputs on which it depends.
+    """Returns, for each output of a closed jaxpr, the positions of the inputs on which it depends.
 
     All outputs of an equation count as dependent on all of its inputs.
     """
@@ -405,7 +405,7 @@ def _of(atom: Var | Literal, sources: Mapping[Any, frozenset[int]]) -> frozenset
 
 
 def evaluate_outputs(closed: ClosedJaxpr, inputs: Mapping[int, Any], wanted: Sequence[int]) -> list[Any]:
-    """Computes selected outputs of a closed jaxpr, given the inputs on which they depend.
+    """Evaluates only selected outputs of a closed jaxpr, given the inputs on which they depend.
 
     Raises:
         NotConstant: An output depends on a closed-over value that is unknown during tracing.

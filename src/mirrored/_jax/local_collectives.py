@@ -1,4 +1,4 @@
-"""Collectives that one replica of a device records, fused later; and custom-derivative calls as a trace gets them."""
+"""Placeholder collectives of virtual replicas that share a device, and calls with custom derivatives."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ _sum.multiple_results = _gather.multiple_results = True
 
 
 def replica_sum(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Sums arrays over all replicas. Each replica of a device calls it; `strategies.fusing` fuses the calls."""
+    """Records one virtual replica's part in a sum over all replicas; `strategies.fusing` makes one all-reduce of it."""
     return list(_sum.bind(*arrays, local=local, replicas=replicas))
 
 
 def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Stacks the arrays of all replicas, ``[replicas, ...]``. Each replica of a device calls it, as `replica_sum`."""
+    """Records one virtual replica's part in an all-gather; `strategies.fusing` makes one collective of it."""
     return list(_gather.bind(*arrays, local=local, replicas=replicas))
 
 
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
-    """Returns the first of `values`, one per replica of a device. The replication check proves that they are equal."""
+    """Returns one of several values that the replicas sharing a device must have in common."""
     return values[0] if len(values) == 1 else _same.bind(*values)
 
 
 def has_local_collectives(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Returns whether a jaxpr contains, at any depth, a `replica_sum` or `replica_gather`, which are not fused yet."""
+    """Returns whether a jaxpr still contains a `replica_sum` or `replica_gather`, at any nesting depth."""
     return not primitive_names(jaxpr).isdisjoint({SUM, GATHER})
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local index of the replica whose collective an equation is or contains; None without a collective."""
+    """Returns which replica of the device recorded the collective in an equation; None if there is none."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():
@@ -79,14 +79,14 @@ def local_replica_of(eqn: JaxprEqn) -> int | None:
 
 @contextlib.contextmanager
 def at_source_of(eqn: JaxprEqn) -> Iterator[None]:
-    """Gives equations that are traced in the block the source line of `eqn`."""
+    """Attributes the equations traced in a ``with`` block to the source line of the equation `eqn`."""
     source = eqn.source_info
     with _source_info.user_context(source.traceback, name_stack=source.name_stack):
         yield
 
 
 def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Applies the primitive of an equation to these operands under the current trace, and returns the results."""
+    """Applies an equation's primitive to new operands under the current trace."""
     params = eqn.primitive.get_bind_params(eqn.params)
     # Up to 0.11, `get_bind_params` returns the functions separately from the other parameters.
     functions, params = params if isinstance(params, tuple) else ((), params)
@@ -172,7 +172,7 @@ def run_eagerly(
     gathers: Callable[[list[Any]], Sequence[Any]],
     number: Callable[[int], int | None],
 ) -> None:
-    """Registers how `replica_sum` and `replica_gather` are computed from concrete arrays, in eager runs.
+    """Registers the implementations of `replica_sum` and `replica_gather` for concrete arrays.
 
     Args:
         sums: A function from a replica's arrays to their sums.
@@ -196,19 +196,19 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 def is_from_jax(function: WrappedFun) -> bool:
-    """Returns whether the wrapped function is part of JAX, and therefore depends only on its arguments."""
+    """Returns whether the function inside a JAX `WrappedFun` is defined in JAX's own source files."""
     return str(function.debug_info.func_filename or "").startswith(_JAX)
 
 
 def with_stores_filled(function: Any, by: Any) -> None:
-    """Fills the stores (side results) of `function` from those of an equal function `by` that has already run."""
+    """Copies the side results of a JAX `WrappedFun` that has run (its stores) to an equal one that has not."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
 
 
 def reset_stores(function: WrappedFun) -> None:
-    """Empties the stores (side results) of the wrapped function, so that it can run again."""
+    """Clears the side results of a JAX `WrappedFun` (its stores), so that it can be called again."""
     for store in getattr(function, "stores", ()):
         if store:
             store.reset()
@@ -216,7 +216,7 @@ def reset_stores(function: WrappedFun) -> None:
 
 @contextmanager
 def stores_kept(function: WrappedFun) -> Iterator[None]:
-    """Runs the block with empty stores of the wrapped function, and restores their contents afterwards."""
+    """Saves and restores the side results of a JAX `WrappedFun` (its stores) around a ``with`` block."""
     stores = [store for store in getattr(function, "stores", ()) if store is not None]
     held = [(store, store.val) for store in stores if store]
     reset_stores(function)
@@ -229,7 +229,7 @@ def stores_kept(function: WrappedFun) -> Iterator[None]:
 
 
 def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
-    """Returns a call with custom derivatives as a function of its arrays, which can be called repeatedly."""
+    """Returns a repeatable function of arrays that applies a primitive with custom derivatives."""
 
     def bind(*args: Any) -> list[Any]:
         for function in functions:
@@ -240,7 +240,7 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_custom_call(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies the primitive of an equation, which may have custom derivatives, under the current trace.
+    """Applies an equation's primitive, including calls with custom derivatives, under the current trace.
 
     Values over which a `custom_jvp` function closes stay closed over. If they became ordinary arguments, JAX would drop
     their tangents silently.

@@ -1,4 +1,4 @@
-"""The private modules of JAX that the shims use: the only module that imports `jax._src`.
+"""The only module that imports private modules of JAX (`jax._src`).
 
 A shim takes the modules that it needs from here, and states in its own notes the JAX versions that it supports and what
 it relies on. `tests/_jax/test_private.py` checks that the installed JAX has every name that a shim uses.

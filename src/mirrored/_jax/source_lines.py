@@ -1,4 +1,4 @@
-"""Lines of user code: where a call or an equation came from, and tracebacks without internal frames."""
+"""Finds the source lines of user code for a call or an equation, and hides internal frames in tracebacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _described: dict[tuple[tuple[str, int, int], ...], str] = {}
 
 
 def user_line() -> str:
-    """Returns ``file.py:12 in step`` for the innermost caller outside JAX and this package."""
+    """Returns the source line of the innermost caller outside JAX and this package: ``file.py:12 in step``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -43,7 +43,7 @@ def user_line() -> str:
 
 
 def user_stacklevel() -> int:
-    """Returns the `stacklevel` that the caller passes to `warnings.warn` so that it names the innermost user line."""
+    """Returns the `stacklevel` with which `warnings.warn` points to the innermost line of user code."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
@@ -54,7 +54,7 @@ def user_stacklevel() -> int:
 
 
 def user_lines() -> str:
-    """Returns ``file.py:12 in step, called at train.py:40 in main``: the innermost lines outside installed packages.
+    """Returns the innermost source lines of user code: ``file.py:12 in step, called at train.py:40 in main``.
 
     Jobs of several workers call it at each step, so results are cached (about a microsecond per call).
     """
@@ -90,7 +90,7 @@ _LIBRARIES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("pureli
 
 
 def source_line(eqn: JaxprEqn) -> str | None:
-    """Returns ``file.py:12`` for the innermost user frame of `eqn`, or None if it is unknown.
+    """Returns the user's source line of a jaxpr equation, such as ``file.py:12``; None if unknown.
 
     Files of this package are skipped, and also those of Python and other libraries if there are others.
     """
@@ -122,7 +122,7 @@ _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def interruptible(function: F) -> F:
-    """Wraps `function` to raise KeyboardInterrupt instead of the ValueError to which JAX's caches convert it."""
+    """Wraps a function such that Ctrl-C raises KeyboardInterrupt, which JAX's caches turn into a ValueError."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -148,6 +148,6 @@ def _is_interrupt(error: ValueError) -> bool:
 
 
 def boundary(function: F) -> F:
-    """Wraps `function` as an API boundary: tracebacks show only user frames below it, and interrupts are preserved."""
+    """Wraps a public function such that tracebacks hide internal frames and Ctrl-C raises KeyboardInterrupt."""
     bounded: F = _traceback_util.api_boundary(interruptible(function))
     return bounded

@@ -1,4 +1,4 @@
-"""Reads, classifies and replaces the current JAX trace, and captures values as arguments of a traced function."""
+"""Reads, classifies and replaces the current JAX trace, and turns captured values into arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tracer = jax.core.Tracer
 
 
 def current_trace() -> Any:
-    """Returns the JAX trace that processes primitives in this thread."""
+    """Returns the current JAX trace of this thread, which processes the primitives that are applied."""
     return _core.trace_ctx.trace
 
 
@@ -37,18 +37,18 @@ def is_eager() -> bool:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Executes the primitives of the block immediately, even inside a trace or tape."""
+    """Executes primitives immediately during a ``with`` block, even inside a JAX trace or a tape."""
     with _core.eval_context():
         yield
 
 
 def belongs_to(value: object, trace: object) -> bool:
-    """Returns whether `value` is a tracer of `trace`."""
+    """Returns whether `value` is a tracer that the JAX trace `trace` has created."""
     return isinstance(value, Tracer) and value._trace is trace
 
 
 def is_differentiated(value: object) -> bool:
-    """Returns whether `value` is a tracer of `jax.grad`, `vjp` or `jvp` over a concrete array."""
+    """Returns whether `value` is a tracer of `jax.grad`, `jax.vjp` or `jax.jvp` over a concrete array."""
     if not isinstance(value, Tracer) or not hasattr(value, "primal"):
         return False
     while isinstance(value, Tracer) and hasattr(value, "primal"):
@@ -57,19 +57,19 @@ def is_differentiated(value: object) -> bool:
 
 
 def is_eval(trace: object) -> bool:
-    """Returns whether primitives execute immediately under `trace`."""
+    """Returns whether a JAX trace executes primitives immediately instead of tracing them."""
     return trace is None or isinstance(trace, _core.EvalTrace)
 
 
 def recording_parent(trace: Any) -> Any:
-    """Returns the innermost trace at or below `trace` that is not the trace of a tape."""
+    """Returns the innermost JAX trace at or below `trace` that does not belong to a gradient tape."""
     while hasattr(trace, "process_merge"):
         trace = trace.parent
     return trace
 
 
 def unboxed(value: object) -> Any:
-    """Returns the concrete array of a value that an eager tape tracks; other values unchanged."""
+    """Returns the concrete array inside an array that an eager tape tracks, and any other value unchanged."""
     return payload_of(value)
 
 
@@ -79,12 +79,12 @@ def trace_settings() -> Any:
 
 
 def canonical_dtype(dtype: DTypeLike) -> Any:
-    """Returns the dtype of a JAX array that is created from NumPy data of `dtype`."""
+    """Returns the dtype that JAX gives an array made from NumPy data of `dtype`, such as float32 for float64."""
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def swap_trace(trace: Trace | None) -> Any:
-    """Makes `trace` current in this thread and returns the previous trace."""
+    """Makes `trace` the current JAX trace of this thread, and returns the previous one."""
     previous = _core.trace_ctx.trace
     _core.trace_ctx.set_trace(trace)
     return previous
@@ -101,7 +101,7 @@ _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Makes the keys of JAX's caches, which contain the current trace, equal for all traces passed to this function.
+    """Gives a trace the same identity in JAX's cache keys as other traces, so that they share cache entries.
 
     Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
     the only information in such an entry is that the function has to be traced.
@@ -110,17 +110,17 @@ def share_identity(trace: Trace) -> None:
 
 
 def parent_of(trace: Any) -> Any:
-    """Returns the trace below `trace`, or None if there is none or it is unknown."""
+    """Returns the JAX trace below `trace`, which receives its primitives, or None if there is none or it is unknown."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 
 def is_staging(trace: object) -> bool:
-    """Returns whether `trace` stages a program instead of computing values."""
+    """Returns whether a JAX trace builds a jaxpr instead of computing values."""
     return isinstance(trace, _partial_eval.DynamicJaxprTrace)
 
 
 def is_eval_below(trace: Trace | None) -> bool:
-    """Returns whether the traces from `trace` down end in evaluation, and none of them stages a program."""
+    """Returns whether no trace from `trace` downwards builds a jaxpr, so that primitives finally execute eagerly."""
     while not is_eval(trace):
         if is_staging(trace):
             return False
@@ -129,7 +129,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the lowest trace under `trace` stages a program, directly above evaluation.
+    """Returns whether JAX has detached `trace` from the traces around it, as it does for an inner jaxpr.
 
     That is the case if JAX has set aside the current trace while it created `trace`.
     """
@@ -141,7 +141,7 @@ def is_cut_off(trace: Trace | None) -> bool:
 
 
 def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
-    """Returns whether a trace from `trace` down to `base` stages a program; None if `base` is not below `trace`."""
+    """Returns whether any trace from `trace` down to `base` builds a jaxpr; None if `base` is not below it."""
     staging = False
     while trace is not base:
         if trace is None:
@@ -169,7 +169,7 @@ _capture_trace = _CaptureTrace()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignore]
-    """Stands for the value of a variable (or another `source`) inside a traced function, and becomes its argument.
+    """A tracer for a variable's value (or another `source`), which later becomes an argument of the traced function.
 
     Attributes:
         source: The origin of the captured value, such as a variable. It determines the argument that replaces the

@@ -1,4 +1,4 @@
-"""Static analysis of jaxprs, while a program is traced. Nothing here runs on a device.
+"""Static analysis of jaxprs during tracing: which values differ between replicas, and loss scaling.
 
 In the order in which one module builds on the other:
 

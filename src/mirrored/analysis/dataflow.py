@@ -1,4 +1,4 @@
-"""Dataflow: computes which operands each output of an equation depends on, and which can make it vary between devices.
+"""Computes on which operands each output of a jaxpr equation depends, and which make it vary between devices.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
@@ -34,7 +34,7 @@ ALWAYS: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationDataflow:
-    """How one output of an equation depends on the operands: which of them reach it, and which make it vary.
+    """The operands on which one output of an equation depends, and those that make it vary between devices.
 
     Attributes:
         varies: A mask. The output may vary between devices if one of these operands does. `ALWAYS` means that it varies
@@ -51,7 +51,7 @@ NOTHING: Final = EquationDataflow(0, 0)
 
 
 class DataflowRules:
-    """Computes and caches, for equations and jaxprs, how outputs depend on operands and vary along one mesh axis.
+    """A cache of how the outputs of equations and jaxprs depend on their inputs, for one mesh axis.
 
     Args:
         axis: The mesh axis over which devices are compared. None if there is only one device.
@@ -65,21 +65,21 @@ class DataflowRules:
         self._kept: list[Any] = []  # Keeps keyed objects alive: an id identifies an object only during its lifetime.
 
     def kind(self, eqn: JaxprEqn) -> Kind:
-        """Returns the kind of an equation (`jaxprs.kind_of`) from the cache."""
+        """Returns the cached classification of an equation, such as loop, branch or collective."""
         found = self._kinds.get(id(eqn))
         if found is None:
             ((_, found),) = self.kinds([eqn])
         return found
 
     def kinds(self, eqns: Sequence[Any]) -> list[tuple[Any, Kind]]:
-        """Returns each equation with its kind (`jaxprs.kind_of`) from the cache."""
+        """Returns each equation with its cached classification, such as loop, branch or collective."""
         new = [eqn for eqn in eqns if id(eqn) not in self._kinds]
         self._kinds.update(zip(map(id, new), kinds_of(new, self.axis), strict=True))
         self._kept += new
         return [(eqn, self._kinds[id(eqn)]) for eqn in eqns]
 
     def of(self, eqn: JaxprEqn) -> tuple[EquationDataflow, ...]:
-        """Returns the dataflow of each output of `eqn` with respect to its operands."""
+        """Returns, for each output of the equation `eqn`, the operands on which it depends."""
         kind, outputs = self.kind(eqn), len(eqn.outvars)
         all_operands = (1 << len(eqn.invars)) - 1 << 1
         match kind:
@@ -100,7 +100,9 @@ class DataflowRules:
                 return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
 
     def distances(self, eqn: Any, operands: Sequence[int | None]) -> list[int | None]:
-        """Returns the distance in operations of each output from a varying origin, given the distances of the operands.
+        """Returns how many operations each output is away from the nearest value that differs between devices.
+
+        The distances of the operands are given. None: the output is replicated.
 
         None: the output is replicated.
         """
@@ -111,7 +113,7 @@ class DataflowRules:
         return found
 
     def of_jaxpr(self, jaxpr: Jaxpr | ClosedJaxpr) -> tuple[EquationDataflow, ...]:
-        """Returns the dataflow of each output of `jaxpr` with respect to its inputs.
+        """Returns, for each output of `jaxpr`, the inputs on which it depends.
 
         The constants of the jaxpr are equal on all devices.
         """
@@ -169,7 +171,7 @@ class DataflowRules:
 
 
 def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:
-    """Returns the jaxprs that an equation of this kind contains: bodies, conditions and branches."""
+    """Returns the jaxprs inside an equation: loop bodies, conditions, branches and called functions."""
     match kind:
         case Call(jaxpr) | Scan(jaxpr):
             return (jaxpr,)
@@ -182,7 +184,7 @@ def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:
 
 
 def operands_in(mask: int) -> Iterator[int]:
-    """Yields the positions of the bits that are set in a mask of operands, in ascending order."""
+    """Yields the positions of the operands whose bits are set in a mask, in ascending order."""
     rest = mask >> 1
     while rest:
         lowest = rest & -rest
@@ -191,7 +193,7 @@ def operands_in(mask: int) -> Iterator[int]:
 
 
 def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
-    """Returns the dataflow of a value that depends on everything that one of `flows` depends on."""
+    """Returns the combined dependencies of a value that depends on several others."""
     varies = depends = 0
     for flow in flows:
         varies |= flow.varies
@@ -200,13 +202,13 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Returns `flows` in terms of other inputs, given the dataflow of each of its operands from these."""
+    """Returns the dependencies of outputs on earlier inputs, given those of the operands in between."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 
 
 def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: int) -> tuple[EquationDataflow, ...]:
-    """Returns the dataflow of a loop's outputs after any number of iterations, given the dataflow of the body.
+    """Returns how a loop's outputs depend on its inputs after any number of iterations.
 
     The fixed point exists because the masks of the carries only grow.
 
@@ -230,7 +232,7 @@ def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: i
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the dataflow of `count` outputs that are operands passed through: those from number `first` on."""
+    """Returns the dependencies of outputs that are operands passed through unchanged."""
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

@@ -1,4 +1,4 @@
-"""Finds losses that are averaged over the per-replica batch although their gradients are summed over replicas.
+"""Detects losses averaged over one replica's batch although their gradients are summed over replicas.
 
 The derivative of such a loss starts with ``1 / b``, where b is the per-replica batch size; that of a part of the global
 mean starts with ``1 / (b * replicas)``. Both are constants of the body's jaxpr: the literal 1 from which reverse-mode
@@ -41,7 +41,7 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A mean over the per-replica batch that was found in a replica body, with its size and line of code.
+    """A mean over the per-replica batch found in a traced replica function, with its size and source line.
 
     Attributes:
         size: The batch size by which the mean divides.
@@ -79,7 +79,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Finds the means over the per-replica batch whose derivatives are factors of the gradients of a replica function.
+    """Analysis that finds means over the per-replica batch whose derivatives scale the gradients of a replica function.
 
     Args:
         jaxpr: The jaxpr of the body.
@@ -102,7 +102,7 @@ class LossScaling:
             self._run(jaxpr, self._known, None)
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over the per-replica batch whose derivatives these gradients contain.
+        """Returns the means over the per-replica batch by whose derivatives the given gradients are scaled.
 
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """

@@ -1,4 +1,4 @@
-"""Replication check: proves from a jaxpr which values are equal on all replicas, and explains which are not."""
+"""Proves from a jaxpr which values are equal on all replicas, and explains why others are not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _NAMES_PER_LINE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What is known of one constant or argument of a replica body: whether it is replicated, and its name in errors.
+    """What is known of an input of a replica program: whether all replicas have it equal, and its name in errors.
 
     Attributes:
         label: Its name in error messages, such as ``"variable 'dense/kernel'"``.
@@ -68,7 +68,7 @@ class Origin:
 
     @classmethod
     def constant(cls, value: object) -> Origin:
-        """Returns the origin of a concrete constant, which is replicated.
+        """Returns the description of a concrete constant, which is equal on all replicas.
 
         Bit-identical constants of the same shape and dtype get equal identities.
         """
@@ -80,7 +80,7 @@ class Origin:
 
 
 class ReplicationCheck:
-    """Answers which values of a replica body (the jaxpr that every device runs) are replicated, and explains why not.
+    """Analysis of which values of a replica program (the jaxpr that every device runs) are equal on all replicas.
 
     `check_replication` creates it. The varying analysis and the value numbering run when they are first needed.
 
@@ -108,7 +108,9 @@ class ReplicationCheck:
         return ValueNumbering(self._jaxpr, keys, self._flows)
 
     def check_collectives(self) -> None:
-        """Raises an error if only some replicas would execute a collective of the body, which would deadlock.
+        """Raises an error if a collective is in a branch or loop that only some replicas would execute.
+
+        That would deadlock.
 
         Raises:
             MergeError: A collective is inside a branch or loop whose condition differs between replicas.
@@ -121,11 +123,11 @@ class ReplicationCheck:
             raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
     def varies(self, atom: Var | Literal) -> bool:
-        """Returns whether a variable or literal of the body may differ between devices."""
+        """Returns whether a value of the replica program may differ between devices."""
         return self._flows.axis is not None and self._varying.distance(atom) is not None
 
     def same(self, atoms: Sequence[Any]) -> bool:
-        """Returns whether the values in `atoms`, one per virtual replica, are equal to each other on all devices."""
+        """Returns whether values, one per virtual replica of a device, are equal to each other and on all devices."""
         if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
             return True  # Arrays without elements cannot differ, and collectives skip them.
         if any(map(self.varies, atoms)):
@@ -133,7 +135,7 @@ class ReplicationCheck:
         return len(atoms) == 1 or len({self._numbers[atom] for atom in atoms}) == 1
 
     def path(self, atom: Var | Literal) -> list[PathStep]:
-        """Returns the shortest path from a varying origin to `atom`, which is varying.
+        """Returns the shortest chain of operations from a source of differences between devices to `atom`.
 
         A long path is shortened in the middle.
         """
@@ -145,7 +147,7 @@ class ReplicationCheck:
         return shorten(steps)
 
     def divergence(self, atoms: Sequence[Any]) -> list[PathStep]:
-        """Returns the path by which values that a device's virtual replicas should have in common became different.
+        """Returns the chain of operations by which a device's virtual replicas came to have different values.
 
         Each of the values is equal across devices; they differ only between the virtual replicas.
         """
@@ -155,7 +157,7 @@ class ReplicationCheck:
         return shorten(finder.trail(atoms[0], other))
 
     def explain(self, atoms: Sequence[Any]) -> str:
-        """Returns the path by which the replicas' values in `atoms` became different, as text with one step per line.
+        """Returns a text, one operation per line, of how the replicas' values became different.
 
         Returns the empty string if they are equal.
         """
@@ -172,7 +174,7 @@ class ReplicationCheck:
 def check_replication(
     jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[Origin], *, axis: str | None = AXIS
 ) -> ReplicationCheck:
-    """Returns the analysis of which values of a replica body (the jaxpr that every device runs) are replicated.
+    """Returns a `ReplicationCheck` of a replica program, the jaxpr that every device runs.
 
     Args:
         jaxpr: The jaxpr of the body, open or closed, traced with `axis` in its axis environment.
@@ -199,7 +201,7 @@ def check_replication(
 
 
 def shorten(steps: Sequence[PathStep]) -> list[PathStep]:
-    """Joins adjacent steps of the same source line, and omits the middle of a long path."""
+    """Shortens a chain of operations for an error message: joins steps of one source line, omits the middle."""
     joined = [_join(list(group)) for _, group in groupby(steps, key=lambda step: step.where or id(step))]
     if len(joined) <= _LONGEST_PATH:
         return joined
@@ -223,7 +225,7 @@ def _join(steps: Sequence[PathStep]) -> PathStep:
 
 
 class CollectiveSites:
-    """Finds collectives inside branches and loops whose condition varies between devices.
+    """Search for collectives inside branches and loops whose condition differs between devices.
 
     Args:
         flows: The dataflow rules of the body's equations.
@@ -235,7 +237,7 @@ class CollectiveSites:
         self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
 
     def check(self, jaxpr: Jaxpr | ClosedJaxpr, differing: Sequence[bool]) -> None:
-        """Raises an error if a collective in a jaxpr, at any depth, is under a condition that varies between devices.
+        """Raises an error if a collective is in a branch or loop whose condition differs between devices.
 
         Args:
             jaxpr: The jaxpr to check.
@@ -310,7 +312,7 @@ class CollectiveSites:
 
 
 def mismatched(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
-    """Returns the error for a collective that only some replicas would execute.
+    """Returns the error for a collective that only some replicas would execute, which would deadlock.
 
     Args:
         collective: The collective, as the message describes it.
@@ -335,7 +337,7 @@ _Pair = tuple[Any, Any]
 
 
 class Divergence:
-    """Finds where two values of a device's virtual replicas, which have different value numbers, became different.
+    """Search for the operation at which the values of a device's virtual replicas became different.
 
     Args:
         jaxpr: The body into which both replicas were traced.
@@ -355,7 +357,7 @@ class Divergence:
         }
 
     def trail(self, one: Var | Literal, other: Var | Literal) -> list[PathStep]:
-        """Returns the shortest path from the origin of the difference to `one`.
+        """Returns the shortest chain of operations from where two replicas' values began to differ to `one`.
 
         The search is breadth-first over pairs of corresponding operands. It visits each pair of value numbers once.
         """

@@ -1,4 +1,4 @@
-"""Value numbering: computes which variables of a jaxpr hold the same value.
+"""Value numbering: finds variables of a jaxpr that hold equal values.
 
 The virtual replicas of one device are traced into one jaxpr, so their copies of one mirrored variable are different
 jaxpr variables. Two variables get equal numbers if the same operations compute them from the same inputs. Inner jaxprs
@@ -44,7 +44,7 @@ _Site = tuple[int, ...]
 
 
 class ValueNumbering:
-    """Assigns a number to each variable of a jaxpr, such that variables with equal numbers hold equal values.
+    """A numbering of the variables of a jaxpr, in which variables with equal numbers hold equal values.
 
     Calls and branches are numbered inside, with the numbers of their operands. Two outputs of a call that hold the same
     value thus get the same number. Loops are numbered by partition refinement over their carries.
@@ -75,7 +75,7 @@ class ValueNumbering:
         return self._read(self._of, atom)
 
     def operation(self, eqn: JaxprEqn) -> int:
-        """Returns a number that identifies what `eqn` computes: its primitive and parameters, without its operands."""
+        """Returns a number that identifies an equation's primitive and parameters, without its operands."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
             # The other parameters (names, derivative rules, layouts) do not change the result.
@@ -84,7 +84,7 @@ class ValueNumbering:
         return self._intern((eqn.primitive.name, params))
 
     def structure(self, jaxpr: Jaxpr | ClosedJaxpr) -> int:
-        """Returns a number that identifies an inner jaxpr up to the names of its variables."""
+        """Returns a number that is equal for inner jaxprs that differ only in the names of their variables."""
         found = self._structures.get(id(jaxpr))
         if found is None:
             found = self._structures[id(jaxpr)] = self._intern(self._shape(jaxpr))
@@ -226,7 +226,7 @@ class ValueNumbering:
 
 
 def constant_key(value: object) -> Hashable:
-    """Returns a key for a constant. Bit-identical constants of one type have equal keys.
+    """Returns a hashable key for a constant, equal for bit-identical constants of one type.
 
     An object of unknown type equals only itself, or what its own `__eq__` accepts.
     """
@@ -270,7 +270,7 @@ def _classes(keys: Sequence[Hashable]) -> list[int]:
 
 
 class ArrayContents:
-    """A hashable key that compares an array by its bits.
+    """A hashable key for an array, compared by its bits.
 
     The hash covers only the shape and dtype. The bits are fetched from the device and hashed when the key is compared
     with another of the same shape and dtype, which avoids most transfers.
@@ -292,7 +292,7 @@ class ArrayContents:
         return self._array is other._array or self.digest() == other.digest()
 
     def digest(self) -> bytes:
-        """Returns a hash of the bits."""
+        """Returns a hash of the array's bits."""
         if self._digest is None:
             self._digest = hashlib.blake2b(np.asarray(self._array).tobytes()).digest()
         return self._digest

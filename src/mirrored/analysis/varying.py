@@ -1,4 +1,4 @@
-"""Varying analysis: computes which values of a jaxpr vary between devices, and the path by which each came to vary.
+"""Finds the values of a jaxpr that differ between devices, and the operations that made them different.
 
 The analysis reports the shortest path, because it is the easiest to follow. Paths lead into `jit`, `scan`, `while`
 and `cond`. The analysis visits inner jaxprs only when a path is requested.
@@ -30,7 +30,7 @@ from mirrored.analysis.dataflow import DataflowRules, operands_in
 
 @dataclasses.dataclass(frozen=True)
 class PathStep:
-    """One step of the path by which a value came to vary: an input or an operation.
+    """One step in a chain of operations by which a value became different between devices.
 
     Attributes:
         what: The label of the input, or the name of the operation, such as ``"dot_general"``.
@@ -50,7 +50,7 @@ class PathStep:
 
 @dataclasses.dataclass(frozen=True)
 class VaryingPath:
-    """The path by which a value of a jaxpr came to vary, within that jaxpr.
+    """The chain of operations in one jaxpr by which a value became different between devices.
 
     Attributes:
         steps: The steps, from the first operation to the value.
@@ -62,7 +62,7 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Computes which variables of a jaxpr vary between devices, and their distance from the origin, in operations.
+    """Analysis of which variables of a jaxpr may differ between devices, and how far each is from the cause.
 
     Args:
         jaxpr: The jaxpr. It is visited once, in order.
@@ -90,15 +90,15 @@ class VaryingAnalysis:
             self._walk(eqn, kind)
 
     def varying(self) -> Set[Var]:
-        """Returns the jaxpr's variables whose values may differ between replicas."""
+        """Returns the variables of the jaxpr whose values may differ between replicas."""
         return self._distance.keys()
 
     def distance(self, atom: Var | Literal) -> int | None:
-        """Returns the distance of a variable or literal from a varying origin, or None if it is replicated."""
+        """Returns the number of operations between a value and the cause of its difference; None if replicated."""
         return None if isinstance(atom, Literal) else self._distance.get(atom)
 
     def trail(self, atom: Var | Literal) -> VaryingPath:
-        """Returns the shortest path from an origin to `atom`, which must be varying."""
+        """Returns the shortest chain of operations from the cause of a difference between devices to `atom`."""
         steps: list[PathStep] = []
         while atom not in self._inputs:
             eqn, j = self._producer(atom)
@@ -249,14 +249,14 @@ def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
 
 
 def path_step_of(eqn: JaxprEqn, j: int) -> PathStep:
-    """Returns the step of a path that leads from an operand of `eqn` to its output `j`."""
+    """Returns the description of an equation as a step in a chain of operations to its output `j`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))
 
 
 def shape_of(atom: Var | Literal) -> str:
-    """Returns the type of a value in short form, such as ``f32[8, 3]``."""
+    """Returns the dtype and shape of a value in short form, such as ``f32[8, 3]``."""
     return str(getattr(atom.aval, "str_short", lambda **_: str(atom.aval))(short_dtypes=True))
 
 

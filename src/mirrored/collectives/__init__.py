@@ -1,4 +1,4 @@
-"""Reductions over replicas (`ReduceOp`) and the cross-device algorithms that compute them (`CrossDeviceOps`).
+"""Reductions over replicas (`ReduceOp`) and the all-reduce algorithms that compute them (`CrossDeviceOps`).
 
 Example:
     >>> from mirrored.collectives import ReduceOp

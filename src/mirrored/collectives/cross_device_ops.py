@@ -1,4 +1,4 @@
-"""Algorithms for reductions over replicas, under TensorFlow's names.
+"""The all-reduce algorithms under TensorFlow's names, such as `NcclAllReduce`.
 
 | algorithm                              | collectives, for any number of arrays                                     |
 |----------------------------------------|---------------------------------------------------------------------------|
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(CrossDeviceOps):
-    """Sums the virtual replicas of each device, then all-reduces all arrays at once over the devices. The default.
+    """The default all-reduce algorithm: sums virtual replicas on each device, then all-reduces all arrays at once.
 
     Across processes, small arrays share one bucket. The backend chooses the order of sums across devices.
     """
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums with one all-reduce."""
+        """Sums all arrays over replicas with a single all-reduce."""
         totals = [not_constant(tree_sum(components)) for components in arrays]
         axis = group.axis
         if axis is not None and totals:
@@ -53,7 +53,9 @@ class AllReduce(CrossDeviceOps):
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(CrossDeviceOps):
-    """All-reduces buckets of arrays. On GPUs, XLA uses NCCL for the all-reduces of every algorithm.
+    """An all-reduce algorithm that packs arrays into buckets, as TensorFlow's class does.
+
+    On GPUs, XLA uses NCCL for the all-reduces of every algorithm.
 
     Args:
         num_packs: The maximum number of buckets for the arrays of one dtype. 0 means one all-reduce per array.
@@ -67,7 +69,7 @@ class NcclAllReduce(CrossDeviceOps):
         check_packs("NcclAllReduce", self.num_packs)
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums with one all-reduce per bucket."""
+        """Sums arrays over replicas with one all-reduce per bucket of packed arrays."""
         totals = [not_constant(tree_sum(components)) for components in arrays]
         axis = group.axis
         if axis is not None:
@@ -77,7 +79,7 @@ class NcclAllReduce(CrossDeviceOps):
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCopyAllReduce(CrossDeviceOps):
-    """Reduces in two levels: within groups of adjacent devices, then between the groups.
+    """An all-reduce algorithm in two levels: within groups of adjacent devices, then between the groups.
 
     The reduce-scatters leave one piece of the sum on each device, and an all-gather collects the pieces. The group size
     is the largest divisor of the number of devices that is at most its square root. A prime number of devices therefore
@@ -97,7 +99,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         check_packs("HierarchicalCopyAllReduce", self.num_packs)
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums with two levels of reduce-scatter and one all-gather."""
+        """Sums arrays over replicas with two levels of reduce-scatter and one all-gather."""
         totals = [not_constant(tree_sum(components)) for components in arrays]
         if group.axis is not None:
             collective = functools.partial(_two_levels, axis=group.axis, devices=group.devices)
@@ -107,7 +109,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(CrossDeviceOps):
-    """Gathers all components and adds them in replica order.
+    """An algorithm that all-gathers the components of all replicas and adds them in replica order.
 
     Every device gathers and adds, so no broadcast follows. Each device needs memory for all components at once.
 
@@ -122,13 +124,13 @@ class ReductionToOneDevice(CrossDeviceOps):
     accumulation_fn: Callable[[list[Any]], Any] | None = None
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums with an all-gather and local additions."""
+        """Sums arrays over replicas with an all-gather and local additions."""
         add = self.accumulation_fn or functools.partial(functools.reduce, operator.add)
         return _for_each_local([add(list(stack_all(components, group))) for components in arrays], group)
 
 
 def check_packs(called: str, num_packs: object) -> None:
-    """Checks that `num_packs` is an integer of 0 or more.
+    """Raises an error unless `num_packs`, the number of buckets, is an integer of 0 or more.
 
     Raises:
         ArgumentError: It is not an integer of 0 or more.

@@ -1,4 +1,4 @@
-"""`OrderedTree`: sums over replicas in one fixed order, so that results are bit-identical on any number of devices."""
+"""`OrderedTree`: sums over replicas in an order that does not depend on the number of devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from mirrored.collectives.summation import (
 
 @dataclasses.dataclass(frozen=True)
 class OrderedTree(CrossDeviceOps):
-    """Sums by a balanced binary tree over replica indices, pairs of neighbours first.
+    """A deterministic reduction algorithm that sums replicas by the same binary tree on any number of devices.
+
+    The tree is balanced, over replica indices, with pairs of neighbours first.
 
     The tree is the same however the R replicas are assigned to devices, so that the sum is bit-identical on any number
     of devices. The lower levels of the tree are computed on one device, behind a fusion boundary
@@ -52,17 +54,20 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def as_written(self) -> bool:
-        """True: a compiler that merges equal computations across the replicas of one device changes their bits."""
+        """True, because merging equal computations of a device's replicas would change bits of the results."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums by the tree of the class: the same tree on any number of devices."""
+        """Sums arrays over replicas by a fixed binary tree, with equal bits on any number of devices."""
         if group.num_replicas == 1:
             return [list(components) for components in arrays]
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components behind a fusion boundary. The backward pass sums cotangents by the tree."""
+        """Stacks each array of all replicas to ``[replicas, ...]``, for every replica of this device.
+
+        The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
+        """
         return [_stack_each(group, list(components)) for components in arrays]
 
 
@@ -89,7 +94,10 @@ _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out(group: Group, value: jax.Array) -> list[Any]:
-    """Returns a replicated value once per replica on this device. The tree sums the cotangents of all replicas."""
+    """Copies a replicated value to each replica of this device, such that gradients are summed in a fixed order.
+
+    The tree sums the cotangents of all replicas.
+    """
     return [value] * group.local
 
 
@@ -106,7 +114,9 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Like `fan_out`, for a value that every device has computed itself: only the first device gets the cotangent.
+    """Copies a value that every device has computed to the device's replicas; only one device gets the gradient.
+
+    Otherwise like `fan_out`: only the first device gets the cotangent.
 
     The other devices get zeros, because the backward pass of what has computed the value sums over devices.
     """
@@ -151,7 +161,7 @@ _all_sum.defvjp(_all_sum_forward, _all_sum_backward)
 
 
 def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
-    """Sums non-empty arrays over all replicas, in the order of the fixed binary tree."""
+    """Sums non-empty arrays over all replicas, in the order of a fixed binary tree."""
     levels, left = 0, group.local
     while left > 1 and (left % 2 == 0 or group.axis is None):
         levels, left = levels + 1, (left + 1) // 2
@@ -207,7 +217,9 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
 def over_buckets_of_rows(
     collective: Callable[[jax.Array], jax.Array], arrays: Sequence[Sequence[Any]], multiple: int
 ) -> list[Any]:
-    """Sums the rows of each non-empty array by a collective from ``[rows, n]`` to ``[n]``, with one call per dtype.
+    """Sums the rows of arrays by a collective, with the arrays of each dtype packed into one buffer.
+
+    The collective maps ``[rows, n]`` to ``[n]``. The arrays are not empty.
 
     A fusion boundary lies on both sides of the packing: what computes the arrays, and what reads the results, is
     compiled as on one device, where nothing is packed.

@@ -1,4 +1,4 @@
-"""Host all-gather: exchanges one host value per worker through JAX's coordination service.
+"""Exchanges JSON values between worker processes through JAX's coordination service.
 
 JAX says *process* where this library says *worker*. All workers must issue the same host all-gathers in the same order.
 If a worker issues another one, or none in time, the error names that worker. A host all-gather takes about a
@@ -35,7 +35,7 @@ class _Allgathers:
 def host_allgather(
     called: str, question: str, value: object = None, *, timeout_seconds: float | None = None
 ) -> list[Any]:
-    """Returns the values that all workers pass, by worker, exchanged through JAX's coordination service.
+    """Exchanges a JSON value between all worker processes, and returns the values in worker order.
 
     Context: the main thread of every worker of a job, in the same order on all workers.
 
@@ -90,12 +90,12 @@ def _wait_for_values(key: str, count: int, limit: float, called: str, question: 
 
 
 def host_barrier(called: str, question: str) -> None:
-    """Waits at a barrier until all workers have called this function with the same label."""
+    """Waits until all worker processes have called this function with the same label."""
     host_allgather(called, question)
 
 
 def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: str) -> None:
-    """Checks that arrays or plain values are bit-identical on all workers.
+    """Raises an error unless arrays or plain values are bit-identical on all worker processes.
 
     Workers exchange digests, not the values.
 
@@ -131,7 +131,7 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
 
 @contextmanager
 def skipping_comparisons() -> Iterator[None]:
-    """Skips `check_equal` inside the block, for values that are known to come from one source."""
+    """Disables `check_equal` during a ``with`` block, for values known to be equal on all workers."""
     _Allgathers.trusted += 1
     try:
         yield
@@ -140,7 +140,7 @@ def skipping_comparisons() -> Iterator[None]:
 
 
 def digest(value: Operand) -> str:
-    """Returns a digest of the bits, shape and dtype of a value."""
+    """Returns a hash of the bits, shape and dtype of a value."""
     array = np.asarray(key_data(value))
     hasher = hashlib.blake2b(digest_size=16)
     hasher.update(f"{array.dtype}{array.shape}".encode())

@@ -1,4 +1,4 @@
-"""`ReduceOp`: operations that reduce the components of a per-replica value to one value."""
+"""`ReduceOp`: the reductions over replicas (`SUM`, `MEAN`, `Median` and custom ones)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Members(type):
 
 
 class ReduceOp(metaclass=_Members):
-    """Reduces the components of a per-replica value to one value: `SUM`, `MEAN`, or a subclass.
+    """A reduction of the replicas' values to one value: `SUM`, `MEAN`, or a custom subclass.
 
     A subclass defines `__call__`, which maps the stacked components ``[replicas, ...]``, in replica order, to one value
     ``[...]`` of the component's shape and dtype. It is traced, and every device calls it with the same values. A
@@ -89,7 +89,7 @@ class ReduceOp(metaclass=_Members):
 
     @property
     def value(self) -> str:
-        """The same as `name`, for compatibility with TensorFlow's enum."""
+        """The name of the reduction, as `name`, for compatibility with TensorFlow's enum."""
         return self.name
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class ReduceOp(metaclass=_Members):
 
     @staticmethod
     def from_variable_aggregation(aggregation: enum.Enum) -> ReduceOp:
-        """Returns the reduction of a `VariableAggregation`, which is `SUM` or `MEAN`."""
+        """Converts a `VariableAggregation` of `SUM` or `MEAN` to the `ReduceOp` of that name."""
         return as_reduce_op(aggregation)
 
 
@@ -128,7 +128,7 @@ ReduceOp.MEAN = _BY_NAME["MEAN"]
 
 @dataclasses.dataclass(frozen=True)
 class CallableReduction(ReduceOp):
-    """Adapts a callable over stacked components to `ReduceOp`."""
+    """A `ReduceOp` that calls a user's function on the stacked values of all replicas."""
 
     fn: Callable[[Any], Any]
 
@@ -138,12 +138,12 @@ class CallableReduction(ReduceOp):
 
     @property
     def name(self) -> str:
-        """The name of the callable."""
+        """The name of the function that computes the reduction."""
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
 def as_reduce_op(value: object) -> ReduceOp:
-    """Converts a user's argument (a `ReduceOp`, its name, a class or a callable) to a `ReduceOp`.
+    """Converts the name of a reduction, a `ReduceOp` class or a callable to a `ReduceOp`.
 
     Args:
         value: A `ReduceOp`, a subclass of it that needs no arguments, a name in upper or lower case (``"sum"``,
@@ -178,7 +178,9 @@ def _instance(subclass: type[ReduceOp]) -> ReduceOp:
 
 
 def check_dtype(called: str, op: ReduceOp, dtype: Any) -> None:
-    """Checks that values of a dtype can be reduced. A custom reduction may reduce any dtype.
+    """Raises an error if a reduction does not support values of a dtype.
+
+    A custom reduction may reduce any dtype.
 
     Raises:
         ArgumentError: `op` is a sum or mean, and the values are booleans or typed PRNG keys.
@@ -202,7 +204,7 @@ def check_dtype(called: str, op: ReduceOp, dtype: Any) -> None:
 
 
 def check_reduction(op: object, component: jax.Array | jax.ShapeDtypeStruct, num_replicas: int) -> None:
-    """Checks that a custom reduction keeps the shape and dtype of the component.
+    """Raises an error if a custom reduction would change the shape or dtype of the replicas' values.
 
     Args:
         op: The reduction. `SUM` and `MEAN` always pass.
@@ -245,7 +247,9 @@ def _describe(array: jax.Array | jax.ShapeDtypeStruct) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Median(ReduceOp):
-    """The element-wise median over replicas. For an even number, it is the mean of the middle two.
+    """A reduction to the element-wise median over replicas.
+
+    For an even number of replicas, it is the mean of the middle two values.
 
     Source: coordinate-wise median, D. Yin, Y. Chen, K. Ramchandran, P. Bartlett, "Byzantine-robust distributed
     learning: towards optimal statistical rates", ICML 2018.
@@ -263,7 +267,7 @@ class Median(ReduceOp):
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean(ReduceOp):
-    """The element-wise mean over replicas without the `k` smallest and the `k` largest values.
+    """A reduction to the element-wise mean over replicas without the `k` smallest and the `k` largest values.
 
     Args:
         k: The number of values to omit on either side; less than half of the replicas.
@@ -307,7 +311,7 @@ class TrimmedMean(ReduceOp):
 
 @dataclasses.dataclass(frozen=True)
 class Adasum(ReduceOp):
-    """Adaptive summation: adds the orthogonal parts of gradients and averages their parallel parts.
+    """A reduction that adds the orthogonal parts of gradients and averages their parallel parts (Adasum).
 
     Two gradients a and b become ``(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b``: their sum if they are orthogonal,
     their mean if they are equal. A balanced tree over replicas combines more than two. Each array is treated as a

@@ -1,4 +1,4 @@
-"""Reduces and gathers stacked values ``[replicas, ...]``, which are sharded over devices, in cross-replica context."""
+"""Reduces and gathers arrays ``[replicas, ...]`` that are sharded over devices, outside of replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def group_of(device_assignment: DeviceAssignment) -> Group:
-    """Returns the `Group` of a device assignment."""
+    """Returns the replicas of a device assignment as a `Group`, for use inside `shard_map`."""
     devices = len(device_assignment.devices)
     return Group(AXIS if devices > 1 else None, devices, device_assignment.local, device_assignment.spans_processes)
 
@@ -32,7 +32,7 @@ def group_of(device_assignment: DeviceAssignment) -> Group:
 def over_devices(
     body: Callable[..., Any], device_assignment: DeviceAssignment, num_inputs: int, *, equal: bool
 ) -> Callable[..., Any]:
-    """Returns a function that runs `body` on every device over its shards ``[local, ...]`` of stacked inputs.
+    """Wraps `body` in a `shard_map` over the devices, for inputs that are stacked ``[replicas, ...]``.
 
     Args:
         body: Maps the shards to a list of arrays.
@@ -79,7 +79,7 @@ def _compiled_reduction(
 def reduce_stacked(
     algorithm: CrossDeviceOps, op: ReduceOp, arrays: Sequence[Any], device_assignment: DeviceAssignment
 ) -> list[Any]:
-    """Reduces stacked values ``[replicas, ...]`` over their first axis with `algorithm`; results are on all devices.
+    """Reduces arrays ``[replicas, ...]`` over their first axis with a given all-reduce algorithm.
 
     One program reduces all arrays.
 
@@ -116,7 +116,7 @@ def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment)
 
 
 def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Copies an array from one device to all devices of `device_assignment`, where the variables are.
+    """Copies an array from one device to all devices of the replicas, where the variables are.
 
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
     returned unchanged, because JAX's own rule would leave their cotangents on all devices.
@@ -161,7 +161,9 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates components along `axis`, after removing the padding at the end of each.
+    """Concatenates the rows of an array ``[replicas, ...]`` along `axis`, without the padding of each.
+
+    Each row is the component of one replica.
 
     Args:
         array: A concrete array ``[replicas, ...]``.
@@ -182,7 +184,7 @@ def _compiled_first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns the first replica's component of a stacked value ``[replicas, ...]``.
+    """Returns the first replica's component of an array ``[replicas, ...]``.
 
     In a job of several processes it is copied to every device.
     """
@@ -199,14 +201,14 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns a stacked value ``[replicas, ...]`` as an array that this process can read as a whole."""
+    """Returns an array ``[replicas, ...]`` in a form that this process can read completely."""
     if not device_assignment.spans_processes:
         return array
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))
 
 
 def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the components of a stacked value ``[replicas, ...]`` along `axis`, in replica order."""
+    """Concatenates the replicas' components of an array ``[replicas, ...]`` along `axis`, in replica order."""
     if isinstance(array, Tracer) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis), device_assignment)
     placed = jax.device_put(array, device_assignment.sharded)

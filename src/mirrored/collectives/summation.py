@@ -1,4 +1,4 @@
-"""Summation: groups of replicas, accumulation in float32, pairwise sums, and fusion boundaries."""
+"""Sums with controlled order and precision: pairwise sums, float32 accumulation, barriers to XLA fusion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mirrored._typing import DTypeLike
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The replicas of a reduction, as the `shard_map` body of one device sees them.
+    """The replicas that take part in a reduction, as seen from the `shard_map` body of one device.
 
     There are R = `devices` x `local` replicas. Replica r is virtual replica ``r % local`` of device ``r // local``.
     (The code calls several replicas per device *folding*, and those of one device *local* replicas.)
@@ -37,7 +37,7 @@ class Group:
 
     @property
     def num_replicas(self) -> int:
-        """R, the number of replicas."""
+        """The total number of replicas that take part in the reduction (R)."""
         return self.devices * self.local
 
 
@@ -45,12 +45,12 @@ class Group:
 
 
 def floating(array: jax.Array) -> Any:
-    """Converts integers and booleans to float32, the dtype of their mean. Returns other arrays unchanged."""
+    """Converts integers and booleans to float32, in which their mean is computed; other arrays unchanged."""
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
 
 def sum_along(array: jax.Array, axes: int | tuple[int, ...]) -> Any:
-    """Sums along axes, in the dtype of the array. `jnp.sum` alone promotes small integers to 32 bits."""
+    """Sums an array along axes without changing its dtype, unlike `jnp.sum` for small integers."""
     return jnp.sum(array, axes, dtype=array.dtype if jnp.issubdtype(array.dtype, jnp.integer) else None)
 
 
@@ -58,7 +58,7 @@ def sum_along(array: jax.Array, axes: int | tuple[int, ...]) -> Any:
 
 
 def widen(array: jax.Array) -> Any:
-    """Converts 16-bit floats to float32. Returns other arrays unchanged.
+    """Converts 16-bit floats to float32, for accumulation; returns other arrays unchanged.
 
     The explicit rounding is needed because XLA may keep excess precision across a pair of conversions.
     """
@@ -69,7 +69,7 @@ def widen(array: jax.Array) -> Any:
 
 
 def narrow(array: jax.Array, dtype: DTypeLike) -> Any:
-    """Rounds the result of `widen` back to `dtype`. Returns it unchanged if `dtype` is not a 16-bit float."""
+    """Rounds a float32 sum back to the 16-bit float `dtype`; for other dtypes returns the array unchanged."""
     info = _narrow_float(dtype)
     if info is None:
         return array
@@ -86,13 +86,16 @@ def _narrow_float(dtype: DTypeLike) -> Any:
 
 
 def sum_pairs(values: Sequence[Any]) -> list[Any]:
-    """Adds adjacent pairs: one level of the tree. An unpaired last value is passed through."""
+    """Adds adjacent pairs of values: one level of a binary summation tree.
+
+    An unpaired last value is passed through.
+    """
     paired = [one + other for one, other in zip(values[::2], values[1::2], strict=False)]
     return paired + list(values[len(paired) * 2 :])
 
 
 def tree_sum(values: Sequence[Any]) -> Any:
-    """Sums `values` by a balanced binary tree over their order.
+    """Sums `values` pairwise, by a balanced binary tree over their positions.
 
     The rounding error grows with the logarithm of the number of values.
 
@@ -128,7 +131,7 @@ def not_constant(value: Any) -> Any:
 
 
 def opaque_false(array: jax.Array) -> Any:
-    """Returns a scalar False that the compiler cannot fold, because it depends on the contents of `array`.
+    """Returns a scalar False that XLA cannot constant-fold, because it is computed from `array`.
 
     The exponential of a number that is not positive is at most 1, and a comparison with NaN is False.
     """
@@ -139,7 +142,7 @@ def opaque_false(array: jax.Array) -> Any:
 def isolate_lists(
     function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
 ) -> list[Any]:
-    """Applies `function` to lists of arrays, such that XLA fuses nothing in it with operations outside.
+    """Applies `function` to lists of arrays, such that XLA does not fuse its operations with any outside.
 
     Args:
         function: Maps the lists to a flat list of results: `results_per_list` for each list, of the shape and dtype of
@@ -167,7 +170,7 @@ def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[A
 
 
 def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
-    """Applies `function` to a list of arrays, such that XLA fuses nothing in it with operations outside.
+    """Applies `function` to a list of arrays, such that XLA does not fuse its operations with any outside.
 
     Args:
         function: Maps the list to a list of results of any shapes and dtypes.
@@ -182,7 +185,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
 
 
 def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Stacks the arrays of each column, such that XLA fuses no stack with the operations that compute the arrays.
+    """Stacks lists of arrays, such that XLA does not fuse the stacking with the computation of the arrays.
 
     Without the boundary, XLA may compute a component inside the kernel that writes the stacked array. The kernel, and
     with it the contraction of `a * b + c * d`, depends on the number of components, i.e. the number of replicas on the
@@ -199,7 +202,7 @@ def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def unstack_isolated(arrays: Sequence[Any]) -> list[list[Any]]:
-    """Returns the components of each array ``[local, ...]``, all behind one fusion boundary.
+    """Splits arrays along axis 0, such that XLA does not fuse the split with other operations.
 
     Without the boundary, XLA may read a component inside the kernel that uses it. The kernel, and with it the
     contraction of `a * b + c * d`, depends on whether it has to slice an array of several components.

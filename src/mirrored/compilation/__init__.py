@@ -1,4 +1,4 @@
-"""Compiled functions: trace a Python function once per signature, capture its variables, and donate their buffers.
+"""Compiled functions (`function`): traced once per signature, with variables as donated operands.
 
 One call of a compiled function:
 

@@ -1,4 +1,4 @@
-"""Binds compiled functions to instances as methods, and copies and pickles them by name."""
+"""Binds compiled functions to instances as methods, and supports `copy` and `pickle` of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ F = TypeVar("F")
 
 
 class Code:
-    """Base of objects that are copied and pickled like Python functions: copied as themselves, pickled by name."""
+    """Base class of callables that are copied and pickled like Python functions.
+
+    They are copied as themselves, and pickled by name.
+    """
 
     def __copy__(self) -> Self:
         return self
@@ -26,7 +29,7 @@ class Code:
 
 
 class Bindings(Generic[F]):
-    """Maps each instance to an object that is created for it and released with it.
+    """A mapping from each instance to an object created for the instance and released with it.
 
     Instances are compared by identity, because equal instances still have different variables, and many instances (such
     as plain dataclasses) are not hashable. An instance that does not support weak references is kept alive.
@@ -36,7 +39,7 @@ class Bindings(Generic[F]):
         self._made: dict[int, tuple[Any, F]] = {}
 
     def find(self, instance: object, make: Callable[[], F]) -> F:
-        """Returns the object that belongs to `instance`; `make` creates it at the first call for that instance."""
+        """Returns the object that belongs to `instance`, after creating it by `make` at the first call."""
         key = id(instance)
         if key not in self._made:
             self._made[key] = (self._holder(instance, key), make())
@@ -51,7 +54,7 @@ class Bindings(Generic[F]):
 
 
 def bind(python_function: Callable[..., Any], instance: object) -> Callable[..., Any]:
-    """Returns `python_function` with `instance` as its first argument. The result does not keep the instance alive.
+    """Returns `python_function` bound to `instance` as its first argument, by a weak reference.
 
     Raises:
         ContextError: The result is called after the instance was deleted.

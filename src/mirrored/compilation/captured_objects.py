@@ -1,4 +1,4 @@
-"""Finds and checks the Python objects that a traced function captures, mutates or creates."""
+"""Finds the Python objects that a traced function can reach, changes or creates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LONGEST_SHIFT: Final = 4
 
 
 class ContainerSnapshot:
-    """A snapshot of a container's elements.
+    """A snapshot of the elements of a list, dict, set, deque or queue, to detect and undo removals.
 
     Args:
         container: A container that `is_container` accepts.
@@ -55,7 +55,7 @@ class ContainerSnapshot:
         self._before: list[Any] = list(self._container.items() if keyed else self._container)
 
     def are_taken(self) -> bool:
-        """Returns whether elements have been removed or moved since the snapshot.
+        """Returns whether elements of the container have been removed or moved since the snapshot.
 
         Appending, inserting and replacing items do not count: traced functions legitimately record traces and results
         that way.
@@ -82,7 +82,7 @@ class ContainerSnapshot:
         return any(type(one) not in _NUMBERS for one in after) and _is_shifted(self._before, after)
 
     def put_back(self) -> None:
-        """Puts elements that were removed since the snapshot back into the container."""
+        """Restores the elements that were removed from the container since the snapshot."""
         if not self.are_taken():
             return
         if isinstance(self._container, dict):
@@ -98,7 +98,7 @@ class ContainerSnapshot:
 
 
 def is_container(value: object) -> bool:
-    """Returns whether `value` is a plain list, dict, set, deque or queue, from which a function may remove elements."""
+    """Returns whether `value` is a plain list, dict, set, deque or queue."""
     return type(value) in (*_ORDERED, *_KEYED, *_QUEUES)
 
 
@@ -133,7 +133,7 @@ Named = tuple[str, Any]
 
 
 def nested(roots: Iterable[Named]) -> Iterator[Named]:
-    """Yields every object reachable from `roots`, breadth first, once each, with its access path as the name.
+    """Yields every Python object reachable from `roots` with its access path, breadth first.
 
     Args:
         roots: Objects with their names.
@@ -151,7 +151,7 @@ def nested(roots: Iterable[Named]) -> Iterator[Named]:
 
 
 def of_user(value: object) -> bool:
-    """Returns whether the class of `value` is defined outside the known libraries."""
+    """Returns whether the class of `value` is defined in user code, not in a known library."""
     kind: Any = type(value)
     return _is_class_of_user(kind)
 
@@ -182,14 +182,14 @@ def _found_in_methods(kind: type) -> frozenset[str] | None:
 
 
 def is_users(owner: types.ModuleType | type) -> bool:
-    """Returns whether a module or class is the user's: it belongs neither to Python nor to the known libraries."""
+    """Returns whether a module or class belongs to user code, not to Python or a known library."""
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
     package = str(name).partition(".")[0]
     return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 
 def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Returns the names of globals and of attributes in the code, including those in nested functions."""
+    """Returns the names of globals and attributes that a code object uses, including its nested functions."""
     names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -204,7 +204,7 @@ def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 
 def attributes_of(owner: object) -> dict[str, Any]:
-    """Returns the data attributes of a user's object: instance dictionary, slots and class attributes.
+    """Returns the data attributes of an object of a user-defined class.
 
     Properties are not evaluated.
     """
@@ -225,7 +225,7 @@ def attributes_of(owner: object) -> dict[str, Any]:
 
 
 class Progress:
-    """A snapshot of an iterator's position. `nested` finds the objects that it iterates over.
+    """A snapshot of a Python iterator's position, to detect whether a trace has advanced it.
 
     Args:
         iterator: An iterator.
@@ -242,7 +242,7 @@ class Progress:
         self._before = _marks(iterator)
 
     def has_moved(self) -> bool:
-        """Returns whether the iterator has advanced since the snapshot, as far as this is observable."""
+        """Returns whether the iterator has advanced since the snapshot, as far as this can be observed."""
         after = _marks(self._iterator)
         return len(after) != len(self._before) or not all(map(_is_same, self._before, after))
 
@@ -308,7 +308,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> Iterator[Name
 
 
 def refuse_forgotten(created: Sequence[Any], called: str) -> None:
-    """Raises an error if a variable that a trace created is forgotten: only the trace refers to it.
+    """Raises an error if nothing but the trace refers to a variable that a traced function has created.
 
     Args:
         created: The variables created in the trace.
@@ -337,7 +337,9 @@ def refuse_forgotten(created: Sequence[Any], called: str) -> None:
 
 
 def refuse_created_again(created: Sequence[Any], called: str) -> None:
-    """Raises an error if the second trace of a function creates variables: without a trace, every call would.
+    """Raises an error if the second trace of a function creates variables again.
+
+    Without a trace, every call would create them.
 
     Args:
         created: The variables created in the second trace.

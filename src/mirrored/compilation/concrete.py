@@ -1,4 +1,4 @@
-"""`ConcreteFunction`, a compiled function with fixed static arguments, and its export as a pure function."""
+"""`ConcreteFunction`: a compiled function for one signature, and its export as a pure function."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from mirrored.variables import Variable
 
 
 def is_spec(leaf: object) -> bool:
-    """Returns whether a leaf of the arguments only describes an array: it has a shape and a dtype but no value."""
+    """Returns whether a leaf has a shape and dtype but no value, such as `jax.ShapeDtypeStruct`."""
     return not isinstance(leaf, (jax.Array, np.ndarray)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 class ConcreteFunction:
-    """A compiled function for arrays of fixed shapes and dtypes. Its other arguments are fixed and are not passed.
+    """A compiled function for arrays of fixed shapes and dtypes, with all other arguments fixed.
 
     Args:
         call: The compiled function.
@@ -75,7 +75,10 @@ class ConcreteFunction:
         return found
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Returns example arguments, with zeros for array descriptions, or None if a shape is not fully known."""
+        """Returns example arguments filled with zeros, or None if a shape is not fully known.
+
+        Arrays that were given, not described, are returned as they are.
+        """
         leaves = list(self._leaves)
         for place in self._places:
             if not is_spec(leaves[place]):
@@ -88,17 +91,17 @@ class ConcreteFunction:
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays for which the function was traced, or their descriptions, in the order of a call."""
+        """The arrays (or shapes and dtypes) for which the function was traced, in the order of its parameters."""
         return [self._leaves[place] for place in self._places]
 
     @property
     def array_names(self) -> list[str]:
-        """The names of `arrays`: the parameter name, or ``args_N`` for an array inside a structure."""
+        """The names of the function's array parameters; ``args_N`` for an array inside a structure."""
         named = {place: name for name, place in self._names.items()}
         return [named.get(place, f"args_{place}") for place in range(len(self._places))]
 
     def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the Python function's positional and keyword arguments: the given arrays and the fixed values."""
+        """Returns the positional and keyword arguments for a call with these arrays and the fixed other values."""
         leaves = list(self._leaves)
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array
@@ -180,7 +183,7 @@ def _dims(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Pure:
-    """A traced function in pure form: it takes the values of variables as inputs and returns their new values.
+    """A traced function in pure form, which takes variable values as inputs and returns their new values.
 
     Attributes:
         call: A function from the values of `reads` and the inputs, as flat lists, to the new values of `assigns` and
@@ -197,7 +200,7 @@ class Pure:
 
 
 def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: str) -> Pure:
-    """Traces a function of variables for these inputs, and returns it in pure form (`Pure`).
+    """Traces a function that uses variables, and returns it as a pure function of their values (`Pure`).
 
     Args:
         python_function: A Python function that may read and assign variables, such as `Function.python_function`.

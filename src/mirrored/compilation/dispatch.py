@@ -1,4 +1,4 @@
-"""Dispatches steps that donate their variables' buffers, bounds the steps in flight, compares workers' arguments."""
+"""Runs compiled steps that donate variable buffers, limits steps in flight, and compares workers' arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _is_shared = attrgetter("_shared")
 
 
 class DonatingSteps:
-    """Calls a program that donates its variables' buffers, one step per call. The caller holds the state lock.
+    """A compiled program that donates variable buffers, with calls that store the new values atomically.
+
+    Each call is one step. The caller holds the state lock.
 
     Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
     would lose the variables' values. Python delivers signals and injected exceptions only between calls. The step is
@@ -100,7 +102,7 @@ class DonatingSteps:
 
 
 class DonatingStep:
-    """One call of a donating program, with what is needed to finish it after an exception.
+    """One call of a program that donates variable buffers, which can be completed after an exception.
 
     Attributes:
         results: All results of the program, once it has been dispatched.
@@ -117,14 +119,14 @@ class DonatingStep:
         self.interruption: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Finishes a failed step: variables keep their values, or are lost if XLA has deleted their buffers."""
+        """Ends a failed step: its variables keep their values, or are lost if XLA has deleted the buffers."""
         self._why = first_line(error)
         self.finish()
         if not self.results:
             self._steps.dispatch.forget()
 
     def finish(self) -> None:
-        """Stores the results if there are any; otherwise marks variables whose buffers were deleted as lost."""
+        """Stores the step's results in the variables if it ran; otherwise marks variables without a buffer as lost."""
         steps, job = self._steps, self._steps.dispatch.job
         if job is not None and not self.results:
             job.settle()
@@ -159,7 +161,7 @@ _pending: collections.deque[Any] = collections.deque()
 
 
 def launched(token: jax.Array) -> None:
-    """Registers a dispatched step by one of its outputs, and waits for the oldest step if there are too many.
+    """Registers a dispatched step by one of its output arrays, and waits if too many steps are in flight.
 
     Context: any thread. The steps of all threads are counted together.
     """
@@ -169,7 +171,7 @@ def launched(token: jax.Array) -> None:
 
 
 def drain() -> None:
-    """Waits for all steps in flight."""
+    """Waits until all dispatched steps have finished on the devices."""
     while _pending:
         _wait_for_oldest()
 
@@ -188,7 +190,7 @@ def _wait_for_oldest() -> None:
 
 
 def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
-    """Marks variables as lost whose new values failed on the device, after an error while waiting for a step.
+    """Marks variables as lost whose new values could not be computed because a step failed on the device.
 
     The error can be that of another program, which leaves these variables whole.
 
@@ -222,7 +224,7 @@ _MOST_BETWEEN: Final = 1024
 
 
 class WorkerArguments:
-    """Checks, in a job of several workers, that all of them call the same program with consistent arguments.
+    """A check, at calls of a compiled program, that all workers of a job pass consistent arguments.
 
     At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
     arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls
@@ -242,11 +244,11 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the collective log that the program was dispatched; `token` is one of its results."""
+        """Records in the log of collectives that the program was dispatched; `token` is one of its results."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
-        """Returns the arguments, placed on the devices of all workers.
+        """Returns the argument arrays, placed on the devices of all workers, after checking their consistency.
 
         Args:
             arrays: The arguments' arrays on this worker.
@@ -263,7 +265,9 @@ class WorkerArguments:
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
-        """Records the call in the collective log; at some calls (see the class) compares arguments between workers.
+        """Records the call in the log of collectives, and at some calls compares arguments between workers.
+
+        The docstring of the class says at which calls.
 
         Returns:
             The arguments that are only in this worker's memory, by position.

@@ -1,4 +1,4 @@
-"""Detects Python state that tracing would freeze into a program.
+"""Detects Python state, such as iterators and random generators, that tracing would turn into constants.
 
 The value that an iterator, a random generator or `deque.popleft()` returns during tracing becomes a constant of the
 program, so every call would use the same value.
@@ -35,7 +35,7 @@ _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 class PythonState:
-    """The iterators, random generators and containers that a function can reach. Context: created before it is traced.
+    """The iterators, random generators and containers that a function can reach, recorded before its trace.
 
     Directly reachable are the arguments, the closures and globals of the function and of functions that it calls in its
     module, and the container items and attributes in them that the code names. Objects nested more deeply
@@ -67,7 +67,7 @@ class PythonState:
         self._shared = _shared_states() if threading.active_count() == 1 else None
 
     def frozen(self) -> ArgumentError | None:
-        """Returns the error for the first container or random generator that tracing has changed, if any.
+        """Returns an error for the first container or random generator that the trace has changed, or None.
 
         Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
         creates variables legitimately draws their initial values.
@@ -104,12 +104,12 @@ class PythonState:
         return None
 
     def put_back(self) -> None:
-        """Restores the elements that tracing has removed from containers."""
+        """Restores the elements that the trace has removed from containers."""
         for _, contents in self._containers:
             contents.put_back()
 
     def check_generators(self) -> None:
-        """Raises an error if the end of the trace has closed a generator that iterates over a dataset.
+        """Raises an error if the trace has closed a Python generator that iterates over a dataset.
 
         Raises:
             ArgumentError: A generator is closed. If the function ran as Python, it would find it exhausted.
@@ -136,7 +136,7 @@ class PythonState:
 
 
 def exhausted(name: str) -> ArgumentError:
-    """Returns the error for a StopIteration of a Python iterator that would propagate out of a compiled function."""
+    """Returns the error for a Python iterator that ends (StopIteration) inside a compiled function."""
     return ArgumentError(
         name,
         found="a Python iterator or generator in the function raised StopIteration",

@@ -1,4 +1,4 @@
-"""`function`: compiles a Python function that reads and assigns variables."""
+"""`function`: the decorator that compiles a Python function that reads and assigns variables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _log = logging.getLogger("mirrored")
 
 
 class Function(Code):
-    """A compiled function, which `function` creates: calls the program that was traced for the arguments' signature.
+    """A function compiled by the decorator `function`, with one traced program per argument signature.
 
     Attributes:
         python_function: The function that it compiles.
@@ -91,7 +91,7 @@ class Function(Code):
 
     @property
     def trace_count(self) -> int:
-        """The number of times that this function has been traced, called by itself and inside `run`."""
+        """The number of times that this function has been traced, including traces inside `Strategy.run`."""
         driven = 0 if self._driver is None else self._driver.trace_count
         return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
 
@@ -144,7 +144,7 @@ class Function(Code):
 
     @property
     def traced_function(self) -> Callable[..., Any]:
-        """The function that is traced: `python_function`, or what `conversion` returned for it."""
+        """The Python function that is traced: the decorated one, or its converted form."""
         return self._to_trace
 
     @functools.cached_property
@@ -259,7 +259,7 @@ class Function(Code):
         return notice
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns JAX's lowering of the program for these arguments, without running it.
+        """Lowers the program for these arguments by JAX, without running it, for inspecting its HLO.
 
         Its HLO is `.compile().as_text()`.
         """
@@ -268,7 +268,9 @@ class Function(Code):
         return self._undriven(arguments, strategies).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """Traces this function for these arguments; returns it for arrays of such shapes, other arguments fixed.
+        """Traces this function for the given arguments, and returns it as a `ConcreteFunction` for such arrays.
+
+        All other arguments are fixed.
 
         Args:
             *args: Arrays, descriptions of arrays (objects with `shape` and `dtype`), and static arguments. Default:
@@ -290,16 +292,16 @@ class Function(Code):
         return concrete
 
     def experimental_get_tracing_count(self) -> int:
-        """Returns `trace_count`, under TensorFlow's name."""
+        """Returns the number of times that this function has been traced, under TensorFlow's name."""
         return self.trace_count
 
     @property
     def input_signature(self) -> Sequence[Any] | None:
-        """The shapes and dtypes that arguments must have, as passed to `function`."""
+        """The shapes and dtypes that were passed to `function`, which arguments must have."""
         return self._input_signature
 
     def traced_inputs(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Returns the arguments for which it has been traced, with ``jax.ShapeDtypeStruct`` for arrays.
+        """Returns the argument lists for which this function has been traced, with shapes and dtypes for arrays.
 
         If it was run on replicas, these are the arguments of one replica.
         """
@@ -312,7 +314,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns this function compiled as the replica function of `strategy.run`, created once per strategy and key.
+        """Returns this function compiled as the function of `strategy.run`, cached per strategy and key.
 
         Args:
             strategy: The strategy of the run.
@@ -370,7 +372,7 @@ def function(
     conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Any:
-    """Compiles a function that reads and assigns variables. Can be used as a decorator, with or without arguments.
+    """Decorator that compiles a function that reads and assigns variables; usable with or without arguments.
 
     Tracing: the function is traced once for each combination of the structure, shapes, dtypes and static values (Python
     numbers, strings, other objects) of its arguments. Python side effects happen only during tracing. The trace finds

@@ -1,4 +1,4 @@
-"""`Program`: one traced and compiled program, whose variables are operands and results."""
+"""`Program`: the traced and compiled program of a function for one argument signature."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Result(Bookkeeping):
 
 
 class Program:
-    """The program of a compiled function for one signature: traced once, with variables as operands and results.
+    """The compiled program of a function for one argument signature, with variables as operands and results.
 
     Args:
         function: The Python function.
@@ -234,7 +234,7 @@ class Program:
         return [*last, *moved]
 
     def lower(self, arrays: Sequence[Any]) -> Any:
-        """Returns JAX's lowering of the program for these arrays, for inspecting its HLO."""
+        """Lowers the program for these arrays by JAX, for inspecting its HLO."""
         settle_all((*self._donated, *self._kept))
         with lock:
             values = [variable.borrowed() for variable in (*self._donated, *self._kept)]

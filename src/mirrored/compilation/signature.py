@@ -1,4 +1,4 @@
-"""Flattens the arguments of a compiled function, and computes the cache key of its program from them."""
+"""Flattens the arguments of a compiled function, and computes the cache key of the program for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Identity:
-    """A cache key that is equal only for the same object. It keeps the object alive, so that its id is not reused."""
+    """A cache key that compares an object by identity and keeps it alive."""
 
     __slots__ = ("_object",)
 
@@ -70,7 +70,7 @@ class _Content:
 
 
 def static_key(value: Any) -> tuple[Any, ...]:
-    """Returns the cache key of a static argument. Arguments of equal content have equal keys, also mutable ones.
+    """Returns the cache key of an argument that is not an array, by its content even if it is mutable.
 
     Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. A hashable object is compared by
     its own ``==``. An object that hashes by identity is assumed not to change.
@@ -111,7 +111,7 @@ def _copied(value: object) -> Hashable:
 
 
 class Number:
-    """A float or complex number as a cache key, compared by its bits; all NaNs are equal."""
+    """A cache key for a float or complex number, compared by bits, with all NaNs equal."""
 
     __slots__ = ("_bits", "_value")
 
@@ -136,7 +136,7 @@ class Number:
 def check_signature(
     function: Callable[..., Any], signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Converts the arguments to positional arrays that match the signature.
+    """Converts the arguments of a call to positional arrays that match the `input_signature`.
 
     Raises:
         SignatureError: The number of arguments, a structure, a shape or a dtype does not match.
@@ -210,12 +210,12 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
-    """A per-replica argument has components of different shapes, so no single program serves all replicas."""
+    """Exception raised when the replicas' components of an argument differ in shape, so no single program fits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The flattened arguments of one call: arrays, static leaves, and the key of the program for them.
+    """The flattened arguments of one call of a compiled function: arrays, static values, and program key.
 
     Attributes:
         treedef: The structure.
@@ -232,7 +232,7 @@ class Arguments:
     key: tuple[Hashable, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the positional and keyword arguments, with `arrays` in place of the call's own arrays."""
+        """Returns the positional and keyword arguments of the call with other arrays in place of its own."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, arrays, strict=True):
             old = leaves[place]
@@ -246,7 +246,7 @@ class Arguments:
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
 
     def of_one_replica(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments that one replica receives, with ``jax.ShapeDtypeStruct`` for arrays."""
+        """Returns the arguments that one replica receives, with shapes and dtypes in place of arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, self.arrays, strict=True):
             shape = array.shape[1:] if isinstance(leaves[place], PerReplica) else array.shape
@@ -254,7 +254,7 @@ class Arguments:
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
-        """Returns the same arguments with shapes and dtypes in place of arrays, so that the arrays can be freed."""
+        """Returns a copy with shapes and dtypes in place of arrays, so that the arrays can be freed."""
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
         leaves = list(self.leaves)
         for place in self.dynamic:
@@ -264,7 +264,7 @@ class Arguments:
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
-    """Flattens a call's arguments.
+    """Flattens the arguments of a compiled function's call into arrays, static values and a program key.
 
     Raises:
         Ragged: A per-replica argument has components of different shapes.
@@ -285,7 +285,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Checks that a call with `steps_per_call` has that many steps, and returns the argument tuple of each.
+    """Returns the arguments of each step of a call with `steps_per_call`, after checking their number.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps.
@@ -303,7 +303,7 @@ def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tup
 def flatten_steps(
     steps: Sequence[tuple[Any, ...]], device_assignment: DeviceAssignment | None, called: str
 ) -> list[Arguments]:
-    """Flattens the argument tuple of each step of a call with several steps, after checking that all are alike.
+    """Flattens the arguments of a call with several steps, after checking that all steps have the same signature.
 
     Raises:
         ArgumentError: The steps differ in their signature, or a batch has per-replica batches of different shapes.
@@ -329,7 +329,7 @@ def flatten_steps(
 
 
 def quick_key(value: Any, arrays: list[Any]) -> Hashable:
-    """Returns a cheap key for tuples, lists and dicts of arrays and constants; None for any other structure.
+    """Returns a cheap cache key for simple arguments (containers of arrays and constants), or None for others.
 
     It avoids flattening in the calls of a warm training loop. Values with equal quick keys have equal `Arguments.key`.
 
@@ -403,7 +403,7 @@ def _static_key(leaf: object) -> Hashable:
 
 
 def difference(old: Arguments, new: Arguments) -> str:
-    """Returns, in one line, the change of the arguments that made another program necessary."""
+    """Returns a one-line description of how the arguments differ from earlier ones, so that a retrace was needed."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(

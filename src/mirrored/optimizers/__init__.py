@@ -1,4 +1,4 @@
-"""Optimizers over optax transforms: sum gradients over replicas, clip, and keep their state in mirrored variables."""
+"""Optimizers on top of optax: sum gradients over replicas, clip them, and keep state in mirrored variables."""
 
 from mirrored.optimizers.named import SGD as SGD
 from mirrored.optimizers.named import Adagrad as Adagrad

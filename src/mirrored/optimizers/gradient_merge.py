@@ -1,4 +1,4 @@
-"""Sums the replicas' gradients in one reduction, clips them, and computes the update once for all replicas."""
+"""Sums gradients over replicas in one reduction, clips them, and applies one update for all replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Update = Callable[[Sequence[Any]], None]
 
 
 def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> None:
-    """Sums gradients over replicas in one reduction, and calls `update` with the sums in cross-replica context.
+    """Sums gradients over replicas in one all-reduce, and calls `update` with the sums in cross-replica context.
 
     In replica context this is one merge. The update is computed once per device for all virtual replicas of that device
     (in eager mode, once for all replicas), so its results are replicated by construction.
@@ -58,7 +58,7 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> N
 def update_with_sums_of(
     pairs: Sequence[Pair], extra: Sequence[Any], update: Callable[[Sequence[Pair], Sequence[Any]], None], called: str
 ) -> tuple[str, ...]:
-    """Sums the gradients of pairs and calls `update`; a gradient that some replicas lack counts there as zeros.
+    """Sums (gradient, variable) pairs over replicas, with zeros for missing gradients, and calls `update`.
 
     Gradients of different replicas are matched by variable, not by position in the list.
 
@@ -133,7 +133,7 @@ def _sums(gradients: Sequence[Any]) -> list[jax.Array]:
 
 
 def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
-    """Returns the gradients as they are, after checking that none is per replica; for skipped aggregation.
+    """Returns already aggregated gradients unchanged, after checking that none is a per-replica value.
 
     Raises:
         ArgumentError: A gradient is a per-replica value.
@@ -149,14 +149,14 @@ def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
 
 
 def as_array(gradient: Operand) -> jax.Array:
-    """Returns a gradient as a plain array."""
+    """Converts a gradient, which may be a mirrored value or a variable, to a JAX array."""
     if isinstance(gradient, Mirrored):
         gradient = gradient.value
     return arrays.as_array(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
 
 
 def once(make: Callable[[], None]) -> None:
-    """Runs `make` once in cross-replica context, also if all replicas of a run call this function."""
+    """Calls `make` once in cross-replica context, even if all replicas of a run call this function."""
     context = get_replica_context()
     if context is None:
         make()
@@ -165,7 +165,7 @@ def once(make: Callable[[], None]) -> None:
 
 
 def scope_of(variables: Sequence[Variable]) -> AbstractContextManager[Any]:
-    """Returns the scope of the variables' strategy if no scope is open, else a null context.
+    """Returns the `scope()` of the strategy to which variables belong, or an empty context if a scope is open.
 
     Gradients that `strategy.run` returned may be applied outside every scope.
     """
@@ -183,7 +183,7 @@ Gradients = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """Gradient clipping of at most one kind; without any bound, gradients stay unchanged.
+    """The gradient clipping of an optimizer: by norm, by global norm, by value, or none.
 
     Attributes:
         clipnorm: Upper bound on the norm of each variable's gradient.
@@ -214,7 +214,7 @@ class Clipping:
             )
 
     def apply(self, gradients: Gradients) -> Gradients:
-        """Returns the clipped gradients, with unchanged shapes and dtypes."""
+        """Returns the gradients clipped to the given bounds, with unchanged shapes and dtypes."""
         if self.clipvalue is not None:
             return _transformed(optax.clip(self.clipvalue), gradients)
         if self.global_clipnorm is not None:

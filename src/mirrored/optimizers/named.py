@@ -1,4 +1,4 @@
-"""Named optimizers: Keras' argument names and defaults over optax's update rules."""
+"""Optimizers by name (`SGD`, `Adam`, ...), with Keras' argument names and optax's update rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.optimizers.slots import TransformFactory, UpdateRule
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """Options that every named optimizer accepts.
+    """Keyword options that every named optimizer (`SGD`, `Adam`, ...) accepts, such as clipping.
 
     Attributes:
         name: The first part of the names of the optimizer's variables. Default: the class name in lower case.
@@ -65,7 +65,7 @@ def _check_settings(called: str, settings: Mapping[str, Any]) -> None:
 
 
 class SGD(_Named):
-    """Stochastic gradient descent, with optional momentum.
+    """The optimizer for stochastic gradient descent, with optional momentum.
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
@@ -99,7 +99,7 @@ class SGD(_Named):
 
 
 class Momentum(_Named):
-    """Stochastic gradient descent with momentum.
+    """The optimizer for stochastic gradient descent with momentum.
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
@@ -125,7 +125,7 @@ class Momentum(_Named):
 
 
 class Adam(_Named):
-    """Adam (Kingma and Ba 2014).
+    """The Adam optimizer (Kingma and Ba 2014).
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
@@ -156,7 +156,7 @@ class Adam(_Named):
 
 
 class AdamW(_Named):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    """The AdamW optimizer: Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
@@ -187,7 +187,7 @@ class AdamW(_Named):
 
 
 class Adagrad(_Named):
-    """Adagrad (Duchi et al. 2011).
+    """The Adagrad optimizer (Duchi et al. 2011).
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
@@ -214,7 +214,7 @@ class Adagrad(_Named):
 
 
 class RMSprop(_Named):
-    """RMSprop (Tieleman and Hinton 2012).
+    """The RMSprop optimizer (Tieleman and Hinton 2012).
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
@@ -245,7 +245,7 @@ class RMSprop(_Named):
 
 
 class Lion(_Named):
-    """Lion (Chen et al. 2023): steps by the sign of a momentum.
+    """The Lion optimizer (Chen et al. 2023), which steps by the sign of a momentum.
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step. Typically a third to a tenth of Adam's.
@@ -271,7 +271,9 @@ class Lion(_Named):
 
 
 class Lamb(_Named):
-    """LAMB (You et al. 2020): Adam's step, scaled per variable by the trust ratio (parameter norm over update norm).
+    """The LAMB optimizer (You et al. 2020): Adam's step, scaled per variable by a trust ratio.
+
+    The trust ratio is the norm of the parameter over the norm of the update.
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.

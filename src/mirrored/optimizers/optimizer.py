@@ -1,4 +1,4 @@
-"""`Optimizer`: an optax transform with TensorFlow's optimizer interface and its state in mirrored variables."""
+"""`Optimizer`: wraps an optax transformation with TensorFlow's optimizer interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mirrored.variables.state_lock import together, turn
 
 
 class Optimizer:
-    """Wraps any optax transform as an optimizer over variables.
+    """An optimizer that applies an optax transformation to variables, with TensorFlow's methods.
 
     The optimizer's state (step counter, learning rate and optax state) is held in mirrored variables. They are created
     under the strategy that trains, by `build` or by the first update of the variables that they belong to. optax
@@ -102,12 +102,12 @@ class Optimizer:
 
     @property
     def name(self) -> str:
-        """The optimizer's name, the first part of its variables' names."""
+        """The optimizer's name, with which the names of its state variables begin."""
         return self._name
 
     @property
     def iterations(self) -> Variable:
-        """The number of updates applied so far: an ``i32[]`` variable. Assign it to continue at another step."""
+        """The ``i32[]`` variable that counts the updates applied so far, and can be assigned to resume at a step."""
         if self._iterations is None:
             once(self._build_scalars)
         assert self._iterations is not None
@@ -115,7 +115,7 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate: a variable, or the schedule's current value.
+        """The learning rate: a variable, or the current value of a schedule.
 
         Set it at any time (``optimizer.learning_rate = 0.01``). A compiled step sees the change without retracing.
 
@@ -135,16 +135,16 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """All variables to save: iterations, learning rate, then slots in creation order."""
+        """All state variables of the optimizer: iterations, learning rate, then slots in creation order."""
         rates = [] if self._rate is None else self._rate.variables
         return [self.iterations, *rates, *self._slots.variables]
 
     def slots(self, variable: Variable) -> dict[str, Variable]:
-        """Returns the slots of one variable by optax's names, ``{"mu": ..., "nu": ...}``; empty if it has none."""
+        """Returns the optimizer's state variables for one variable, by optax's names: ``{"mu": ..., "nu": ...}``."""
         return self._slots.of(variable)
 
     def made(self) -> Made:
-        """Returns the existing state by label and group of variables, for checkpoints. Creates no state."""
+        """Returns the state variables that exist so far, for checkpoints, without creating any."""
         scalars = {} if self._iterations is None else {"iterations": self._iterations}
         scalars.update(("learning_rate", rate) for rate in ([] if self._rate is None else self._rate.variables))
         return Made(scalars, self._slots.groups())
@@ -168,7 +168,9 @@ class Optimizer:
     # Updates
 
     def build(self, var_list: PyTree) -> None:
-        """Creates the state for these variables now, as one group that shares a step counter.
+        """Creates the optimizer's state variables for these variables now, instead of at their first update.
+
+        They form one group, which shares a step counter.
 
         Context: cross-replica (in the scope), replica, or without a strategy. Calling `build` is optional.
 
@@ -193,7 +195,7 @@ class Optimizer:
         experimental_aggregate_gradients: bool = True,
         extra_args: Mapping[str, Any] | None = None,
     ) -> Variable:
-        """Sums the gradients over replicas and updates the variables.
+        """Sums the gradients of all replicas and updates the variables with the sums.
 
         Context: any. In replica context the gradients are first summed over all replicas, in one reduction. A loss
         divided by the *global* batch size (`mirrored.losses.average_loss`) therefore gives the same step as one device
@@ -250,7 +252,9 @@ class Optimizer:
         trainable_variables: PyTree | None = None,
         **options: Any,
     ) -> Variable:
-        """Like `apply_gradients`, but takes two lists or trees: ``apply(tape.gradient(loss, model), model)``.
+        """Applies gradients given as two lists or trees, as in ``apply(tape.gradient(loss, model), model)``.
+
+        Otherwise like `apply_gradients`.
 
         Args:
             grads: One gradient (or None) per variable.
@@ -282,7 +286,7 @@ class Optimizer:
         name: str | None = None,
         **options: Any,
     ) -> Variable:
-        """Computes the gradients of a loss and applies them.
+        """Computes the gradients of a loss and updates the variables with them.
 
         Args:
             loss: A function without arguments that returns the loss, or a loss value together with the `tape` that

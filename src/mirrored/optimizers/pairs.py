@@ -1,4 +1,4 @@
-"""Checks gradients and variables before an update changes any state."""
+"""Checks and pairs up gradients and variables before an optimizer update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[Any, Variable]
 
 
 def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
-    """Returns pairs (gradient or None, variable); a given pair of two trees becomes one pair per variable.
+    """Returns a list of (gradient or None, variable), after splitting a given pair of trees into one pair per variable.
 
     Raises:
         StructureError: An element is not such a pair.
@@ -59,7 +59,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
 
 
 def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
-    """Returns the pairs of a tree of gradients and a tree of variables (a model given to `mirrored.mirror`).
+    """Returns the (gradient, variable) pairs of a tree of gradients and a model with equal structure.
 
     A variable that is not trainable and has no gradient is omitted. `gradients` of None means that no variable has a
     gradient.
@@ -87,7 +87,10 @@ def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
 
 
 def as_variables(variables: PyTree) -> list[Any]:
-    """Returns the trainable variables of a list or tree, in order. Elements of a list are returned unchanged."""
+    """Returns the trainable variables in a list or a tree (such as a model), in order.
+
+    Elements of a list are returned unchanged.
+    """
     found: list[Any] = []
     for one in [variables] if isinstance(variables, Variable) or not isinstance(variables, list | tuple) else variables:
         tree = [] if isinstance(one, Variable) else tree_pairs(None, one, "as_variables")
@@ -127,7 +130,7 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
 
 
 def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tuple[str, ...]]:
-    """Returns the pairs whose gradient is not None, and the names of the variables of all other pairs.
+    """Splits (gradient, variable) pairs into those with a gradient, and the names of the other variables.
 
     Raises:
         ArgumentError: No pair has a gradient.
@@ -140,7 +143,7 @@ def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tupl
 
 
 def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
-    """Returns the error for an update without any gradient."""
+    """Returns the error for an optimizer update in which no variable has a gradient."""
     return ArgumentError(
         called,
         found=f"No gradients provided for any variable: {', '.join(absent) or 'the list is empty'}",
@@ -150,7 +153,7 @@ def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
 
 
 def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> None:
-    """Warns that some variables have no gradient."""
+    """Warns that an optimizer update has no gradients for some variables."""
     warnings.warn(
         f"{called}: no gradient for {', '.join(names)}: the loss does not depend on them; they are not updated",
         UserWarning,
@@ -159,7 +162,7 @@ def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> No
 
 
 def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> None:
-    """Checks that every gradient fits its variable, and reports all mismatches in one error.
+    """Checks that every gradient has its variable's shape and a compatible dtype, and reports all mismatches at once.
 
     Raises:
         StructureError: A gradient has another shape or dtype kind. The message names every such variable.

@@ -1,4 +1,4 @@
-"""Update rules of the named optimizers, and learning rates: numbers that can change, or schedules over steps."""
+"""Update rules of the named optimizers as optax transformations, and learning rates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LearningRateLike = float | jax.Array | Variable | Schedule
 
 
 class LearningRate:
-    """The learning rate of one optimizer: a number, which can be changed, or a function of the step.
+    """The learning rate of an optimizer: a number, which can be changed, or a function of the step.
 
     A number is stored in a variable. A compiled step reads the variable as state, so a change takes effect without
     retracing. The variable is created together with the optimizer's other state, under the strategy that trains.
@@ -53,16 +53,16 @@ class LearningRate:
 
     @property
     def is_schedule(self) -> bool:
-        """Whether the learning rate is a function of the step."""
+        """Whether the learning rate is a function of the step instead of a number."""
         return self._schedule is not None
 
     @property
     def variables(self) -> list[Variable]:
-        """The variable that holds the number; empty before it is created, and for a schedule."""
+        """The variable that holds a constant learning rate, in a list; empty before its creation and for a schedule."""
         return [] if self._variable is None else [self._variable]
 
     def build(self) -> None:
-        """Creates the variable that holds the learning rate, if it is a number and not a schedule."""
+        """Creates the variable that holds the learning rate, unless it is a schedule."""
         if self._variable is None and self._schedule is None:
             self._variable = Variable(
                 jnp.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
@@ -70,7 +70,7 @@ class LearningRate:
             self._variable.internal = True
 
     def at(self, step: jax.Array) -> jax.Array:
-        """Returns the learning rate at a step: the number, or the schedule's value."""
+        """Returns the learning rate at a step: the constant number, or the schedule's value."""
         rate = self._schedule(step) if self._schedule is not None else self._held()
         return jnp.asarray(rate).astype(jnp.result_type(float))
 
@@ -78,7 +78,7 @@ class LearningRate:
         return self._number if self._variable is None else self._variable.read_value()
 
     def change(self, value: Operand) -> None:
-        """Sets the learning rate to a number.
+        """Sets the learning rate to a new constant number.
 
         Raises:
             ArgumentError: The learning rate is a schedule, or `value` is not a number.
@@ -128,7 +128,9 @@ def _checked_number(value: Operand) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Decay:
-    """Decoupled weight decay (Loshchilov and Hutter 2019): a step scales parameters by ``1 - learning_rate * rate``.
+    """Decoupled weight decay (Loshchilov and Hutter 2019), an option of optimizers such as AdamW.
+
+    A step scales parameters by ``1 - learning_rate * rate``.
 
     Attributes:
         rate: The weight decay; None disables it.
@@ -139,12 +141,12 @@ class Decay:
     mask: Any = None
 
     def transforms(self, scale: float | jax.Array = 1.0) -> list[optax.GradientTransformation]:
-        """Returns the transform that adds `scale` times the decay to updates, or an empty list without decay."""
+        """Returns the optax transformation for weight decay times `scale`, in a list that is empty without decay."""
         return [] if self.rate is None else [optax.add_decayed_weights(self.rate * scale, self.mask)]
 
 
 def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformation:
-    """Returns the transform that multiplies updates by ``-learning_rate``."""
+    """Returns the optax transformation that multiplies updates by ``-learning_rate``."""
 
     def scale(update: jax.Array) -> jax.Array:
         wide = jnp.promote_types(update.dtype, jnp.float32)
@@ -154,29 +156,35 @@ def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformat
 
 
 def scaled(*parts: optax.GradientTransformation) -> TransformFactory:
-    """Returns the factory of a transform that chains `parts` and then multiplies by minus the learning rate."""
+    """Returns a function from a learning rate to an optax chain of `parts` and scaling by ``-learning_rate``."""
     return lambda learning_rate: optax.chain(*parts, scale_by_rate(learning_rate))
 
 
 def sgd(momentum: float, nesterov: bool, decay: Decay) -> TransformFactory:
-    """Gradient descent, with optional classical or Nesterov momentum (Sutskever et al. 2013)."""
+    """Returns gradient descent with optional momentum (Sutskever et al. 2013), as a factory of optax transforms.
+
+    The momentum is classical or Nesterov momentum.
+    """
     trace = [optax.trace(momentum, nesterov)] if momentum else []
     return scaled(*trace, *decay.transforms())
 
 
 def adam(beta_1: float, beta_2: float, epsilon: float, amsgrad: bool, decay: Decay) -> TransformFactory:
-    """Adam (Kingma and Ba 2014); AdamW with weight decay; or AMSGrad (Reddi et al. 2018)."""
+    """Returns Adam (Kingma and Ba 2014), AdamW or AMSGrad (Reddi et al. 2018), as a factory of optax transforms.
+
+    AdamW is Adam with weight decay.
+    """
     make: Callable[..., optax.GradientTransformation] = optax.scale_by_amsgrad if amsgrad else optax.scale_by_adam
     return scaled(make(b1=beta_1, b2=beta_2, eps=epsilon), *decay.transforms())
 
 
 def adagrad(initial_accumulator_value: float, epsilon: float, decay: Decay) -> TransformFactory:
-    """Adagrad (Duchi et al. 2011)."""
+    """Returns Adagrad (Duchi et al. 2011) as a factory of optax transforms."""
     return scaled(optax.scale_by_rss(initial_accumulator_value, epsilon), *decay.transforms())
 
 
 def rmsprop(rho: float, momentum: float, epsilon: float, centered: bool, decay: Decay) -> TransformFactory:
-    """RMSprop (Tieleman and Hinton 2012).
+    """Returns RMSprop (Tieleman and Hinton 2012) as a factory of optax transforms.
 
     Epsilon is added under the square root. Momentum acts on the scaled updates, and weight decay is added after it.
     """
@@ -187,18 +195,18 @@ def rmsprop(rho: float, momentum: float, epsilon: float, centered: bool, decay: 
 
 
 def lion(beta_1: float, beta_2: float, decay: Decay) -> TransformFactory:
-    """Lion (Chen et al. 2023)."""
+    """Returns Lion (Chen et al. 2023) as a factory of optax transforms."""
     return scaled(optax.scale_by_lion(b1=beta_1, b2=beta_2), *decay.transforms())
 
 
 def lamb(beta_1: float, beta_2: float, epsilon: float, decay: Decay) -> TransformFactory:
-    """LAMB (You et al. 2020); the trust ratio includes weight decay."""
+    """Returns LAMB (You et al. 2020) as a factory of optax transforms; the trust ratio includes weight decay."""
     first = optax.scale_by_adam(b1=beta_1, b2=beta_2, eps=epsilon)
     return scaled(first, *decay.transforms(), optax.scale_by_trust_ratio())
 
 
 def with_rate(factory: Callable[..., optax.GradientTransformation]) -> TransformFactory:
-    """Wraps a user's factory (`optax.adam`) so that it gets the learning rate in the widest dtype of the parameters.
+    """Wraps an optax factory such as `optax.adam` to receive the learning rate in the parameters' widest dtype.
 
     `optax.inject_hyperparams` passes the same dtype to a factory.
     """
@@ -228,7 +236,7 @@ _SHARED: Final = ("_rule", "_compute")
 
 
 def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """Returns an independent optimizer with the same settings.
+    """Returns an independent copy of an optimizer that has no state yet, with the same settings.
 
     Raises:
         ArgumentTypeError: The optimizer already has state.
@@ -243,7 +251,7 @@ def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
 
 
 def not_copied(called: str, optimizer: Optimizer) -> ArgumentTypeError:
-    """Returns the error for an optimizer whose state prevents `called` (a copy or a pickle)."""
+    """Returns the error for copying or pickling an optimizer that already has state."""
     return ArgumentTypeError(
         f"{called} of an {type(optimizer).__name__} optimizer".replace("an Optimizer optimizer", "an Optimizer"),
         found=f"{optimizer!r} has state for its variables",

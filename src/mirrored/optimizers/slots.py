@@ -1,4 +1,4 @@
-"""The slots of an optimizer: the variables that hold the optax state, and the pure update over their values."""
+"""The slots of an optimizer: variables that hold its optax state, such as moments and step counters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Path = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class SlotLeaf:
-    """One leaf of an optax state.
+    """Description of one array of an optax state: its path, variable, shape and dtype.
 
     Attributes:
         address: Its path in the state, without the variable's name: ``"[0].mu"``.
@@ -46,27 +46,27 @@ class SlotLeaf:
 
     @property
     def label(self) -> str:
-        """The last named part of the address, used in variable names: ``"mu"``."""
+        """The short name of this state array, used in variable names: ``"mu"`` for path ``"[0].mu"``."""
         parts = self.address.replace("[", ".").replace("]", "").replace("'", "").split(".")
         return next((part for part in reversed(parts) if part and not part.isdigit()), "state")
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotLayout:
-    """The leaves of a transform's state for some variables, in optax's order."""
+    """The arrays of an optax state for given variables: their descriptions and tree structure."""
 
     treedef: jax.tree_util.PyTreeDef
     leaves: tuple[SlotLeaf, ...]
 
     def pack(self, arrays: Sequence[jax.Array]) -> Any:
-        """Returns the optax state from the stored array of each leaf."""
+        """Builds the optax state from the arrays stored in the optimizer's variables."""
         return self.treedef.unflatten(
             array if leaf.random is None else jax.random.wrap_key_data(array, impl=leaf.random)
             for leaf, array in zip(self.leaves, arrays, strict=True)
         )
 
     def unpack(self, state: optax.OptState) -> list[jax.Array]:
-        """Returns the array to store for each leaf of an optax state, with the shapes and dtypes of `leaves`.
+        """Returns the arrays of an optax state, as they are stored in the optimizer's variables.
 
         Raises:
             StructureError: The state has another structure, or a leaf has another shape.
@@ -85,7 +85,7 @@ class SlotLayout:
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Returns the layout of the state that `transform` keeps for these parameters, by abstract evaluation."""
+    """Returns the layout of the optax state for these parameters, computed from shapes only."""
     random: list[str | None] = []
 
     def init(arrays: optax.Params) -> Any:
@@ -143,7 +143,7 @@ TransformFactory = Callable[[Any], optax.GradientTransformation]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SlotKey:
-    """Identifies a slot, a variable that holds one leaf of the optax state.
+    """Hashable key of a slot variable: path in the optax state, and the variable or group that owns it.
 
     Attributes:
         address: The path in the optax state, without the variable's name.
@@ -158,7 +158,7 @@ class SlotKey:
 
 @dataclasses.dataclass(frozen=True)
 class UpdatePlan:
-    """What one `apply_gradients` updates: the variables by name, the cohort (below) of each, and the slots in order.
+    """The variables that one `apply_gradients` call updates, and the slots (state variables) that it uses.
 
     A *cohort* is a set of variables that were first updated together. They share the state that optax keeps once (a
     step counter). Variables that are added later, or updated in separate calls, form another cohort and start at step
@@ -170,23 +170,23 @@ class UpdatePlan:
     slots: tuple[SlotKey, ...]
 
     def members(self, cohort: int) -> list[str]:
-        """Returns the names of those variables of this plan that form one cohort: they were first updated together."""
+        """Returns the names of this update's variables that were first updated together, as the given group."""
         return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of the slot for a state leaf: of one variable, or, without one, of its cohort."""
+    """Returns the key of the slot that holds a state array of one variable, or of a group without a variable."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
 def describe(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of arrays or variables."""
+    """Returns the shapes and dtypes of arrays or variables, by name."""
     return {name: jax.ShapeDtypeStruct(tuple(array.shape), array.dtype) for name, array in arrays.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdateRule:
-    """An update rule: gradient clipping, then an optax transform made from the learning rate.
+    """The computation of one update: gradient clipping, then an optax transformation.
 
     optax relies on JAX's standard dtype promotion, so the rule always computes under it, regardless of the caller's
     setting.
@@ -196,12 +196,12 @@ class UpdateRule:
     clipping: Clipping
 
     def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
-        """Returns the layout of the state for these parameters (arrays, variables or their descriptions)."""
+        """Returns the layout of the optax state for these parameters (arrays, variables or descriptions)."""
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(jnp.zeros(())), describe(parameters))
 
     def initial_state(self, parameters: Arrays, learning_rate: float | jax.Array | None) -> list[jax.Array]:
-        """Returns the initial state for these parameters, one array per leaf in the order of `layout`."""
+        """Returns the initial optax state for these parameters, as a list of arrays in layout order."""
         with jax.numpy_dtype_promotion("standard"):
             return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
 
@@ -250,7 +250,7 @@ def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """Variables that were first updated together (a cohort of `UpdatePlan`), with the state that they share.
+    """Variables that an optimizer first updated together, with state that they share, such as a step counter.
 
     Attributes:
         variables: The variables, in the order in which they were added.
@@ -263,7 +263,7 @@ class SlotGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """The existing state of an optimizer.
+    """The state variables that an optimizer has created so far, for checkpoints.
 
     Attributes:
         scalars: The optimizer's own variables, by label: ``{"iterations": ..., "learning_rate": ...}``.
@@ -275,7 +275,7 @@ class Made:
 
 
 class Slots:
-    """The slots of all variables that an optimizer has seen.
+    """All slots of an optimizer: the variables that hold its optax state.
 
     Args:
         rule: The update rule whose state the slots hold.
@@ -293,22 +293,22 @@ class Slots:
 
     @property
     def seen(self) -> list[Variable]:
-        """The variables that have slots, in the order in which they were added."""
+        """The model variables for which this optimizer has slots, in the order in which they were added."""
         return list(self._seen.values())
 
     @property
     def variables(self) -> list[Variable]:
-        """The variables that hold the slots, in creation order."""
+        """The slot variables, which hold the optax state, in creation order."""
         return list(self._slots.values())
 
     def of(self, variable: Variable) -> dict[str, Variable]:
-        """Returns the slots of one variable, by label: ``{"mu": ..., "nu": ...}``."""
+        """Returns the slots (state variables) of one model variable, by label: ``{"mu": ..., "nu": ...}``."""
         name = self._names.get(id(variable))
         found = {key: slot for key, slot in self._slots.items() if name is not None and key.variable == name}
         return _by_label(found.values())
 
     def groups(self) -> tuple[SlotGroup, ...]:
-        """Returns the variables in the groups in which they were first updated, each group with its shared slots."""
+        """Returns the groups of variables that were first updated together, each with its shared slots."""
         found = []
         for cohort in sorted(set(self._cohorts.values())):
             members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)
@@ -317,11 +317,11 @@ class Slots:
         return tuple(found)
 
     def missing(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of `variables` that have no slots yet."""
+        """Returns those of `variables` for which the optimizer has no slots yet."""
         return [variable for variable in variables if id(variable) not in self._names]
 
     def build(self, variables: Sequence[Variable], learning_rate: float | jax.Array | None) -> None:
-        """Creates the slots of those variables that have none yet, as one cohort: they share one step counter.
+        """Creates slots for variables that have none yet, as one group that shares a step counter.
 
         Context: cross-replica, or without a strategy.
 
@@ -349,7 +349,7 @@ class Slots:
         self._names.update({id(variable): name for name, variable in named.items()})
 
     def plan(self, variables: Sequence[Variable]) -> UpdatePlan:
-        """Returns the plan of an update of these variables: which slots it reads and writes."""
+        """Returns which slots an update of these variables reads and writes, as an `UpdatePlan`."""
         identity = tuple(map(id, variables))
         if identity not in self._plans:
             names = tuple(self._names[id(variable)] for variable in variables)
@@ -360,7 +360,7 @@ class Slots:
         return self._plans[identity]
 
     def select(self, plan: UpdatePlan) -> list[Variable]:
-        """Returns the variables of the slots that a plan reads and writes, in the order of the plan."""
+        """Returns the slot variables that an `UpdatePlan` reads and writes, in the order of the plan."""
         return [self._slots[key] for key in plan.slots]
 
     def _initial_state(self, named: dict[str, Variable], learning_rate: float | jax.Array | None) -> list[jax.Array]:

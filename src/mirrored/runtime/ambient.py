@@ -1,4 +1,4 @@
-"""The ambient context of each thread: current strategy, replica and variable store, read and write listeners."""
+"""Per-thread context: the current strategy, replica, variable store, and listeners of variable reads and writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Ambient:
-    """The state that the code in this thread sees implicitly: current strategy, replica, variable store, listeners.
+    """The context of one thread: current strategy, replica, variable store, and read and write listeners.
 
     Attributes:
         strategies: The strategies whose scope (or `run`) is open, innermost last.
@@ -45,7 +45,7 @@ class Ambient:
     creators: tuple[Callable[..., Any], ...] = ()
 
     def fork(self, **changes: Any) -> Ambient:
-        """Returns a copy of this context with some fields changed, for another thread or a nested block."""
+        """Returns a copy of this thread context with some fields changed, for another thread or a nested block."""
         return dataclasses.replace(self, **changes)
 
 
@@ -59,13 +59,13 @@ _thread = thread = _Thread()
 
 
 def ambient() -> Ambient:
-    """Returns the ambient context of this thread. Callers must not mutate it."""
+    """Returns the context of this thread (current strategy, replica, listeners), which callers must not change."""
     return _thread.current
 
 
 @contextmanager
 def entered(context: Ambient) -> Iterator[Ambient]:
-    """Makes `context` the ambient context of this thread for the block."""
+    """Makes `context` the current strategy and replica context of this thread during a ``with`` block."""
     previous = _thread.current
     _thread.current = context
     try:
@@ -76,13 +76,13 @@ def entered(context: Ambient) -> Iterator[Ambient]:
 
 @contextmanager
 def within(**changes: Any) -> Iterator[Ambient]:
-    """Replaces the ambient context for the block by a copy with some fields changed."""
+    """Changes some fields of this thread's context, such as the strategy, during a ``with`` block."""
     with entered(_thread.current.fork(**changes)) as context:
         yield context
 
 
 def replace_current(context: Ambient) -> None:
-    """Makes `context` the ambient context of this thread until the next replacement.
+    """Makes `context` the current context (strategy, replica, listeners) of this thread until the next replacement.
 
     Listeners that are opened and closed by separate calls use it.
     """
@@ -95,74 +95,83 @@ def replace_current(context: Ambient) -> None:
 
 
 class ReadableVariable(Protocol):
-    """What a read or write listener may use of a variable."""
+    """Interface of a variable, as far as listeners of reads and writes (such as tapes) may use it."""
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch it automatically."""
+        """Whether gradient tapes watch the variable automatically."""
         ...
 
     @property
     def name(self) -> str:
-        """The name, for messages."""
+        """The variable's name, for error messages."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
+        """The shape of the variable's value."""
         ...
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the value."""
+        """The dtype of the variable's value."""
         ...
 
     def read_value(self) -> Any:
-        """Returns the value in the current context."""
+        """Returns the variable's value in the current strategy and replica context."""
         ...
 
 
 class ReadListener(Protocol):
-    """Object that is called at every read and write of a variable in this thread and in the replicas that it runs."""
+    """Interface of objects, such as gradient tapes, that are notified of variable reads and writes in a thread.
+
+    They are also notified of those in the replicas that the thread runs.
+    """
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> jax.Array:
-        """Returns what the reader receives for `value`: an array that a tape tracks (a box), or `value` itself."""
+        """Receives a variable's value at each read, and returns the array that the reader gets instead.
+
+        This is an array that a tape tracks (a box), or `value` itself.
+        """
         ...
 
     def on_write(self) -> None:
-        """Called before one or several variables are assigned."""
+        """Is called before one or several variables are assigned."""
         ...
 
     def tracks(self, value: object) -> bool:
-        """Returns whether this listener records operations on `value`, as a tape does for arrays that it tracks."""
+        """Returns whether this listener records operations on the array `value`, as a gradient tape does."""
         ...
 
 
 def listen(listener: ReadListener) -> None:
-    """Registers a listener of reads and writes of variables in this thread, as the innermost one."""
+    """Registers a listener (such as a tape) of variable reads and writes in this thread."""
     here = ambient()
     replace_current(here.fork(listeners=(*here.listeners, listener)))
 
 
 def unlisten(listener: ReadListener) -> None:
-    """Unregisters a listener that `listen` has registered in this thread."""
+    """Unregisters a listener of variable reads and writes that `listen` has registered in this thread."""
     here = ambient()
     replace_current(here.fork(listeners=tuple(one for one in here.listeners if one is not listener)))
 
 
 def announce_read(variable: ReadableVariable, value: jax.Array) -> jax.Array:
-    """Passes a value read from `variable` through all listeners, outermost first, and returns what the reader gets."""
+    """Passes a value read from `variable` through all listeners, and returns what the reader gets.
+
+    The outermost listener comes first.
+    """
     for listener in ambient().listeners:
         value = listener.on_read(variable, value)
     return value
 
 
 def is_tracked(value: object) -> bool:
-    """Returns whether a listener of this thread (a tape) records operations on this array."""
+    """Returns whether a gradient tape of this thread records operations on the array."""
     return any(listener.tracks(value) for listener in ambient().listeners)
 
 
 def announce_write() -> None:
-    """Notifies the listeners that one or several variables are about to be assigned."""
+    """Notifies this thread's listeners that variables are about to be assigned."""
     for listener in ambient().listeners:
         listener.on_write()

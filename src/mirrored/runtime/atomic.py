@@ -1,4 +1,4 @@
-"""Atomic assignments: if a merge or a run raises an exception, everything that it has assigned is undone.
+"""Atomic assignments: undoes all variable assignments of a run or `merge_call` that raises an exception.
 
 Assignments are staged in the variable store of the context, or go to the storage of variables. The store undoes its
 own; `mirrored.variables`, which is in a higher layer, registers the guard for storage.
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Guard(Protocol):
-    """A function that makes the assignments of a call atomic."""
+    """A function that calls another function and undoes its variable assignments if it raises an exception."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Returns the result of `call`, and undoes its assignments if it raises."""
@@ -27,12 +27,12 @@ _storage_guard: list[Guard] = []
 
 
 def guard_storage(guard: Guard) -> None:
-    """Registers the guard for assignments to the storage of variables. Called by `mirrored.variables`."""
+    """Registers the function that undoes assignments to stored variable values after an exception."""
     _storage_guard[:] = [guard]
 
 
 def or_undone(call: Callable[[], T]) -> T:
-    """Returns the result of `call`. If it raises, undoes its assignments, in the variable store and in storage.
+    """Calls `call` and returns its result; if it raises, undoes all its variable assignments.
 
     Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
     """

@@ -1,4 +1,4 @@
-"""Hooks that upper layers register: distributed datasets, writers of summaries, framework bridges, loops in Python."""
+"""Functions that other packages register here: distributed datasets, summaries, integrations with frameworks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_distributors(
     dataset_iterator: Distributor,
     input_fn_iterator: Distributor,
 ) -> None:
-    """Registers the constructors of distributed datasets and of TensorFlow 1 iterators. Called by `mirrored.data`."""
+    """Registers the functions that create distributed datasets and TensorFlow 1 iterators."""
     _distributors.update(
         dataset=dataset,
         from_function=from_function,
@@ -45,17 +45,17 @@ def distribute_dataset(strategy: object, dataset: object, options: object) -> An
 
 
 def distribute_from_function(strategy: object, dataset_fn: Callable[..., Any], options: object) -> Any:
-    """Returns a distributed dataset from a function that returns a dataset of per-replica batches."""
+    """Returns a distributed dataset for a function that creates datasets of per-replica batches."""
     return _distributors["from_function"](strategy, dataset_fn, options)
 
 
 def make_dataset_iterator(strategy: object, dataset: object) -> Any:
-    """Returns a TensorFlow 1 iterator over a dataset of global batches, which can be initialized again."""
+    """Returns a re-initializable TensorFlow 1 iterator over a dataset of global batches."""
     return _distributors["dataset_iterator"](strategy, dataset)
 
 
 def make_input_fn_iterator(strategy: object, input_fn: Callable[..., Any], replication_mode: object) -> Any:
-    """Returns a TensorFlow 1 iterator over the dataset that `input_fn` returns, which can be initialized again."""
+    """Returns a re-initializable TensorFlow 1 iterator over the dataset that `input_fn` returns."""
     return _distributors["input_fn_iterator"](strategy, input_fn, replication_mode)
 
 
@@ -65,12 +65,12 @@ _summary: list[Callable[[], Any]] = []
 
 
 def set_summary(load: Callable[[], Any]) -> None:
-    """Registers `load`, which imports and returns the module with the names of `tf.summary`."""
+    """Registers the function that imports the module with mirrored's equivalent of `tf.summary`."""
     _summary[:] = [load]
 
 
 def summary() -> Any:
-    """Returns the module with the names of `tf.summary`, which `set_summary` has registered."""
+    """Returns the module with mirrored's equivalent of `tf.summary`."""
     return _summary[0]()
 
 
@@ -85,7 +85,7 @@ _warned: set[str] = set()
 
 
 def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
-    """Registers the modules ("bridges") that connect other frameworks, such as Keras and Flax, to `mirrored`.
+    """Registers the modules that integrate frameworks such as Keras and Flax with mirrored.
 
     Args:
         bridges: The bridge of each framework, by the framework module whose presence in `sys.modules` shows its use.
@@ -96,7 +96,7 @@ def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
 
 
 def connect() -> None:
-    """Connects to `mirrored` the frameworks that the program has imported, by their bridges (see `set_bridges`)."""
+    """Imports the integration modules of the frameworks (such as Keras) that the program has imported."""
     for framework, bridge in _bridges.items():
         if framework in sys.modules and importlib.util.find_spec(bridge) is not None:
             module = importlib.import_module(bridge)
@@ -107,7 +107,10 @@ def connect() -> None:
 
 
 def watch_imports() -> Finder | None:
-    """Connects frameworks when they are imported, by the returned finder; None if all are imported already."""
+    """Installs and returns an import hook that integrates frameworks such as Keras when they are imported.
+
+    Returns None if all are imported already.
+    """
     for root, shown_by in _roots.items():
         if root in sys.modules and shown_by not in sys.modules:
             _warn_of_backend(root)
@@ -120,7 +123,7 @@ def watch_imports() -> Finder | None:
 
 
 def end_watching(finder: Finder | None) -> None:
-    """Removes the finder that `watch_imports` has installed."""
+    """Removes the import hook that `watch_imports` has installed."""
     if finder is not None:
         sys.meta_path.remove(finder)
 
@@ -142,7 +145,7 @@ def _warn_of_backend(root: str) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Import finder that delegates to the other finders, and calls `connect` at the end of a framework's import."""
+    """Import hook that calls `connect` after the import of a framework such as Keras."""
 
     def __init__(self, awaited: Sequence[str]) -> None:
         self._awaited = awaited
@@ -151,7 +154,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec that the other finders return, with a loader that then calls `connect`."""
+        """Returns a framework's module spec from the other finders, with a loader that also calls `connect`."""
         if fullname not in self._awaited or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
@@ -191,14 +194,16 @@ _MAX_VARIANTS: Final = 8
 
 
 class IteratedWhileTracing(BaseException):
-    """Raised when a dataset is iterated while a function is traced; the function then runs as Python at every call.
+    """Exception that ends a trace in which the user's function iterates over a dataset.
+
+    The function then runs as Python at every call.
 
     It is not an `Exception`: user code that catches `Exception` must not handle it, or its handler would be traced.
     """
 
 
 class EndOfElements(StopIteration):
-    """The end of a dataset inside a function that runs as Python because it iterates. It ends a `for` loop there.
+    """The StopIteration at the end of a dataset in a function that runs as Python because it iterates.
 
     Args:
         error: The error that the caller of the driven function receives if no loop handles the end.
@@ -210,7 +215,7 @@ class EndOfElements(StopIteration):
 
 
 def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
-    """Returns the exception that `__next__` of a dataset's iterator must raise at the end of the dataset.
+    """Returns the exception that a dataset iterator's `__next__` must raise at the end of the dataset.
 
     Args:
         error: Creates the error for the caller of a driven function. A StopIteration must not leave the function, where
@@ -220,7 +225,9 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
 
 
 def note_iteration() -> None:
-    """Ends the trace in progress if a program iterates a dataset. Called by `__iter__`, and for every element.
+    """Ends the trace in progress if its function iterates a dataset, which cannot be traced.
+
+    Called by `__iter__`, and for every element.
 
     Raises:
         IteratedWhileTracing: A function is being traced.
@@ -231,7 +238,7 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """Compiles and caches the replica functions that one function passes to `run`; that function runs as Python.
+    """A cache of compiled replica functions, for those that a function running as Python passes to `Strategy.run`.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the identities of the objects that it closes over.
@@ -246,7 +253,7 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the compiled replica function; or `function` itself, after too many variants of its closure."""
+        """Returns the compiled replica function, or `function` itself if it has had too many different closures."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:
@@ -259,7 +266,7 @@ class Driver:
 
     @property
     def trace_count(self) -> int:
-        """The number of times that the replica functions in the cache have been traced."""
+        """The number of times that this cache's compiled replica functions have been traced."""
         return sum(compiled.trace_count for compiled, _ in self._compiled.values())
 
 

@@ -1,4 +1,4 @@
-"""Runs local replicas in lock-step: threads of which one runs at a time, and merges over all replicas."""
+"""Runs the replicas of a process in threads, one at a time, synchronised at collectives and `merge_call`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _carriers: list[Carrier] = []
 
 
 def carry(carrier: Carrier) -> None:
-    """Registers a function that copies some thread-local state to replica threads when a run starts.
+    """Registers a function that copies thread-local state from the starting thread to the replica threads.
 
     Args:
         carrier: Captures the state. It is called in the thread that starts a run; the function that it returns is
@@ -170,7 +170,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runs one function per local replica in threads, one at a time, from one merge to the next."""
+    """Runner of one function per replica in threads, one thread at a time, synchronised at collectives."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -178,7 +178,7 @@ class LockStep:
         self._by_thread: dict[int, _Replica] = {}
 
     def run(self, bodies: Sequence[Callable[[], Any]], contexts: Sequence[Ambient]) -> list[Any]:
-        """Runs the bodies to completion, in index order, and returns their results.
+        """Runs the replicas' functions to completion in threads, and returns their results in replica order.
 
         Raises:
             MergeError: The replicas call different merges, or different numbers of merges.
@@ -201,7 +201,7 @@ class LockStep:
             self._replicas = []
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        """Called by a replica: waits until all replicas have called the merge, and returns this replica's result."""
+        """Waits in a replica until all replicas have called the same collective, and returns this replica's result."""
         thread = threading.current_thread()
         for replica in self._replicas:
             if replica._thread is thread:
@@ -283,7 +283,7 @@ def _tapes(merge: Merge) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """An operation over all local replicas at once, such as a collective or `merge_call`.
+    """An operation that all replicas call together, such as a collective or `merge_call`.
 
     Attributes:
         name: What the user called, for messages: ``"ReplicaContext.all_reduce"``.
@@ -301,21 +301,26 @@ class Merge:
     tapes: int = 0
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Calls `run`, and undoes its assignments if it raises."""
+        """Executes the operation for all replicas, and undoes its variable assignments if it raises."""
         return or_undone(lambda: self.run(payloads))
 
 
 @runtime_checkable
 class RecordsMerges(Protocol):
-    """Interface of a JAX trace that records merges: that of a tape which a replica has opened."""
+    """Interface of a tape's JAX trace that records collectives and `merge_call`."""
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Waits at the merge with the concrete arrays of `payload`, records the merge, and returns tracked results."""
+        """Executes a collective or `merge_call` and records it on the tape; returns tracked results.
+
+        It waits at the merge with the concrete arrays of `payload`.
+        """
         ...
 
 
 def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
-    """Waits until all local replicas have called this merge, runs it once for all, and returns this replica's result.
+    """Waits until all replicas have called this collective or `merge_call`; returns this replica's result.
+
+    The merge runs once for all replicas.
 
     Context: replica context. With one local replica the merge runs in place, so that enclosing tapes record its
     operations like any others.

@@ -1,4 +1,4 @@
-"""`OverlayStore`: holds back the assignments of a function while JAX differentiates the function.
+"""`OverlayStore`: collects a function's variable assignments while JAX differentiates the function.
 
 During the differentiation the assigned values are tracers, which must not reach another store. The overlay
 collects them. When the differentiation is complete, the values are known, and `settle` assigns them to the store
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OverlayStore(VariableStore):
-    """A variable store over another one: other variables are read there, and assignments wait for `settle`.
+    """A variable store on top of another, which holds assignments back until a differentiation is complete.
 
     Args:
         below: The store to read variables from that are not assigned here; None means their storage.
@@ -42,17 +42,17 @@ class OverlayStore(VariableStore):
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes this store the current one for the block, and for runs inside the block."""
+        """Makes this store the current one during a ``with`` block, also for runs inside the block."""
         self.base_trace = current_trace()
         with within(store=self):
             yield
 
     def values(self) -> list[Any]:
-        """Returns the values assigned so far (tracers of the differentiation), in order of assignment."""
+        """Returns the values assigned so far, which are tracers of the differentiation, in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:
-        """Assigns the staged variables in the store below, after the differentiation.
+        """Assigns the collected values to the variables in the store below, after the differentiation.
 
         Args:
             values: The concrete values for the tracers that `values` has returned, in the same order.
@@ -130,7 +130,7 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns an overlay over the current store, and `function` wrapped so that it assigns variables in the overlay."""
+    """Returns a new overlay store, and `function` wrapped such that its variable assignments go there."""
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

@@ -1,4 +1,4 @@
-"""The interface of runners: one `run` in progress, its local replicas and their collectives."""
+"""`ReplicaRunner`: the interface of the objects that execute one `Strategy.run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaRunner(abc.ABC):
-    """One `run` in progress: runs its local replicas and their merges (collectives, `merge_call`).
+    """One `Strategy.run` in progress: executes its replicas and their collectives.
 
     Attributes:
         device_assignment: The devices of the replicas.
@@ -47,16 +47,19 @@ class ReplicaRunner(abc.ABC):
     creations: dict[tuple[int, str], int]
 
     def current_store(self) -> VariableStore:
-        """Returns the store for replicas that start now: `store`, or its overlay in a merge that is differentiated."""
+        """Returns the variable store for replicas that start now: that of the run, or its overlay.
+
+        The overlay is used in a merge that is differentiated.
+        """
         here = ambient()
         return here.store if here.runner is self and isinstance(here.store, OverlayStore) else self.store
 
     def trace_key(self, local: int) -> Hashable:
-        """Returns the token that separates a local replica's entries in JAX's tracing caches from those of others."""
+        """Returns the key that separates one replica's entries in JAX's tracing caches from those of others."""
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
-        """Gives every jitted helper its own cache entry per replica, if JAX is tracing one now.
+        """Separates the replicas' cached traces of the jitted function that JAX is tracing, if any.
 
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
@@ -65,49 +68,49 @@ class ReplicaRunner(abc.ABC):
             caches.tell_replicas_apart(self.trace_key(local))
 
     def note_summed(self, called: str, gradients: Sequence[Any]) -> None:  # noqa: B027
-        """Records gradients that an optimizer sums over replicas. Compiled runs use them to check the loss scale."""
+        """Records which gradients an optimizer sums over replicas, so that a compiled run can check the loss scale."""
 
     @abc.abstractmethod
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        """Blocks this replica until all replicas have arrived and the merge has run. Returns its result."""
+        """Waits until all replicas have called this collective, and returns this replica's result."""
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces arrays over all replicas. Each array has one component per local replica. Cross-replica context."""
+        """Reduces arrays over all replicas in cross-replica context, given each local replica's components."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Reduces like `reduce`, with a result per local replica: equal values, each with its own gradient."""
+        """Reduces arrays over all replicas, with one separately differentiable result per local replica."""
 
     @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
-        """Concatenates the arrays of all replicas along `axis`. Cross-replica context."""
+        """Concatenates the arrays of all replicas along `axis`, in cross-replica context."""
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
-        """Gathers like `gather`, with a result per local replica: equal values, each with its own gradient."""
+        """Concatenates all replicas' arrays along `axis`, with a separately differentiable result per local replica."""
         whole = self.gather(arrays, axis)
         return [[self.reduced_component(array, k) for k in range(self.num_local)] for array in whole]
 
     def first(self, components: Sequence[Any]) -> Any:
-        """Broadcasts the first replica's component, from one component per local replica. Cross-replica context."""
+        """Broadcasts the first replica's array to all replicas, given each local replica's array."""
         return self.gather([[component[None] for component in components]], 0)[0][0]
 
     @abc.abstractmethod
     def group(self, components: Sequence[Any]) -> Any:
-        """Returns the value in cross-replica context whose components on the local replicas are `components`."""
+        """Combines the components of the local replicas into one cross-replica value, such as a `PerReplica`."""
 
     @abc.abstractmethod
     def is_shared(self, components: Sequence[Any]) -> bool:
-        """Returns whether all components (one per local replica) are the same object."""
+        """Returns whether all local replicas hold the same Python object."""
 
     @abc.abstractmethod
     def component(self, value: Leaf, local: int) -> Any:
-        """Returns a local replica's component of a cross-replica value."""
+        """Returns the part of a cross-replica value that belongs to one local replica."""
 
     def components_each(self, value: Leaf) -> list[Any]:
-        """Returns each local replica's component of a merge's result, such that each has its own gradient."""
+        """Splits the result of a `merge_call` into separately differentiable components, one per local replica."""
         return [self.component(value, local) for local in range(self.num_local)]
 
     @abc.abstractmethod
     def reduced_component(self, value: jax.Array, local: int) -> Any:
-        """Returns a local replica's copy of a collective's result `value`, which is equal on all replicas."""
+        """Returns a local replica's copy of an all-reduce result, which is equal on all replicas."""

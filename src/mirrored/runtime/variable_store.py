@@ -1,4 +1,4 @@
-"""Variable stores: stage the reads and assignments of variables of a run or a traced function.
+"""Variable stores: hold the values that variables have during a run or a trace, until these end.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """What a variable store uses of a variable."""
+    """Interface of a variable, as far as a variable store uses it."""
 
     name: str
     device_assignment: Any
@@ -38,51 +38,51 @@ class VariableLike(ReadableVariable, Protocol):
 
     @property
     def dtype(self) -> Any:
-        """The dtype of one component."""
+        """The dtype of one replica's copy of the variable."""
         ...
 
     def stored(self) -> Any:
-        """Returns the whole stored value: mirrored, or stacked ``[replicas, ...]`` if per replica."""
+        """Returns the whole stored value: one mirrored array, or all components stacked ``[replicas, ...]``."""
         ...
 
     def stored_component(self, replica: int) -> Any:
-        """Returns one replica's stored component, on that replica's device."""
+        """Returns one replica's stored component of the variable, on that replica's device."""
         ...
 
     def store(self, value: jax.Array) -> None:
-        """Replaces the whole stored value."""
+        """Replaces the variable's whole stored value."""
         ...
 
     def stored_shape(self) -> tuple[int, ...]:
-        """Returns the shape of the whole stored value."""
+        """Returns the shape of the stored value, including the replica axis if there is one."""
         ...
 
     def mark_shared(self) -> None:
-        """Marks the value's buffers as shared with other code: a step that donates them must copy them first."""
+        """Marks the value's device buffers as used by other code, so that a step copies instead of donating them."""
         ...
 
     def lose(self, why: str) -> None:
-        """Marks the value as lost: its buffer was donated to a step that failed."""
+        """Marks the variable's value as lost, because its buffer was donated to a step that failed."""
         ...
 
 
 class Bookkeeping:
-    """Base of internal containers of variables: a reference from one does not count as a use by the program."""
+    """Base class of internal containers whose references to a variable do not count as uses by the program."""
 
 
 class Created(list[Any], Bookkeeping):
-    """The list of variables created during a trace."""
+    """The list of variables that the user's function has created during a trace."""
 
 
 class Held(NamedTuple):
-    """A variable and its value in a trace: the capture tracer for its value before, or the value assigned last."""
+    """A variable with its current value in a trace: the tracer of its old value, or the newest assigned value."""
 
     variable: VariableLike
     value: Any
 
 
 class VariableStore(abc.ABC):
-    """Where variables are read and assigned during a run or trace, instead of in their storage.
+    """Base class of stores that hold variable values during a run or trace, before they are committed.
 
     Attributes:
         captures: Whether the store belongs to the trace of a function or run. A read then returns a tracer that may
@@ -102,7 +102,10 @@ class VariableStore(abc.ABC):
     _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
 
     def or_undone(self, call: Callable[[], T]) -> T:
-        """Returns the result of `call`. If it raises, drops what it has staged. Calls can be nested."""
+        """Calls `call` and returns its result; if it raises, drops the assignments that it has made in this store.
+
+        Calls can be nested.
+        """
         outer = self._undo
         undo: dict[int, Callable[[], None]] = {}
         self._undo = undo
@@ -120,57 +123,63 @@ class VariableStore(abc.ABC):
         return result
 
     def note(self, variable: VariableLike) -> None:
-        """Records what is staged for `variable`, which is about to be assigned, for `or_undone`."""
+        """Saves the variable's value in this store before an assignment, so that `or_undone` can restore it."""
         if self._undo is not None and id(variable) not in self._undo:
             self._undo[id(variable)] = self.restoring(variable)
 
     @abc.abstractmethod
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that restores what is staged for `variable` now."""
+        """Returns a function that restores the value that `variable` has in this store now."""
 
     def outermost(self) -> VariableStore:
-        """Returns the store of the enclosing function or run: this one, unless it belongs to a branch or loop body."""
+        """Returns the variable store of the enclosing function or run, also from inside a branch or loop body."""
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Implements `ReadListener`: returns `value`, and notes if a jitted helper that JAX is tracing captures it."""
+        """Returns a variable's value unchanged, and notes if a jitted function that JAX is tracing captures it."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
         return value
 
     def on_write(self) -> None:
-        """Implements `ReadListener`: makes JAX trace jitted helpers again, which may have captured the old value."""
+        """Makes JAX trace jitted functions again that may have captured the old value of an assigned variable."""
         caches.renew()
 
     def tracks(self, value: object) -> bool:
-        """Implements `ReadListener`: returns False, because a store does not record operations."""
+        """Returns False: a variable store, unlike a tape, does not record operations."""
         return False
 
     @abc.abstractmethod
     def whole(self, variable: VariableLike) -> Any:
-        """Reads the whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
+        """Returns a variable's value for all replicas: one mirrored array, or components stacked ``[replicas, ...]``.
+
+        Context: cross-replica.
+        """
 
     @abc.abstractmethod
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
-        """Assigns a variable's value on all replicas at once. Context: cross-replica."""
+        """Assigns a variable's value for all replicas at once, in cross-replica context."""
 
     @abc.abstractmethod
     def local(self, variable: VariableLike, replica: int) -> Any:
-        """Reads a local replica's component of a variable. Replica context."""
+        """Returns one local replica's value of a variable, in replica context."""
 
     @abc.abstractmethod
     def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
-        """Assigns a local replica's component of a variable in this store. Replica context."""
+        """Assigns one local replica's value of a variable in this store, in replica context."""
 
     @abc.abstractmethod
     def created(self, variable: VariableLike) -> None:
-        """Records that `variable` was created under this store. Its initial value is in storage in any case."""
+        """Records that `variable` was created while this store was current.
+
+        Its initial value is in storage in any case.
+        """
 
 
 @jax.custom_jvp
 def read_again(newest: jax.Array, before: jax.Array) -> Any:
-    """Returns a variable's `newest` value with the derivative of its value `before`.
+    """Returns a variable's newly assigned value such that gradients flow to the variable's old value.
 
     An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
     to the inputs of the assigned value. A tape around a compiled function or run sees all of that as one operation with
@@ -186,7 +195,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns `stacked`, a sync-on-read variable's components, such that each has the derivative of `one`.
+    """Returns a sync-on-read variable's stacked components, such that gradients of all of them flow to `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -199,14 +208,14 @@ def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple
 
 
 def announced_components(variable: VariableLike, stacked: jax.Array) -> Any:
-    """Announces the read of a sync-on-read variable to tapes, as that of one component, and returns all components."""
+    """Notifies tapes that a sync-on-read variable is read, and returns the stacked components of all replicas."""
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
     return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
 class FunctionStore(VariableStore):
-    """The variables that are read and assigned in one trace of a compiled function.
+    """The store of variable values that a compiled function reads and assigns while it is traced.
 
     Args:
         under_tape: See the attribute of `VariableStore`.
@@ -261,7 +270,7 @@ class FunctionStore(VariableStore):
 
 
 def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
-    """Returns a function that restores an item of a dict. None stands for an item that is absent."""
+    """Returns a function that sets a dict item to the value `item`, or removes it if `item` is None."""
 
     def restore() -> None:
         if item is None:
@@ -278,7 +287,7 @@ def _of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[An
 
 @dataclasses.dataclass
 class StagedAssignment(Bookkeeping):
-    """The values that the local replicas of a run have assigned to one variable.
+    """The uncommitted values that the local replicas of a run have assigned to one variable.
 
     Attributes:
         variable: The variable.
@@ -294,7 +303,7 @@ class StagedAssignment(Bookkeeping):
 
 
 class ReplicaStore(VariableStore):
-    """The variables in one run: what each local replica has assigned, over the values from before the run.
+    """The store of variable values that the replicas of one run have assigned, until the run commits them.
 
     A subclass defines where the values from before the run come from, and how components and whole values convert.
 
@@ -309,15 +318,15 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def before(self, variable: VariableLike, replica: int) -> Any:
-        """Returns a local replica's component of a variable from before the run."""
+        """Returns the component of a variable that a local replica had before the run."""
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns a variable's whole value from before the run."""
+        """Returns a variable's value for all replicas from before the run."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
-        """Returns the whole value of a variable, given the components that the local replicas have assigned.
+        """Combines the components that local replicas have assigned to a variable into its whole value.
 
         Raises:
             ReplicaDivergenceError: The components of a mirrored variable differ.
@@ -325,7 +334,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def split(self, value: jax.Array, replica: int) -> Any:
-        """Returns a local replica's component of a variable's whole value."""
+        """Returns one local replica's component of a variable's whole value."""
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         entry = self.staged.get(id(variable))
@@ -375,7 +384,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """What a capture tracer in a traced run stands for: a variable, or one local replica's component of it."""
+    """The source of a tracer in a traced run: a variable, or one local replica's component of a variable."""
 
     variable: VariableLike
     local: int | None
@@ -385,21 +394,23 @@ class Captured(Bookkeeping):
 
 
 class LocalReplicas(Protocol):
-    """What a `TracedReplicaStore` uses of the replica runner of its run."""
+    """Interface of the object that runs a device's replicas, as far as `TracedReplicaStore` uses it."""
 
     num_local: int
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the components of all replicas, in replica order, given those of this device."""
+        """All-gathers an array from all replicas, in replica order, given those of this device."""
         ...
 
     def component(self, value: Leaf, local: int) -> Any:
-        """Returns a local replica's component of a cross-replica value."""
+        """Returns the part of a cross-replica value that belongs to one local replica."""
         ...
 
 
 class TracedReplicaStore(ReplicaStore):
-    """The variables in one traced run: a value from before the run becomes an operand of the program when it is read.
+    """The store of variable values in a compiled run while it is traced; values read become program operands.
+
+    Only a value from before the run becomes an operand, when it is first read.
 
     Args:
         replicas: The local replicas of the run.
@@ -418,7 +429,7 @@ class TracedReplicaStore(ReplicaStore):
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
-        """Returns the capture tracer of a variable, or of one local replica's component of it."""
+        """Returns the tracer that stands for a variable's value, or one local replica's component, in a traced run."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))

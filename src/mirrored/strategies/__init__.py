@@ -1,4 +1,4 @@
-"""Strategies: run one program on N synchronous replicas.
+"""Strategies: run one training program synchronously on N replicas.
 
 `strategy.run` goes to `compiled` inside a compiled function, and to `eager_runner` otherwise:
 

@@ -1,4 +1,4 @@
-"""Checks of `run`: the calling context, diverging assignments, and the declared `out_specs`."""
+"""Checks of `Strategy.run`: calling context, diverging assignments, declared `out_specs`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def refuse_in_replica(method: str) -> None:
 
 
 def refuse_mixing(strategy: Strategy, method: str) -> None:
-    """Raises an error if a strategy is used inside the scope of another one.
+    """Raises an error if a strategy is used inside the scope of a different strategy.
 
     Raises:
         ContextError: Another strategy is current.
@@ -74,7 +74,7 @@ def refuse_mixing(strategy: Strategy, method: str) -> None:
 
 
 def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDivergenceError:
-    """Returns the error for an assignment that would make the replicas' values of a variable diverge.
+    """Returns the error for an assignment that would give replicas different values of a mirrored variable.
 
     Args:
         variable: A mirrored variable, or one that was created outside any scope.
@@ -92,7 +92,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that a compiled run updates a variable from its old value once, not once per replica.
+    """Warns that a compiled run updates a variable created outside any scope once, not once per replica.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -136,7 +136,7 @@ _REMEDY: Final = (
 
 
 class OutSpecs:
-    """The argument `out_specs` of `run`: which results are replicated (equal on all replicas).
+    """The `out_specs` argument of `Strategy.run`, which declares results as replicated or per replica.
 
     Args:
         specs: A tree prefix of the result, with ``PartitionSpec()`` for replicated results and
@@ -162,11 +162,11 @@ class OutSpecs:
 
     @property
     def key(self) -> Hashable:
-        """A cache key, equal for equal `out_specs`."""
+        """A hashable cache key that identifies these `out_specs`."""
         return (self._treedef, tuple(self._specs)) if self.is_given else None
 
     def replicated(self, result: PyTree) -> list[bool]:
-        """Returns, for each leaf of a result in the order of `structures.flatten`, whether it is declared replicated.
+        """Returns, for each leaf of a result in flattening order, whether `out_specs` declares it replicated.
 
         Raises:
             StructureError: The declaration is not a tree prefix of the result.
@@ -191,21 +191,21 @@ class OutSpecs:
         ]
 
     def as_arrays(self, result: PyTree) -> Any:
-        """Converts the leaves that are declared replicated, in the result of the only replica, to arrays."""
+        """Converts numbers to arrays in the results that `out_specs` declares replicated, for one replica."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
 
 
 def label_of(treedef: jax.tree_util.PyTreeDef, place: int) -> str:
-    """Returns the name of a leaf of a result for messages: ``result[0]['w']``."""
+    """Returns the name of one leaf of a result for error messages, such as ``result[0]['w']``."""
     numbered = structures.unflatten(treedef, range(treedef.num_leaves))
     paths = jax.tree_util.tree_flatten_with_path(numbered, is_leaf=structures.is_leaf)[0]
     return f"result{jax.tree_util.keystr(paths[place][0])}"
 
 
 def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
-    """Returns the error for a result that is declared replicated but is not."""
+    """Returns the error for a result that `out_specs` declares replicated but that may differ between replicas."""
     return ReplicaDivergenceError(
         "Strategy.run",
         found=f"{label}, declared equal on all replicas by out_specs, would differ between them. {found}",
@@ -215,7 +215,7 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
-    """Warns if `fn` receives per-replica results that an earlier run of `fn` computed from replicated values.
+    """Warns if a step function receives its own per-replica results, so that model state diverges.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 
@@ -246,12 +246,12 @@ def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
 
 
 def as_array(value: object) -> Any:
-    """Converts a number to an array, so that a step that receives it back is not traced for its value."""
+    """Converts a Python number to a JAX array, so that compiled functions do not treat it as a constant."""
     return jnp.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
 
 
 def mark_made_by(result: PyTree, functions: Makers) -> None:
-    """Records, on the per-replica values of a result, the functions that have computed them."""
+    """Records in each per-replica value of a result which functions passed to `run` have computed it."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions
@@ -280,7 +280,7 @@ def _code_of(fn: Callable[..., Any]) -> Any:
 
 
 def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
-    """Checks that a result that `out_specs` declares replicated is bit-identical on all replicas.
+    """Raises an error unless a result declared replicated by `out_specs` is bit-identical on all replicas.
 
     Raises:
         ReplicaDivergenceError: Two values differ.

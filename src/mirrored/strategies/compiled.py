@@ -1,4 +1,4 @@
-"""Compiled runs: executes a function on every replica in one traced program, with one `shard_map`.
+"""Compiled runs: traces a function for all replicas into one SPMD program with one `shard_map`.
 
 1. The function is traced once per *local* replica into a body jaxpr. Without virtual replicas, that is once.
 2. Values that it reads from outside become constants of the body, and then operands of the program.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def run_compiled(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Traces one `run` into the program of the function that is being traced. Context: cross-replica."""
+    """Traces one call of `Strategy.run` into the compiled function that is being traced."""
     return _Run(strategy, specs).result(fn, args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""The replica context: replica ids, merges and collectives for code inside `run`."""
+"""The replica context: replica ids, collectives and `merge_call` for code inside `Strategy.run`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaContext:
-    """The view that code inside `Strategy.run` has of its replica and of the others.
+    """The interface through which code inside `Strategy.run` sees its replica and communicates with the others.
 
     `get_replica_context()` returns it inside `run`, and, with one replica, outside any strategy.
 
@@ -45,17 +45,17 @@ class ReplicaContext:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that runs this replica."""
+        """The strategy whose `run` executes this replica."""
         return self._strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas."""
+        """The total number of replicas that run in parallel."""
         return self._strategy.num_replicas_in_sync
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """The index of this replica among all: an int in eager mode, a traced ``int32[]`` in compiled code.
+        """The index of this replica among all replicas: an int in eager mode, a traced ``int32[]`` in compiled code.
 
         In compiled code one program serves several replicas, so a Python ``if`` cannot use the index. Use `jnp.where`
         or `jax.lax.cond`, or run eagerly.
@@ -67,7 +67,10 @@ class ReplicaContext:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The name of this replica's device, in TensorFlow's format. In compiled code, that of the first device."""
+        """The name of this replica's device, in TensorFlow's format, as a tuple of one name.
+
+        In compiled code, it is the name of the first device.
+        """
         device_assignment = self._strategy.device_assignment
         if device_assignment is None:
             device = jax.devices()[0]
@@ -76,7 +79,7 @@ class ReplicaContext:
         return (device_assignment.name_of(replica),)
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Waits for the other replicas, then runs ``merge_fn(strategy, *args, **kwargs)`` once, cross-replica.
+        """Waits for the other replicas, then calls ``merge_fn(strategy, *args, **kwargs)`` once for all of them.
 
         Context: replica context.
 
@@ -96,7 +99,7 @@ class ReplicaContext:
         return call_merged(self, merge_fn, tuple(args), dict(kwargs or {}))
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: object = None) -> Any:
-        """Reduces `value` over all replicas and returns the result on every replica.
+        """Reduces the values of all replicas to one, and returns the result on every replica.
 
         Context: replica context, eager or compiled.
 
@@ -142,7 +145,7 @@ class ReplicaContext:
         return type(rows)(mean_of_rows(op, values, self.num_replicas_in_sync), indices, rows.dense_shape)
 
     def all_gather(self, value: PyTree, axis: int, options: object = None) -> Any:
-        """Concatenates `value` of all replicas along `axis` and returns the result on every replica.
+        """Concatenates the values of all replicas along `axis`, and returns the result on every replica.
 
         Context: replica context, eager or compiled. In eager mode the sizes along `axis` may differ.
 
@@ -260,7 +263,7 @@ def _columns(
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:
-    """Raises ArgumentError if arrays differ in rank or in a dimension other than `axis`."""
+    """Raises ArgumentError if arrays to concatenate differ in rank or in a dimension other than `axis`."""
     for arrays in zip(*payloads, strict=True):
         shapes = [tuple(array.shape) for array in arrays]
         rest = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}

@@ -1,4 +1,4 @@
-"""The current strategy and the current context."""
+"""Functions that return the current strategy and replica context."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Returns whether a strategy other than the default one is current.
+    """Returns whether a strategy other than the default one-replica strategy is current.
 
     Context: any. TensorFlow: `tf.distribute.has_strategy`.
     """
@@ -33,7 +33,7 @@ def has_strategy() -> bool:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Returns the replica context inside `run` or outside any strategy, or None in cross-replica context.
+    """Returns the replica context, in `Strategy.run` or outside any strategy; None in cross-replica context.
 
     Context: any. TensorFlow: `tf.distribute.get_replica_context`.
     """
@@ -44,7 +44,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def in_cross_replica_context() -> bool:
-    """Returns whether the caller is in cross-replica context: in `scope()` but not in `run`, or in a merge.
+    """Returns whether the caller is in a strategy's `scope()` or in `merge_call`, not in a replica.
 
     Context: any. TensorFlow: `tf.distribute.in_cross_replica_context`.
     """
@@ -52,7 +52,7 @@ def in_cross_replica_context() -> bool:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Makes `strategy` the current strategy for all code outside a scope. None restores the default strategy.
+    """Makes `strategy` the current strategy of all code outside a scope; None restores the default strategy.
 
     Raises:
         ContextError: The call is inside a scope or run.

@@ -1,4 +1,4 @@
-"""Eager runs: executes a function on every replica in Python, one replica after another, each on its own device.
+"""Eager runs: call a Python function for each replica in turn, each on its own device.
 
 `print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run.
 """
@@ -49,7 +49,7 @@ carry(lambda: excuse)
 
 
 class EagerReplicaStore(ReplicaStore):
-    """The variables in one eager run: what each replica has assigned, as arrays on the replicas' devices.
+    """The variable values that the replicas of one eager run have assigned, on the replicas' devices.
 
     Args:
         runner: The runner of the run.
@@ -82,7 +82,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Runs the replicas of this process in turn, each from one merge (collective or `merge_call`) to the next.
+    """Runner that executes a function for each replica of this process in turn, synchronised at collectives.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
@@ -117,7 +117,7 @@ class EagerRunner(ReplicaRunner):
     def run_replicas(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs | None = None
     ) -> Any:
-        """Runs ``fn`` once per local replica, in lock-step, and returns one structure of cross-replica values."""
+        """Calls ``fn`` once per replica of this process, synchronised at collectives, and combines the results."""
 
         def body(replica: int) -> Callable[[], Any]:
             def call() -> Any:
@@ -173,7 +173,7 @@ class EagerRunner(ReplicaRunner):
         return self.whole([jnp.asarray(value) for value in values])
 
     def commit(self) -> None:
-        """Commits the staged assignments of the replicas to the variables' storage: all of them or none."""
+        """Stores all values that the replicas have assigned to variables in the run, or none of them."""
         entries = list(self.store.staged.values())
         wholes = [self.store.whole(entry.variable) for entry in entries]
         if self._spans:
@@ -279,7 +279,7 @@ class EagerRunner(ReplicaRunner):
         return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
     def separate(self, component: jax.Array) -> Any:
-        """Marks an array as one replica's own component, even if other replicas hold the same object; returns it."""
+        """Marks an array as belonging to one replica, even if other replicas hold the same Python object."""
         self._separated[id(component)] = component
         return component
 
@@ -315,7 +315,7 @@ class EagerRunner(ReplicaRunner):
         return value if not value.committed or value.device == device else jax.device_put(value, device)
 
     def whole(self, components: Sequence[Any]) -> Any:
-        """Makes one replicated array, without a copy, from equal components that are on their replicas' devices."""
+        """Makes one replicated array from equal arrays on the replicas' devices, without copying them."""
         firsts = components[:: self.device_assignment.local]
         devices = self.device_assignment.addressable_devices
         placed = [jax.device_put(one, device) for one, device in zip(firsts, devices, strict=True)]
@@ -387,7 +387,7 @@ def _is_uneven(leaf: object) -> bool:
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager run. Commits all assignments of the replicas if it succeeds, and discards them otherwise."""
+    """Executes one eager `run`, and keeps the replicas' variable assignments only if the run succeeds."""
     runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
     try:
@@ -405,7 +405,7 @@ def run_eager(
 
 
 def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes an eager run of the only replica, directly on the variables' storage; undoes assignments if it fails."""
+    """Executes an eager `run` with a single replica, and undoes its variable assignments if it fails."""
     here, trace = ambient(), current_trace()
     try:
         with turn():
@@ -417,17 +417,17 @@ def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs the one replica directly in the enclosing context: code without a strategy."""
+    """Calls `fn` directly, as the default strategy does with its single replica."""
     return fn(*args, **kwargs)
 
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs one replica as part of a trace or of another run. Drops what it stages if it fails."""
+    """Calls `fn` as a single replica inside a trace or another `run`, and undoes its assignments if it fails."""
     return or_undone(lambda: fn(*args, **kwargs))
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
-    """Executes a `run` that a merge function calls, with the replicas and the staged values of the enclosing `run`."""
+    """Executes a `run` called from `merge_call`, with the replicas and uncommitted assignments of the outer `run`."""
     if specs.is_given:
         raise ContextError(
             "Strategy.run",

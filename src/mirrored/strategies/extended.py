@@ -1,4 +1,4 @@
-"""`StrategyExtended`: the lower-level methods of a strategy, for merge functions and library code."""
+"""`StrategyExtended`: the lower-level methods of a strategy (`strategy.extended`), for library code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StrategyExtended:
-    """The lower-level methods of a strategy, `strategy.extended`, for cross-replica context such as a merge function.
+    """The lower-level methods of a strategy, available as `strategy.extended`, as in TensorFlow.
 
     Example:
         >>> import mirrored as mr
@@ -46,7 +46,7 @@ class StrategyExtended:
     # Reductions
 
     def reduce_to(self, reduce_op: Any, value: Operand, destinations: Any, options: Any = None) -> Any:
-        """Reduces a per-replica value over all replicas; every replica gets the result, whatever `destinations` are.
+        """Reduces a per-replica value over all replicas; every replica gets the result, whatever `destinations` is.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, a `VariableAggregation` of that name, or a custom reduction.
@@ -74,7 +74,10 @@ class StrategyExtended:
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
-        """Reduces many values as `reduce_to` does, with one collective for all of them."""
+        """Reduces many per-replica values over all replicas, with one collective for all of them.
+
+        Otherwise like `reduce_to`.
+        """
         refuse_in_replica("extended.batch_reduce_to")
         values = [value for value, _ in value_destination_pairs]
         reduced = reducing.reduce_structure(self._strategy, reduce_op, values, None, "StrategyExtended.batch_reduce_to")
@@ -82,7 +85,7 @@ class StrategyExtended:
         return [self._delivered(value, result, destinations) for (value, destinations), result in pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Returns a mirrored value: `tensor` on all replicas."""
+        """Returns `tensor` as a mirrored value: the same array on all replicas."""
         return self._mirrored(tensor)
 
     def _mirrored(self, value: object) -> Any:
@@ -142,25 +145,25 @@ class StrategyExtended:
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
-        """Calls ``fn(*args, **kwargs)`` once for all replicas."""
+        """Calls ``fn(*args, **kwargs)`` once, in cross-replica context, to update state common to all replicas."""
         result = self._cross_replica(lambda: fn(*args, **(kwargs or {})))
         return result if group else (result,) * len(self.worker_devices)
 
     def read_var(self, v: Variable) -> Any:
-        """Reads a variable in cross-replica context."""
+        """Returns the current value of a variable."""
         return v.read_value()
 
     def value_container(self, value: object) -> Any:
-        """Returns the variable that a component belongs to, or `value` itself."""
+        """Returns the variable of which `value` is one replica's copy; any other value unchanged."""
         return getattr(value, "container", value)
 
     def variable_created_in_scope(self, v: object) -> bool:
-        """Returns whether `v` was created in this strategy's scope."""
+        """Returns whether the variable `v` was created in this strategy's scope."""
         return isinstance(v, Variable) and v.strategy is self._strategy
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: object) -> Iterator[None]:
-        """Creates variables on the devices of `colocate_with_variable`: on all replicas of this strategy.
+        """Creates the variables of a ``with`` block on the devices of another variable: those of all replicas.
 
         Raises:
             ArgumentError: `colocate_with_variable` is not a variable of this strategy.
@@ -177,14 +180,14 @@ class StrategyExtended:
             yield
 
     def non_slot_devices(self, var_list: object) -> Any:
-        """Returns the devices of variables that are not optimizer slots: those of all replicas."""
+        """Returns the device names of variables that are not optimizer slots: those of all replicas."""
         return self.parameter_devices
 
     # Devices
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """One device name per replica of this worker, in TensorFlow's format."""
+        """The device names of this worker's replicas, one per replica, in TensorFlow's format."""
         device_assignment = self._strategy.device_assignment
         if device_assignment is None:
             device = jax.devices()[0]
@@ -193,32 +196,41 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices of variables: those of every replica."""
+        """The names of the devices that hold variables: those of every replica."""
         return self.worker_devices
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether all replicas need equal shapes. Always False: steps with unequal shapes run eagerly."""
+        """Whether all replicas need inputs of equal shapes; always False.
+
+        Steps with unequal shapes run eagerly.
+        """
         return False
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker runs its own program. True with a cluster, even of one worker."""
+        """Whether each worker process runs its own copy of the program, as in a cluster.
+
+        True with a cluster, even of one worker.
+        """
         return self._strategy.cluster_resolver is not None
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process initialises variables. Always True: each process initialises its own."""
+        """Whether this process initialises variables; always True.
+
+        Each process initialises its own.
+        """
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints. True for the first worker only."""
+        """Whether this process writes checkpoints, which only the first worker does."""
         return self._is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries. True for the first worker only."""
+        """Whether this process writes summaries (TensorBoard logs), which only the first worker does."""
         return self._is_chief
 
     @property
@@ -233,11 +245,14 @@ class StrategyExtended:
     # Running
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """The same as `Strategy.run`."""
+        """Calls a function on every replica, exactly as `Strategy.run`."""
         return self._strategy.run(fn, args=tuple(args), kwargs=kwargs)
 
     def local_results(self, value: object) -> tuple[Any, ...]:
-        """The same as `Strategy.local_results`."""
+        """Returns a tuple of this process's components of a distributed value, one per local replica.
+
+        The same as `Strategy.experimental_local_results`.
+        """
         return self._strategy.experimental_local_results(value)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Fuses the local replicas' loops, branches and calls that contain collectives, after a body has been traced.
+"""Merges the loops and branches of a device's virtual replicas into one, where they contain collectives.
 
 The local replicas of a device are traced one after another. If each of them reduces something in a `scan`, the body
 contains one `scan` per local replica, each with that replica's part of the collective
@@ -42,7 +42,7 @@ _Walk = Generator[tuple[Any, _Values], _Values, _Values]
 
 
 def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
-    """Fuses the equations with collectives that correspond in all local replicas into one each; returns the new body.
+    """Merges the loops, branches and calls with collectives of a device's virtual replicas in a traced program.
 
     Raises:
         MergeError: The local replicas' programs do not contain the same collectives.
@@ -188,7 +188,7 @@ class _Body:
 
 
 def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
-    """Returns the length of the arrays that a `scan` iterates over, or None if there are none."""
+    """Returns the length of the arrays that a `scan` equation iterates over, or None if there are none."""
     scanned = operands[scan.num_consts + scan.num_carries :]
     return scanned[0].shape[0] if scanned else None
 

@@ -1,4 +1,4 @@
-"""The input methods of a strategy: distributed datasets, and values that differ between replicas."""
+"""The input methods of a strategy: distributed datasets, and per-replica values from a function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ValueContext:
-    """Identifies the replica for which a value is created.
+    """The replica index and number of replicas for which a function creates a value, as in TensorFlow.
 
     Attributes:
         replica_id_in_sync_group: The index of the replica.
@@ -46,20 +46,20 @@ class ValueContext:
 
 
 class DistributesInput(abc.ABC):
-    """The input methods of `Strategy`, which distribute data over its replicas."""
+    """Mixin of `Strategy` with the methods that distribute datasets and values over the replicas."""
 
     @property
     @abc.abstractmethod
     def device_assignment(self) -> DeviceAssignment | None:
-        """The device of each replica; None for the default strategy."""
+        """The assignment of replicas to devices; None for the default strategy."""
 
     @property
     @abc.abstractmethod
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas."""
+        """The total number of replicas of the strategy."""
 
     def experimental_distribute_dataset(self, dataset: object, options: object = None) -> Any:
-        """Splits each global batch of `dataset` into contiguous per-replica batches.
+        """Returns a distributed dataset that splits each global batch of `dataset` into per-replica batches.
 
         Context: cross-replica.
 
@@ -79,7 +79,7 @@ class DistributesInput(abc.ABC):
     distribute_dataset = experimental_distribute_dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: object = None) -> Any:
-        """Distributes the datasets of per-replica batches that a function creates: each replica gets the next element.
+        """Distributes datasets of per-replica batches that a function creates, one element per replica.
 
         Context: cross-replica.
 
@@ -91,7 +91,7 @@ class DistributesInput(abc.ABC):
         return hooks.distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
-        """Returns a per-replica value whose components are `value_fn(context)`, for each replica's `ValueContext`.
+        """Returns a per-replica value whose component for each replica is ``value_fn(context)``.
 
         Context: cross-replica. Each worker creates the components of its own replicas.
 
@@ -118,7 +118,7 @@ class DistributesInput(abc.ABC):
 
 
 def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
-    """Returns whether the shapes of some components differ between replicas, on one worker or on different workers."""
+    """Returns whether array shapes differ between replicas, including those of other workers."""
     own = [sorted({str(np.shape(one)) for one in column}) for column in columns]
     everyone = host_allgather("per-replica values", "the shapes of a per-replica value", own)
     return any(shapes != own for shapes in everyone) or any(len(shapes) > 1 for shapes in own)

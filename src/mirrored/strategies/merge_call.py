@@ -1,4 +1,4 @@
-"""Merges from replica context: `merge_call`, collectives under a JAX transform, and collectives under a tape."""
+"""Implements `merge_call`, and collectives inside JAX transforms or under a tape, for code in a replica."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Reduces arrays over all replicas under a JAX transform, given those of one replica: the local one `local`."""
+    """Reduces one replica's arrays with those of all other replicas, inside a JAX transform."""
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
@@ -47,7 +47,7 @@ def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
-    """Concatenates the arrays of all replicas along `axis` under a JAX transform, given those of one replica."""
+    """Concatenates one replica's arrays with those of all other replicas along `axis`, inside a JAX transform."""
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
 
 
@@ -97,7 +97,9 @@ Lists = Sequence[Sequence[Any]]
 def all_reduce_recorded(
     reduce: Callable[[Any, Lists], list[list[Any]]], op: ReduceOp, arrays: Lists
 ) -> list[list[Any]]:
-    """All-reduces arrays over several workers under a tape. Their gradient is the all-reduce of the upstream gradients.
+    """All-reduces arrays over several workers such that a gradient tape can differentiate the result.
+
+    Their gradient is the all-reduce of the upstream gradients.
 
     Args:
         reduce: A function from an operation and concrete components to the results of each local replica.
@@ -123,7 +125,10 @@ def gather_recorded(
     axis: int,
     device_assignment: DeviceAssignment,
 ) -> Any:
-    """Gathers components over several workers under a tape. Each gradient is a slice of the upstream gradients' sum."""
+    """All-gathers arrays over several workers such that a gradient tape can differentiate the result.
+
+    Each gradient is a slice of the upstream gradients' sum.
+    """
     _check(ReduceOp.SUM, [components])
     axis %= jnp.ndim(components[0])
     local = len(components)
@@ -208,7 +213,7 @@ def _payload(leaves: Sequence[Any], treedef: jax.tree_util.PyTreeDef) -> list[An
 def call_merged(
     context: ReplicaContext, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Runs ``merge_fn(strategy, *args, **kwargs)`` once for all replicas and returns this replica's result."""
+    """Waits for all replicas, calls `merge_fn` once, and returns this replica's part of the result."""
     runner = ambient().runner
     if runner is None:
         call = functools.partial(merge_fn, context.strategy, *args, **kwargs)

@@ -14,7 +14,7 @@ from mirrored.topology.independent_processes import warn_if_independent
 
 
 class MirroredStrategy(Strategy):
-    """Trains synchronously on several replicas in one process, with one or more replicas per device.
+    """A strategy that trains synchronously on several replicas in one process, one or more per device.
 
     Context: can be created anywhere.
 
@@ -75,12 +75,12 @@ class MirroredStrategy(Strategy):
 
     @property
     def deterministic(self) -> bool:
-        """Whether results are bit-identical on any number of devices."""
+        """Whether results are bit-identical for any number of devices."""
         return self._deterministic
 
 
 class OneDeviceStrategy(Strategy):
-    """Runs a program for several replicas, unchanged, on one replica and one device.
+    """A strategy with one replica on one device, which runs programs written for several replicas unchanged.
 
     Args:
         device: A name in TensorFlow's format, or a `jax.Device`.

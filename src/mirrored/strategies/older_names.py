@@ -1,4 +1,4 @@
-"""Methods of TensorFlow 1 strategies that TensorFlow 2 strategies still have."""
+"""TensorFlow 1 methods of strategies that TensorFlow 2 strategies still have."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ _WORKERS = ("chief", "master", "worker")
 
 
 class OlderNames(abc.ABC):
-    """TensorFlow 1 methods of `Strategy`, each implemented by its current equivalent."""
+    """Mixin of `Strategy` with TensorFlow 1 methods, each implemented by its current equivalent."""
 
     @abc.abstractmethod
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls `fn` on every replica."""
+        """Calls a function on every replica, as `Strategy.run`."""
 
     @abc.abstractmethod
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
-        """Returns a tuple with the components of a value on this process's replicas."""
+        """Returns a tuple of this process's components of a distributed value, one per local replica."""
 
     def group(self, value: object, name: str | None = None) -> None:
-        """Has no effect: the assignments of `value` have run, or are part of the traced function.
+        """Does nothing, because assignments need no grouping into one operation as in TensorFlow 1.
+
+        The assignments of `value` have run, or are part of the traced function.
 
         TensorFlow: returns an operation to run in a session, or None when executing eagerly.
         """
         del value, name
 
     def unwrap(self, value: object) -> tuple[Any, ...]:
-        """The same as `experimental_local_results`."""
+        """Returns the components of a distributed value, exactly as `experimental_local_results`."""
         return self.experimental_local_results(value)
 
     def make_dataset_iterator(self, dataset: object) -> Any:
-        """Returns an iterator over global batches, split over the replicas. `initialize()` restarts it.
+        """Returns an iterator that splits each global batch of a dataset over the replicas, as in TensorFlow 1.
 
         Context: cross-replica. TensorFlow: the same; new programs write `iter(experimental_distribute_dataset(...))`.
         """
@@ -45,7 +47,7 @@ class OlderNames(abc.ABC):
         return hooks.make_dataset_iterator(self, dataset)
 
     def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: object = None) -> Any:
-        """Returns an iterator over the elements of `input_fn` for this worker. Each replica takes the next element.
+        """Returns an iterator that gives each replica the next element of the dataset that `input_fn` returns.
 
         Context: cross-replica.
 
@@ -63,7 +65,7 @@ class OlderNames(abc.ABC):
         return hooks.make_input_fn_iterator(self, input_fn, replication_mode)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Runs `fn` on every replica, with the next element of `input_iterator` if there is one.
+        """Calls `fn` on every replica, with the next element of `input_iterator` if one is given.
 
         Context: cross-replica.
 
@@ -79,7 +81,7 @@ class OlderNames(abc.ABC):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Accepts a cluster of one worker, which has no effect.
+        """Accepts a TensorFlow 1 cluster configuration of one worker, which has no effect.
 
         Raises:
             ArgumentError: The cluster has several workers.
@@ -97,7 +99,10 @@ class OlderNames(abc.ABC):
             )
 
     def update_config_proto(self, config_proto: object) -> Any:
-        """Returns a copy of `config_proto` with isolated session state, if it has that field. Has no other effect."""
+        """Returns a copy of a TensorFlow 1 session configuration, with isolated session state.
+
+        An object without the field `isolate_session_state` is returned unchanged. Has no other effect.
+        """
         if not hasattr(config_proto, "isolate_session_state"):
             return config_proto
         updated = copy.deepcopy(config_proto)

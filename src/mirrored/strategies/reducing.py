@@ -1,4 +1,4 @@
-"""Implements `Strategy.reduce` and `Strategy.gather`, which make one value from a per-replica value."""
+"""Implements `Strategy.reduce` and `Strategy.gather`, which combine the components of per-replica values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the components of the replicas of all processes along `axis`. Their sizes along it may differ.
+    """Concatenates the arrays of all replicas of all processes along `axis`, whose sizes may differ.
 
     Args:
         components: The components of the replicas of this process, in replica order.
@@ -50,7 +50,7 @@ def gather_across(components: Sequence[Any], axis: int, device_assignment: Devic
 def gather_with_sizes(
     components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
 ) -> tuple[Any, list[int]]:
-    """Gathers like `gather_across`, and also returns the size of each replica's component along `axis`."""
+    """Concatenates all replicas' arrays along `axis`, and also returns the size of each along `axis`."""
     arrays = [as_array(component) for component in components]
     axis %= arrays[0].ndim
     rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}
@@ -74,7 +74,7 @@ _log = logging.getLogger("mirrored")
 
 
 def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, called: str = "Strategy.reduce") -> Any:
-    """Reduces every leaf of a structure, with one collective for all per-replica leaves."""
+    """Reduces each leaf of a pytree over replicas, with one collective for all per-replica leaves."""
     op = as_reduce_op(reduce_op)
     axes = _axes(called, axis)
     leaves, treedef = structures.flatten(value, also=SparseRows)
@@ -107,12 +107,12 @@ def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, call
 
 
 def mean_of_rows(op: ReduceOp, values: jax.Array, num_replicas: int) -> Any:
-    """Divides the rows of all replicas by the number of replicas if `op` is MEAN."""
+    """Divides the gathered rows of a sparse gradient by the number of replicas if `op` is MEAN."""
     return floating(values) / num_replicas if op is ReduceOp.MEAN else values
 
 
 def check_sums_rows(called: str, rows: SparseRows, op: Any, axis: Any = None) -> None:
-    """Checks that sparse rows are reduced by a sum or mean, without an axis.
+    """Raises an error unless sparse rows (`SparseRows`) are reduced by SUM or MEAN, without an axis.
 
     Raises:
         ArgumentError: The reduction is not SUM or MEAN, `axis` is given, or the rows are booleans or typed PRNG keys.
@@ -157,7 +157,7 @@ def _warn_of_mean_of_means() -> None:
 
 
 def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
-    """Converts a sync-on-read variable, or another leaf with a component per replica, to a per-replica value."""
+    """Converts a leaf with one component per replica, such as a sync-on-read variable, to `PerReplica`."""
     if isinstance(leaf, PerReplica) or leaf is None:
         return leaf
     if isinstance(leaf, Mirrored):
@@ -168,7 +168,7 @@ def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
 
 
 def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
-    """Returns the components of a sync-on-read variable: the staged ones in a run or trace, else the stored ones."""
+    """Returns each replica's current value of a sync-on-read variable, including assignments in this run."""
     here = ambient()
     if here.runner is not None and here.store is not None:
         store = here.store
@@ -261,7 +261,7 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
 
 
 def check_alike(called: str, components: Sequence[Any]) -> None:
-    """Checks that the components of a value, which are to be reduced over replicas, have equal shapes.
+    """Raises an error unless the arrays to be reduced over replicas have equal shapes.
 
     Raises:
         StructureError: Shapes differ.
@@ -313,7 +313,7 @@ def _mean_dtype(value: PerReplica) -> Any:
 
 
 def gather_structure(strategy: Strategy, value: object, axis: int) -> Any:
-    """Concatenates the components of every leaf of a structure."""
+    """Concatenates the replicas' components of each leaf of a pytree."""
     leaves, treedef = structures.flatten(value, also=SparseRows)
     for leaf in leaves:
         refuse_rows("Strategy.gather", leaf)
@@ -321,7 +321,7 @@ def gather_structure(strategy: Strategy, value: object, axis: int) -> Any:
 
 
 def refuse_rows(called: str, leaf: object) -> None:
-    """Raises an error for sparse rows, which cannot be gathered.
+    """Raises an error if sparse rows (`SparseRows`) are passed to `gather`, which does not support them.
 
     Raises:
         NotSupportedError: `leaf` is a `SparseRows`.
@@ -337,7 +337,7 @@ def refuse_rows(called: str, leaf: object) -> None:
 
 
 def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
-    """Concatenates the components of one per-replica value along `axis`.
+    """Concatenates the components of one per-replica value along `axis`, in replica order.
 
     Raises:
         ArgumentError: The components cannot be concatenated along `axis`.

@@ -1,4 +1,4 @@
-"""`Strategy.scope()`: a re-entrant and reusable context manager."""
+"""`Strategy.scope()`: the context manager that makes a strategy the current one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scope(AbstractContextManager["Strategy"]):
-    """Makes a strategy the current one inside a `with` block. Returned by `Strategy.scope`."""
+    """Context manager returned by `Strategy.scope`, which makes its strategy the current one."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy

@@ -1,4 +1,4 @@
-"""`Strategy`: runs one program on N synchronous replicas."""
+"""`Strategy`: the base class of strategies, which run one program on N synchronous replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mirrored.values.distributed_values import DistributedValues
 
 
 class Strategy(DistributesInput, OlderNames):
-    """Runs functions on replicas and keeps mirrored variables equal. Base class of `MirroredStrategy` and similar ones.
+    """Base class of strategies, which run functions on replicas and keep mirrored variables equal.
 
     Args:
         device_assignment: The device of each replica. None: the default strategy, one replica on JAX's default device.
@@ -45,17 +45,17 @@ class Strategy(DistributesInput, OlderNames):
 
     @property
     def device_assignment(self) -> DeviceAssignment | None:
-        """The device of each replica; None for the default strategy."""
+        """The assignment of replicas to devices; None for the default strategy."""
         return self._device_assignment
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
-        """The algorithm that reduces values over replicas."""
+        """The all-reduce algorithm with which this strategy reduces values over replicas."""
         return self._cross_device_ops
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas."""
+        """The total number of replicas of the strategy."""
         here = ambient()
         # The number becomes a constant in the trace of a jitted helper, so such a trace is not reused elsewhere.
         if here.runner is not None and here.replica is not None:
@@ -64,18 +64,18 @@ class Strategy(DistributesInput, OlderNames):
 
     @property
     def extended(self) -> StrategyExtended:
-        """The lower-level methods: `reduce_to`, `update`, `broadcast_to`, ..."""
+        """The lower-level methods of the strategy: `reduce_to`, `update`, `broadcast_to`, ..."""
         return self._extended
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver of the cluster's tasks; None for strategies of one process."""
+        """The object that describes the cluster's tasks; None for a strategy of one process."""
         return None
 
     # Contexts
 
     def scope(self) -> Scope:
-        """Returns a context manager in which this is the current strategy: new variables are mirrored on its replicas.
+        """Returns a context manager that makes this strategy current: new variables are mirrored on its replicas.
 
         Context: cross-replica. A scope can be nested in itself and entered several times.
 
@@ -85,7 +85,7 @@ class Strategy(DistributesInput, OlderNames):
         return Scope(self)
 
     def check_scope(self) -> None:
-        """Raises an error if a scope cannot be opened here. `Scope` calls this method."""
+        """Raises an error if `scope()` is entered inside a replica or inside another strategy's scope."""
         refuse_in_replica("scope")
         refuse_mixing(self, "scope")
 
@@ -99,7 +99,7 @@ class Strategy(DistributesInput, OlderNames):
         *,
         out_specs: Any = None,
     ) -> Any:
-        """Calls `fn` on every replica.
+        """Calls a function on every replica, with each replica's component of per-replica arguments.
 
         Context: cross-replica. Outside `function`, the replicas run eagerly, one after another, each on its own device.
         Inside a `function`, or if `fn` is one, a single compiled program runs on all devices at once.
@@ -240,7 +240,7 @@ class Strategy(DistributesInput, OlderNames):
         return reducing.reduce_structure(self, reduce_op, value, axis)
 
     def gather(self, value: object, axis: int) -> Any:
-        """Concatenates a per-replica value's components along `axis`, in replica order. Sizes along `axis` may differ.
+        """Concatenates the components of a per-replica value along `axis`, in replica order; sizes may differ.
 
         Context: cross-replica, eager or compiled.
 
@@ -253,7 +253,7 @@ class Strategy(DistributesInput, OlderNames):
         return reducing.gather_structure(self, value, axis)
 
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
-        """Returns a tuple with the components of a value on this process's replicas.
+        """Returns a tuple of this process's components of a distributed value, one per local replica.
 
         Context: cross-replica. The result for a structure is a tuple of structures, for a plain value a tuple of one
         element, and for a structure without leaves a tuple with one copy for each replica.

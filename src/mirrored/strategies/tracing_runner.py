@@ -1,4 +1,4 @@
-"""`TracingRunner`: the local replicas of one device in a compiled run, their merges, and their access to variables."""
+"""`TracingRunner`: traces the virtual replicas of one device into the SPMD program of a compiled run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """What a capture tracer in the body stands for: a replicated argument of `run`, as one local replica sees it."""
+    """The source of a tracer that stands for a replicated argument of `run`, as one virtual replica sees it."""
 
     value: Any
     local: int
@@ -47,7 +47,7 @@ class Passed(Bookkeeping):
 
 
 class TracingRunner(ReplicaRunner):
-    """Traces the local replicas of one device together, into one SPMD program for all devices.
+    """Runner that traces the virtual replicas of one device together, into one SPMD program for all devices.
 
     Attributes:
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
@@ -75,13 +75,13 @@ class TracingRunner(ReplicaRunner):
         self.store = TracedReplicaStore(self)
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Traces ``fn`` once per local replica, in lock-step, and returns one structure of cross-replica values."""
+        """Traces ``fn`` once per replica of a device, synchronised at collectives, and combines the results."""
         return structures.regroup(
             self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
         )
 
     def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Traces ``fn`` once per local replica, in lock-step, and returns one result per local replica."""
+        """Traces ``fn`` once per replica of a device, synchronised at collectives; returns one result per replica."""
 
         def body(local: int) -> Callable[[], Any]:
             def call() -> Any:
@@ -152,7 +152,7 @@ class TracingRunner(ReplicaRunner):
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Stacks the components of all replicas, ``[replicas, ...]``, with one result per local replica."""
+        """Stacks each array of all replicas to ``[replicas, ...]``, once for every replica of this device."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
         return self.strategy.cross_device_ops.stack_each(parts, self.group_info)
 
@@ -201,7 +201,7 @@ class TracingRunner(ReplicaRunner):
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the components of all replicas, in replica order, given those of this device."""
+        """All-gathers an array from all replicas, in replica order, given those of this device."""
         parts = [jnp.asarray(component) for component in components]
         stacked = stack_isolated([parts])[0] if self.strategy.cross_device_ops.as_written else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:
@@ -233,14 +233,16 @@ def _all_equal(components: Sequence[Any]) -> bool:
 
 
 def has_gradient(value: Operand) -> bool:
-    """Returns whether `value` can have a cotangent: float or complex."""
+    """Returns whether `value` is float or complex, so that gradients with respect to it exist."""
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Returns the body of a run with one constant per captured value, which `fan_out` copies to the local replicas.
+    """Returns the program of a run changed such that gradients of captured values are summed in a fixed order.
+
+    The new body has one constant per captured value, which `fan_out` copies to the local replicas.
 
     Args:
         body: The body, traced with `TracedReplicaStore.separates_reads`.
@@ -325,7 +327,7 @@ def _to_first_row(mesh: Mesh, value: object) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def first_row(mesh: Mesh, rows: jax.Array) -> Any:
-    """Returns equal rows ``[devices, ...]``, one on each device, as one replicated value.
+    """Returns equal rows ``[devices, ...]``, one on each device, as one replicated array.
 
     The cotangent goes to the first device alone.
     """
@@ -337,7 +339,7 @@ first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def one_row_each(mesh: Mesh, value: object) -> Any:
-    """Returns a replicated value as an array ``[devices, ...]`` with one equal row on each device.
+    """Returns a replicated value as a sharded array ``[devices, ...]`` with one equal row per device.
 
     The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
     """
@@ -350,7 +352,10 @@ one_row_each.defvjp(
 
 
 def unstack_in_fixed_order(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Returns the components of each array behind a fusion boundary; the backward pass stacks cotangents behind one."""
+    """Splits stacked arrays into the replicas' components such that XLA fuses the split with nothing else.
+
+    The backward pass stacks the cotangents behind a fusion boundary too.
+    """
     differentiable = [array for array in arrays if has_gradient(array)]
     others = iter(unstack_isolated([array for array in arrays if not has_gradient(array)]))
     rows = iter(_unstack(differentiable) if differentiable else ())
@@ -369,7 +374,10 @@ _unstack.defvjp(
 
 
 def announced_components(variable: Variable, stacked: jax.Array) -> Any:
-    """Like `variable_store.announced_components`, but the strategy's algorithm sums the components' cotangents."""
+    """Notifies tapes that a sync-on-read variable is read, and returns the stacked components of all replicas.
+
+    Like `variable_store.announced_components`, but the strategy's algorithm sums the components' cotangents.
+    """
     if not has_gradient(variable):
         return stacked
     return _components_of(variable.strategy, stacked, announce_read(variable, lax.stop_gradient(stacked[0])))

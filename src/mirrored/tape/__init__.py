@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation by recording: `GradientTape`, custom gradients and related functions.
+"""Reverse-mode differentiation by recording operations: `GradientTape`, custom gradients.
 
 Recording, then differentiation:
 

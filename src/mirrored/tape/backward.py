@@ -1,4 +1,4 @@
-"""The backward pass: visits a tape's records in reverse order and accumulates cotangents; and Jacobians."""
+"""The backward pass of a gradient tape: propagates cotangents (gradients) in reverse, also for Jacobians."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mirrored.tape.trace import TapeTrace, run_under
 
 
 class UnconnectedGradients(enum.Enum):
-    """The gradient of a target with respect to a source on which it does not depend: None or zeros.
+    """Option for the gradient of a source on which the target does not depend: None or zeros.
 
     Example:
         >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
@@ -40,7 +40,7 @@ class UnconnectedGradients(enum.Enum):
 
     @classmethod
     def of(cls, value: UnconnectedGradients | str) -> UnconnectedGradients:
-        """Converts `value`, a member or a member's value such as ``"zero"``, to the member.
+        """Converts an enum member or its value, such as ``"zero"``, to the enum member.
 
         Raises:
             ArgumentError: `value` is not valid.
@@ -57,17 +57,17 @@ class UnconnectedGradients(enum.Enum):
 
 
 def is_variable(value: object) -> TypeGuard[ReadableVariable]:
-    """Returns whether `value` is a variable: an object with `read_value` and `trainable`."""
+    """Returns whether `value` is a variable, recognised by its attributes `read_value` and `trainable`."""
     return hasattr(value, "trainable") and hasattr(value, "read_value")
 
 
 def is_array(value: object) -> bool:
-    """Returns whether `value` is an array that a tape can track."""
+    """Returns whether `value` is an array that a gradient tape can track."""
     return isinstance(value, jax.Array)
 
 
 def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Flattens a structure of sources, and checks that each is an array or a variable.
+    """Flattens the sources of a gradient to a list, after checking that each is an array or a variable.
 
     In a registered class (an Equinox module, an optax state), the gradient of a leaf that is not an array is None. In
     lists, tuples and dicts, such a leaf is an error.
@@ -98,7 +98,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def flatten_targets(target: PyTree, called: str) -> list[Any]:
-    """Flattens a structure of targets, and checks that each is an array or a variable.
+    """Flattens the targets of a gradient to a list, after checking that each is an array or a variable.
 
     Raises:
         ArgumentTypeError: A target is neither an array nor a variable.
@@ -123,7 +123,7 @@ def flatten_targets(target: PyTree, called: str) -> list[Any]:
 
 
 def zeros_like_source(source: jax.Array | ReadableVariable) -> jax.Array:
-    """Returns zeros of the shape and dtype of a source."""
+    """Returns zeros with the shape and dtype of a source (an array or a variable)."""
     return jnp.zeros(source.shape, source.dtype)
 
 
@@ -145,7 +145,7 @@ def _shown(leaf: object) -> str:
 
 
 class Walk:
-    """One backward pass: visits a tape's records (one per operation) in reverse and accumulates cotangents.
+    """One backward pass over the operations on a tape, which accumulates cotangents (gradients) in reverse order.
 
     Args:
         owner: The trace of the tape.
@@ -166,14 +166,16 @@ class Walk:
         self._direct = is_eval(self._trace) and owner.eager
 
     def again(self) -> Walk:
-        """Returns this backward pass for the JAX trace that is current now. The new pass keeps the tape's records.
+        """Returns a new backward pass over the same tape records, for use under `jax.vmap`.
+
+        The new pass belongs to the JAX trace that is current now, and keeps the tape's records.
 
         Under `jax.vmap`, which computes the rows of a Jacobian, the current trace is another one.
         """
         return Walk(self._owner, self._recorder, recorded=self._recorded, forget=False)
 
     def pull(self, seeds: dict[Key, Any], wanted: Iterable[Key]) -> dict[Key, Any]:
-        """Computes the cotangents of the sources from those of the targets.
+        """Computes the cotangents (gradients) of the sources from those of the targets.
 
         Args:
             seeds: The cotangents of the targets.
@@ -268,7 +270,7 @@ def _take(cotangents: dict[Key, Any], key: Key, keep: frozenset[Key]) -> Any:
 
 
 def check_single(target: object, called: str) -> None:
-    """Checks that the target of a Jacobian is one array.
+    """Raises an error unless the target of a Jacobian is a single array.
 
     Raises:
         ArgumentTypeError: It is not a single array.
@@ -283,7 +285,7 @@ def check_single(target: object, called: str) -> None:
 
 
 def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | ReadableVariable, called: str) -> None:
-    """Checks that a target and a source have batch dimensions of equal size.
+    """Raises an error unless a target and a source have batch dimensions of equal size.
 
     Raises:
         ArgumentError: A shape has fewer than two dimensions, or the first dimensions differ.
@@ -306,20 +308,23 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
 
 
 def rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns the cotangents of a Jacobian: one per element of a target, 1 there and 0 elsewhere, stacked."""
+    """Returns the one-hot cotangents of a Jacobian: one per element of the target, stacked."""
     size = math.prod(shape)
     return jnp.reshape(jnp.eye(size, dtype=dtype), (size, *shape))
 
 
 def batched_rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns the cotangents of a batched Jacobian: one per element of an example, 1 there in all examples, stacked."""
+    """Returns the one-hot cotangents of a batched Jacobian: one per element of an example, stacked.
+
+    Each cotangent is 1 at its element in all examples.
+    """
     size = math.prod(shape[1:])
     one = jnp.reshape(jnp.eye(size, dtype=dtype), (size, 1, *shape[1:]))
     return jnp.broadcast_to(one, (size, *shape))
 
 
 def over_rows(pull: Callable[[Any], dict[Key, Any]], cotangents: jax.Array, *, vectorized: bool) -> dict[Key, Any]:
-    """Applies `pull` to each row of `cotangents`, and stacks the cotangents that it returns by key.
+    """Applies the function `pull` to each row of `cotangents`, by `jax.vmap` or in a loop, and stacks the results.
 
     Args:
         pull: Maps a cotangent to the cotangents of the sources, by key.

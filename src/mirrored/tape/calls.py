@@ -1,4 +1,4 @@
-"""Calls under a tape: functions with custom derivative rules, functions that close over arrays, `lax.while_loop`."""
+"""Records calls on a tape: functions with custom derivatives or closures, and `lax.while_loop`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def process(
     watched: tuple[int, ...],
     name: str,
 ) -> list[Any]:
-    """Applies a call and linearizes it at once, instead of by a cached rule.
+    """Applies a function with a custom derivative under a tape, and linearizes it at this call.
 
     A derivative rule written in Python thus sees concrete values if there are any.
 
@@ -79,7 +79,9 @@ def process_library(
     keys: list[Key],
     watched: tuple[int, ...],
 ) -> list[Any]:
-    """Applies a `jax.custom_jvp` function of JAX's own library, which closes over nothing and is traced only once.
+    """Applies a `jax.custom_jvp` function of JAX itself, such as `jax.nn.relu`, by an operation traced only once.
+
+    Such a function closes over nothing.
 
     Args:
         trace: The trace of the tape.
@@ -177,7 +179,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """Records that gradients to arrays over which custom rules inside a program close are errors; returns the results.
+    """Marks results as having no gradient to arrays that custom-derivative functions close over.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program.
@@ -208,7 +210,7 @@ def process_lifted(
     arrays: list[Any],
     operands: tuple[list[Any], list[Key], tuple[int, ...]],
 ) -> Any:
-    """Applies and records a primitive whose parameters embed watched arrays, which become operands.
+    """Applies and records a primitive, with the tracked arrays in its parameters passed as operands.
 
     Args:
         trace: The trace of a tape that records.

@@ -1,4 +1,4 @@
-"""Caches of operations, keyed by what identifies them: a primitive with its parameters, a program, or a library call.
+"""Caches of the differentiable operations of tapes: by primitive, traced program or library function.
 
 An `Operation` holds its derived rules and compiled programs. Finding the same operation again avoids tracing and
 compiling in every step.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Catalogue(Generic[T]):
-    """A cache with a maximum number of entries, which evicts an old entry for a new one.
+    """A cache of limited size, which evicts an old entry when a new one is added.
 
     A lookup refreshes its entry only when the cache is more than half full, which makes most lookups cheaper.
 
@@ -43,7 +43,7 @@ class Catalogue(Generic[T]):
         self._entries: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the entry of `key`, which `make` creates if it is missing."""
+        """Returns the cached entry of `key`, after creating it by `make` if it is missing."""
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = make()
@@ -54,7 +54,7 @@ class Catalogue(Generic[T]):
         return entry
 
     def clear(self) -> None:
-        """Removes all entries."""
+        """Removes all entries of this cache."""
         self._entries.clear()
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Catalogue(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class LibraryCall:
-    """A call of a JAX library function that has a custom derivative rule, traced once.
+    """A call of a JAX library function with a custom derivative rule (such as `jax.nn.relu`), traced once.
 
     Attributes:
         operation: The operation.
@@ -83,7 +83,7 @@ _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
 def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Returns the operation that applies `primitive` with `params`, from the cache if it is there.
+    """Returns the cached differentiable operation that applies a JAX primitive with these parameters.
 
     Donation is disabled, because the records may still need the operands as residuals. Parameters that are not hashable
     give a new operation.
@@ -98,7 +98,7 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Returns a new operation, which is not cached, that applies `primitive` with `params`."""
+    """Creates a differentiable operation that applies a JAX primitive with these parameters, uncached."""
     nested = without_compiler_options(params)
     as_written, params = nested is not params, nested
     if primitive.multiple_results:
@@ -114,7 +114,7 @@ def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
-    """Returns the operation of a traced program from the cache; `make` creates it for a new key."""
+    """Returns the cached differentiable operation of a traced program, after creating it by `make` if missing."""
     try:
         return _programs.get(key, make)
     except TypeError:
@@ -122,7 +122,7 @@ def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
 
 
 def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCall | None:
-    """Returns the traced call of a JAX library function from the cache; `make` creates it for a new key.
+    """Returns the cached traced call of a JAX library function, after creating it by `make` if missing.
 
     Returns None if the key is not hashable (`custom_root` holds functions).
     """
@@ -134,7 +134,10 @@ def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCa
 
 
 def clear() -> None:
-    """Removes all cached operations and their compiled programs. `jax.clear_caches` clears JAX's own caches."""
+    """Removes all cached differentiable operations of tapes, with their compiled programs.
+
+    `jax.clear_caches` clears JAX's own caches.
+    """
     for catalogue in (_primitives, _programs, _calls):
         catalogue.clear()
 

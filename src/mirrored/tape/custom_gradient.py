@@ -1,4 +1,4 @@
-"""`custom_gradient` and `stop_gradient`, and the records of calls with a custom gradient."""
+"""`custom_gradient` and `stop_gradient`, with the tape records of functions with a custom gradient."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stop_gradient(value: T) -> T:
 
 
 def custom_gradient(function: F) -> F:
-    """Decorates a function that returns its result and a function that computes its gradient.
+    """Decorates a function that returns both its result and a function that computes its gradient.
 
     Args:
         function: Takes arrays and returns a pair of a result and a gradient function. Keyword arguments are not
@@ -144,7 +144,7 @@ class _Call:
 
 
 class CustomRecord(Record):
-    """The tape record of a call with a custom gradient: its pullback is the user's gradient function."""
+    """The tape record of a call with a custom gradient, which calls the user's gradient function."""
 
     __slots__ = ("avals", "gradient", "loss", "num_operands", "reached_variables", "variables")
 
@@ -165,7 +165,7 @@ class CustomRecord(Record):
         self.reached_variables: list[int] = []
 
     def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
-        """Adds those of `variables`, which the function read, that `tape` watches to the inputs of this record."""
+        """Adds the variables that the function has read and the tape watches to this record's inputs."""
         assert tape.recorder is not None
         self.variables = variables
         self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]

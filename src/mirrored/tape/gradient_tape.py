@@ -1,4 +1,4 @@
-"""`GradientTape`, the public interface of the tape."""
+"""`GradientTape`: records operations and computes gradients and Jacobians of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger("mirrored.tape")
 
 
 class GradientTape(Recording):
-    """Records the operations of its block and differentiates them afterwards.
+    """A tape that records the JAX operations in its ``with`` block, and differentiates them afterwards.
 
     The tape watches each trainable variable that is read in the block. It watches arrays that are passed to `watch`. It
     records everything that JAX can differentiate: `jax.numpy`, `lax.scan`, `cond`, `jit`, `checkpoint`, and libraries
@@ -68,7 +68,7 @@ class GradientTape(Recording):
         output_gradients: PyTree = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
-        """Computes the gradient of a target, summed over its elements, with respect to each source.
+        """Computes the gradients of the sum of a target's elements with respect to each source.
 
         Args:
             target: An array computed in the block, or a structure of arrays. The gradients of several arrays are added.
@@ -170,7 +170,7 @@ class GradientTape(Recording):
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> jax.Array:
-        """Computes, for each example of a batch, the derivative of its target with respect to its source.
+        """Computes one Jacobian per example of a batch, of the example's target with respect to its source.
 
         Args:
             target: One array of shape ``[batch, ...]``. Row i must depend only on row i of the source.
@@ -273,7 +273,7 @@ class GradientTape(Recording):
 
 
 def target_value(target: jax.Array | ReadableVariable) -> Any:
-    """Returns the array of a target, which may be a variable."""
+    """Returns the array of a differentiation target, reading the target if it is a variable."""
     return target.read_value() if is_variable(target) else target
 
 

@@ -1,4 +1,4 @@
-"""Records merges (collectives and `merge_call`) on the tapes of all local replicas.
+"""Records collectives and `merge_call` on the tapes of all replicas that take part.
 
 In a merge, one function computes the results of all local replicas from the operands of all of them. The local replicas
 are those of one device in a compiled run, and those of this process in an eager run, on all of its devices. For the
@@ -37,7 +37,7 @@ _ARRAY: Final = object()
 
 
 class MergePullback:
-    """The pullback of one merge over all local replicas. The replicas' records share this object.
+    """The pullback of one collective or `merge_call`, shared by the tape records of all replicas.
 
     Attributes:
         tree: The tree structure of the pullback. Replica 0 holds its leaves, the residuals.
@@ -56,7 +56,7 @@ class MergePullback:
 
 
 class MergePart:
-    """What the driver returns to one replica in addition to its results of a merge, so that its tape can record them.
+    """What one replica's tape needs to record a collective: its pullback and the replica's index.
 
     Attributes:
         merge_pullback: The pullback of the merge.
@@ -71,7 +71,10 @@ class MergePart:
 
 
 def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
-    """Executes a merge under the trace below a tape. Records it, with this replica's operands, if the tape records."""
+    """Executes a collective or `merge_call` under a tape, and records it if the tape is recording.
+
+    The record holds this replica's operands.
+    """
     values, keys, watched = trace.sort(payload)
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
@@ -119,7 +122,7 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
 
 
 class MergeRecord(Record):
-    """The tape record of one replica's operands and results of a merge; its pullback is another merge."""
+    """The tape record of one replica's part in a collective, whose pullback is another collective."""
 
     __slots__ = ("arrays", "name", "part", "residuals")
 

@@ -1,4 +1,4 @@
-"""Forward and VJP rules of operations, cached per operation and signature."""
+"""Differentiable operations of tapes, with cached forward and VJP programs per signature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ MOST = 4096
 
 
 class QuickRules:
-    """A cache of VJP rules by operation and operand types, cleared when JAX's settings change or when it is full.
+    """A bounded cache of VJP rules by operation and operand types, cleared when JAX's settings change.
+
+    It is also cleared when it is full.
 
     Args:
         most: The maximum number of entries.
@@ -42,7 +44,7 @@ class QuickRules:
         self._state: tuple[Any, dict[Any, tuple[Rule, Any]]] = (None, {})
 
     def find(self, operation: Operation, values: Sequence[Any], watched: tuple[int, ...]) -> Rule:
-        """Returns the VJP rule of `operation` for these operands, of which those at `watched` are tracked."""
+        """Returns the VJP rule of `operation` for these operands, of which those at positions `watched` are tracked."""
         settings, entries = self._state
         now = context_key()
         if now != settings or len(entries) > self._most:
@@ -67,7 +69,7 @@ class QuickRules:
 
 
 def direct(function: Callable[[Any], Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Wraps a function of one array so that an eager tape records it as one operation, without JAX's dispatch.
+    """Wraps a function of one array such that an eager tape records it quickly, as a single operation.
 
     Context: any. The wrapper takes the fast path if an eager tape tracks the argument and that tape is the current
     trace. Otherwise it calls `otherwise`.
@@ -122,7 +124,7 @@ _thread = _DerivingThread()
 
 
 def is_deriving() -> bool:
-    """Returns whether this thread is deriving a VJP rule.
+    """Returns whether this thread is tracing an operation's VJP rule, which will be cached.
 
     Rules are cached, so no value of the current call may be embedded in them.
     """
@@ -139,7 +141,7 @@ def _deriving() -> Iterator[None]:
 
 
 class Operation:
-    """A function from arrays to a list of arrays that tapes can record, with its cached VJP rules.
+    """A function from arrays to a list of arrays that a tape can record, with cached VJP rules.
 
     Args:
         function: A traceable function that takes arrays and returns a list of arrays.
@@ -173,11 +175,11 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation for `function`, a program derived from this operation, with its custom rules."""
+        """Returns an operation for a program derived from this operation, with the same custom-derivative status."""
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
-        """Returns the VJP rule for inputs of these types, of which those at the positions `watched` are tracked.
+        """Returns the VJP rule for inputs of these types, of which those at positions `watched` are differentiated.
 
         The rule closes over no values. So it is derived without a token of `_jax.caches`, and all traces share it.
         """
@@ -191,13 +193,13 @@ class Operation:
 
 
 class Residual:
-    """Where a tape record takes a residual from: an input, a result of the forward program, or a constant."""
+    """Where a tape record takes a saved value (residual) from: an input, a forward result or a constant."""
 
     INPUT, RESULT, CONSTANT = range(3)
 
 
 class Rule:
-    """The VJP rule of an operation for one choice of input types and watched inputs: forward and backward programs.
+    """The VJP rule of an operation, as forward and backward programs, for given input types and watched inputs.
 
     Attributes:
         forward: Computes the results, followed by the residuals that are not inputs, results or constants.
@@ -286,7 +288,7 @@ class Rule:
         return True
 
     def backward(self, present: tuple[bool, ...]) -> Backward:
-        """Returns the backward program for the case that exactly the results marked in `present` have a cotangent."""
+        """Returns the backward program for the case that only the results marked in `present` have a cotangent."""
         found = self._backward.get(present)
         if found is None:
             with _deriving():
@@ -294,7 +296,7 @@ class Rule:
         return found
 
     def residuals(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Returns the residuals of one application, given its inputs and the results of `forward`."""
+        """Returns the values that the backward program needs (residuals), from the inputs and forward results."""
         sources = (inputs, results)
         return [where if kind == Residual.CONSTANT else sources[kind][where] for kind, where in self.plan]
 
@@ -388,7 +390,7 @@ class Rule:
 
 
 class Backward:
-    """The backward program of a VJP rule, for one choice of results that have a cotangent.
+    """The backward program of a VJP rule, for a given set of results that have a cotangent.
 
     Attributes:
         operation: Maps the residuals and those cotangents to the cotangents of the inputs at `reached`.
@@ -406,7 +408,7 @@ class Backward:
 
 
 def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tuple[list[Any], Any]:
-    """Returns the results of `function` and its pullback to the arguments at `watched`."""
+    """Computes a function's results and its pullback (VJP function) to the arguments at `watched`."""
     results, pullback, _ = linearize_with(function, args, watched, list)
     return results, pullback
 
@@ -414,7 +416,7 @@ def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tu
 def linearize_with(
     function: Flat, args: Sequence[Any], watched: Sequence[int], beside: Callable[[], list[Any]]
 ) -> tuple[list[Any], Any, list[Any]]:
-    """Like `linearize`; also returns what `beside()`, called after `function`, returns, without its derivative."""
+    """Computes a function's results and pullback, and additional undifferentiated results from `beside()`."""
 
     def of_watched(*chosen: Any) -> tuple[list[Any], list[Any]]:
         full = list(args)

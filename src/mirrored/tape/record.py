@@ -1,4 +1,4 @@
-"""Records of a tape, one per operation on a watched value, and `Recorder`, which holds them."""
+"""Records of a tape, one per recorded operation, and `Recorder`, which holds them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Values with respect to which an operation has no derivative although it depends on them, and the reason.
+    """Inputs to which an operation cannot propagate gradients, with the reason and the error to raise.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
@@ -57,7 +57,7 @@ class Loss:
     )
 
     def error(self) -> TapeError:
-        """Returns the error for a gradient that is requested with respect to such a value."""
+        """Returns the error for a requested gradient that would have to pass through such an input."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
@@ -69,7 +69,7 @@ class Loss:
 
 
 def closed_over(keys: Sequence[Key], name: str) -> Loss:
-    """Returns the `Loss` of values that a function with a custom derivative rule closes over."""
+    """Returns the description of values without gradient that a custom-derivative function closes over."""
     return Loss(
         keys,
         name,
@@ -81,7 +81,7 @@ def closed_over(keys: Sequence[Key], name: str) -> Loss:
 
 
 class Record:
-    """One operation on a tape, with its pullback.
+    """Base class of tape records: one recorded operation with its pullback (VJP function).
 
     Attributes:
         in_keys: The keys of the watched inputs.
@@ -104,7 +104,7 @@ class Record:
         self.inputs: Sequence[Any] | None = None
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Computes the cotangents of the watched inputs from those of the results.
+        """Computes the cotangents of this operation's watched inputs from those of its results.
 
         Args:
             cotangents: One cotangent per result, or None.
@@ -116,19 +116,19 @@ class Record:
         raise NotImplementedError
 
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Computes the same cotangents by operations on the recorded inputs, instead of from residuals.
+        """Computes the cotangents of the watched inputs by recorded operations, for higher-order gradients.
 
         The tape records these operations, so that the gradient can be differentiated again.
         """
         return self.pull(cotangents, run)
 
     def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
-        """Returns which watched inputs the results marked in `present` depend on, as positions in `in_keys`."""
+        """Returns which watched inputs receive a cotangent from the results marked in `present`."""
         return range(len(self.in_keys))
 
 
 class RuleRecord(Record):
-    """The tape record of one application of an operation: the operation's cached VJP rule, and this one's residuals."""
+    """The tape record of an operation with a cached VJP rule, which holds the saved values (residuals)."""
 
     __slots__ = ("operation", "residuals", "rule")
 
@@ -172,7 +172,7 @@ class RuleRecord(Record):
 
 
 class PartialRuleRecord(RuleRecord):
-    """A `RuleRecord` of an operation that has no derivative with respect to some of its watched inputs."""
+    """A `RuleRecord` of an operation that has no derivative for some of its watched inputs."""
 
     __slots__ = ("loss",)
 
@@ -190,7 +190,7 @@ class PartialRuleRecord(RuleRecord):
 
 
 class PullbackRecord(Record):
-    """The tape record of an operation that was linearized at once: it calls the pullback of `jax.vjp`."""
+    """The tape record of an operation that was differentiated when it ran, by `jax.vjp`."""
 
     __slots__ = ("loss", "function", "out_avals", "pullback")
 
@@ -227,7 +227,7 @@ class AliasRecord(Record):
 
 
 class LossyRecord(Record):
-    """The tape record of values that are passed through, and that depend on others without a derivative."""
+    """The tape record of an identity whose results also depend on values without a derivative."""
 
     __slots__ = ("loss",)
 
@@ -240,7 +240,7 @@ class LossyRecord(Record):
 
 
 class FailedRecord(Record):
-    """The tape record of an operation that has no derivative at all.
+    """The tape record of an operation without a derivative, through which no gradient can be requested.
 
     The backward pass raises an error only if a requested gradient depends on the operation.
     """
@@ -258,7 +258,7 @@ class FailedRecord(Record):
 def partial_record(
     operation: Operation, rule: Rule, keys: dict[int, Key], values: list[Any], results: list[Any]
 ) -> Record:
-    """Returns the record of an operation that has no derivative with respect to some of its watched inputs."""
+    """Creates the record of an operation that has no derivative for some of its watched inputs."""
     lost = [keys[position] for position in rule.lost]
     loss = closed_over(lost, operation.name) if rule.failure is None else Loss(lost, operation.name, rule.failure)
     if not rule.watched:
@@ -274,7 +274,7 @@ def _pull_from_inputs(record: Record, function: Flat, cotangents: list[Any]) -> 
 
 
 def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Returns `cotangents` with zeros in place of None; the zeros have the shapes and dtypes of `like`."""
+    """Returns the cotangents of all results, with zeros in place of None."""
     return [
         no_cotangent(result) if cotangent is None else cotangent
         for cotangent, result in zip(cotangents, like, strict=True)
@@ -282,7 +282,7 @@ def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
 
 
 def no_cotangent(value: jax.Array | ShapedArray) -> Any:
-    """Returns the zero cotangent of a result with the shape and dtype of `value`."""
+    """Returns the zero cotangent for a result with the shape and dtype of `value`."""
     return jnp.zeros(value.shape, value.dtype) if is_inexact(value) else zero_tangent(value)
 
 
@@ -290,7 +290,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Recorder:
-    """What a tape has recorded since it was created or reset: its records, tracked values and watched variables.
+    """What a tape has recorded since its creation or reset: operations, tracked arrays and watched variables.
 
     Attributes:
         records: The records of operations, in order.
@@ -317,20 +317,20 @@ class Recorder:
         self.explicit: set[int] = set()
 
     def forget(self) -> None:
-        """Drops the records and tracked objects. The set of watched variables is kept."""
+        """Drops the recorded operations and tracked arrays, but keeps the set of watched variables."""
         self.records.clear()
         self.known.clear()
         self.reads.clear()
 
     def key_of(self, value: object, owner: TapeTrace) -> Key | None:
-        """Returns the key under which the tape tracks an array, or None if the tape does not track it."""
+        """Returns the key by which the tape identifies a tracked array, or None if it is not tracked."""
         if type(value) is Box and value.owner is owner:
             return value.key
         entry = self.known.get(id(value))
         return None if entry is None else entry[0]
 
     def watch(self, value: jax.Array, owner: TapeTrace) -> None:
-        """Tracks an array of the user from now on."""
+        """Starts tracking an array, so that later operations on the array are recorded."""
         if self.key_of(value, owner) is not None:
             return
         key = new_key()
@@ -340,23 +340,23 @@ class Recorder:
             self.known.setdefault(id(value.payload), (key, value.payload))
 
     def watch_variable(self, variable: ReadableVariable) -> None:
-        """Tracks every later read of `variable`."""
+        """Starts watching a variable, so that operations on its value are recorded after each later read."""
         self.explicit.add(id(variable))
         self.variable_key(variable)
 
     def watches(self, variable: ReadableVariable) -> bool:
-        """Returns whether reads of `variable` are tracked."""
+        """Returns whether the tape watches `variable`, so that its reads are recorded."""
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
 
     def variable_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key of `variable`, which receives the cotangents of all its reads."""
+        """Returns the key that identifies `variable` on the tape and receives the cotangents of all its reads."""
         entry = self.variables.get(id(variable))
         if entry is None:
             entry = self.variables[id(variable)] = (new_key(), variable)
         return entry[0]
 
     def read(self, variable: ReadableVariable, value: jax.Array, owner: TapeTrace) -> Any:
-        """Records a read of `variable`, and returns its value as an object that the tape tracks."""
+        """Records a read of `variable`, and returns the value as an array that the tape tracks."""
         if not is_inexact(aval_of(value)):
             return value
         known = self.reads.get(id(value))
@@ -376,7 +376,7 @@ class Recorder:
         return value
 
     def untracked(self, value: jax.Array, owner: TapeTrace) -> Any:
-        """Returns `value`, or the same value as a new object if this tape tracks `value`.
+        """Returns `value` as an array that this tape does not track, as a new object if necessary.
 
         An assigned value may be tracked as the result of an operation. Reading the variable gives an independent value.
         """
@@ -388,7 +388,7 @@ class Recorder:
 
 
 def owned_operand(operand: Operand) -> Any:
-    """Copies a NumPy array. Returns any other operand unchanged.
+    """Copies an operand if it is a NumPy array, whose memory the caller may overwrite later.
 
     A record keeps its operands as residuals until the backward pass, and JAX may alias NumPy memory. The caller may
     refill the array in between, for instance with the next batch. TensorFlow copies as well.

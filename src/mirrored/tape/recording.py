@@ -1,4 +1,4 @@
-"""`Recording`, the part of a tape that records: which operations, arrays and variables its block records."""
+"""`Recording`: the part of `GradientTape` that implements the ``with`` block and what is watched."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("mirrored.tape")
 
 
 class Recording:
-    """The base class of `GradientTape` that implements its `with` block and what the tape watches.
+    """Base class of `GradientTape` with the ``with`` block, `watch`, `reset` and `stop_recording`.
 
     Args:
         persistent: Whether gradients can be computed several times.
@@ -95,7 +95,7 @@ class Recording:
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """Pauses recording for a block: no gradient flows through what the block computes.
+        """Pauses recording during a ``with`` block, so that no gradient flows through its operations.
 
         Raises:
             TapeError: The tape is not recording.
@@ -129,7 +129,7 @@ class Recording:
                 self._start()
 
     def reset(self) -> None:
-        """Discards everything recorded and watched so far, and continues recording.
+        """Discards everything that the tape has recorded and watched, and continues recording.
 
         Raises:
             ArgumentError: The tape is not recording.
@@ -149,7 +149,7 @@ class Recording:
     # Watching
 
     def watch(self, tensor: PyTree) -> None:
-        """Tracks arrays or variables from now on.
+        """Starts tracking arrays or variables, so that gradients with respect to them can be computed.
 
         The tape tracks the object itself, by identity. Compute with this object, not with a copy. A function passed to
         `jit` or `lax.scan` may also close over it.
@@ -184,7 +184,7 @@ class Recording:
             self._recorder.watch(leaf, self._trace)
 
     def watched_variables(self) -> tuple[Any, ...]:
-        """Returns the variables watched since the tape was created or reset, in order of their first use.
+        """Returns the variables that the tape has watched since its creation or reset, in order of first use.
 
         TensorFlow: the same.
         """
@@ -193,7 +193,7 @@ class Recording:
     # Callbacks of variable reads and writes (see mirrored.runtime.ambient)
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
-        """Returns what the reader of `variable` receives for `value`. The variable calls this method at a read.
+        """Records a read of `variable`, and returns the value, tracked by the tape if the variable is watched.
 
         JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
         read then returns a `ReadTracer`, which each call resolves to the current value of the variable.
@@ -224,10 +224,10 @@ class Recording:
         return True if caches.current() is not None and is_cut_off(current_trace()) else None
 
     def on_write(self) -> None:
-        """Does nothing: records keep the values that were read before."""
+        """Does nothing when variables are assigned: the tape keeps the values that were read before."""
 
     def tracks(self, value: object) -> bool:
-        """Returns whether the tape records operations on `value`.
+        """Returns whether the tape tracks the array `value`, so that it records operations on it.
 
         It is called before a per-replica value is split into its components.
         """

@@ -1,4 +1,4 @@
-"""`TapeTrace`, the JAX trace of a tape, which processes every primitive that is applied in the tape's block.
+"""`TapeTrace`: the JAX trace through which a gradient tape receives every primitive.
 
 If no operand is watched, the primitive runs under the parent trace and is not recorded. Otherwise the forward program
 of its rule runs under the parent trace, and a record keeps the residuals for the backward pass.
@@ -51,7 +51,7 @@ _quick_rules = QuickRules()
 
 
 class TapeTrace(Trace):  # type: ignore[misc]
-    """The JAX trace of one tape, which records the primitives on tracked values. Each entry of the tape reuses it.
+    """The JAX trace of one gradient tape, which records primitives applied to tracked values.
 
     Attributes:
         parent: The trace that was current when the tape was entered.
@@ -77,19 +77,19 @@ class TapeTrace(Trace):  # type: ignore[misc]
     # Lifecycle
 
     def enter(self, parent: Trace, outer_token: Hashable, recorder: Recorder) -> None:
-        """Starts recording on top of `parent`."""
+        """Starts recording, with `parent` as the JAX trace that executes the primitives."""
         self.parent = parent
         self.outer_token = outer_token
         self.eager = is_eval(parent)
         self.recorder = recorder
 
     def leave(self) -> None:
-        """Stops recording."""
+        """Stops recording, at the end of the tape's block."""
         self.recorder = None
         self._forget_stale()
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions that JAX is tracing and that close over a box, i.e. an array that this tape tracks.
+        """Notes functions that JAX is tracing and that close over a tracked array, to evict their cached traces.
 
         JAX caches their traces with the box as a constant. `_forget_stale` evicts these traces before the next
         primitive runs, so that no later call reuses the box.
@@ -104,12 +104,12 @@ class TapeTrace(Trace):  # type: ignore[misc]
     # Methods that JAX calls
 
     def stage_value(self, value: Operand) -> Any:
-        """Converts NumPy arrays to device arrays, as JAX does without a tape."""
+        """Converts a NumPy operand to a device array, as JAX does without a tape."""
         with self.under_parent():
             return self.parent.stage_value(owned_operand(value))
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any], /) -> Any:
-        """Runs `primitive`, and records it if this tape tracks an operand."""
+        """Executes a JAX primitive, and records it if this tape tracks an operand."""
         if self._stale:
             self._forget_stale()
         if self.touched is not None and primitive is stop_gradient_p:
@@ -157,7 +157,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         *,
         symbolic_zeros: bool,
     ) -> Any:
-        """Runs a `jax.custom_jvp` function. Calls of JAX's own library functions are traced once and cached."""
+        """Runs a `jax.custom_jvp` function under the tape, and records it if an operand is tracked."""
         bind = binder(primitive, (function, jvp), {"symbolic_zeros": symbolic_zeros})
         if not is_from_jax(function):
             return calls.process(self, bind, function, *self.sort(args), str(primitive))
@@ -175,13 +175,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
         out_trees: Callable[..., Any],
         symbolic_zeros: bool,
     ) -> Any:
-        """Runs a `jax.custom_vjp` function."""
+        """Runs a `jax.custom_vjp` function under the tape, and records it if an operand is tracked."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         bind = binder(primitive, (function, forward, backward), params)
         return calls.process(self, bind, function, *self.sort(args), str(primitive))
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
-        """Runs `jax.shard_map` outside of `jit`.
+        """Runs a `jax.shard_map` call outside of `jit` under the tape.
 
         The function is traced first, so that the values that it closes over become operands.
         """
@@ -200,25 +200,25 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def process_call(
         self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], params: Mapping[str, Any], /
     ) -> Any:
-        """Runs a call primitive of older versions of JAX, by running its body under this trace."""
+        """Runs a call primitive of older JAX versions, by running the called function under this trace."""
         with self.as_current():
             return function.call_wrapped(*args)
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Executes a merge of virtual replicas, and records it as one operation on all their tapes."""
+        """Executes a collective or `merge_call` of all replicas, and records it on their tapes."""
         return merging.process(self, merge, payload)
 
     # Recording
 
     def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
-        """Runs `operation`, and records it if this tape tracks an operand."""
+        """Runs a differentiable operation, and records it if this tape tracks an operand."""
         values, keys, watched = self.sort(args)
         if not watched:
             return run_under(self.parent, operation, values)
         return self.perform(operation, values, keys, watched)
 
     def perform(self, operation: Operation, values: list[Any], keys: list[Key], watched: tuple[int, ...]) -> list[Any]:
-        """Runs and records an operation on tracked operands, by the forward program of its VJP rule."""
+        """Runs the forward program of an operation on tracked operands, and records it."""
         previous, token = swap_trace(self.parent), None
         if self.eager:
             token = caches.swap(None)
@@ -240,7 +240,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self.add(record, results[: rule.num_results], rule.tracked, values)
 
     def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
-        """Adds a record to the tape. Returns its results; those marked in `tracked` as objects that it tracks."""
+        """Adds a record to the tape, and returns the operation's results, as tracked arrays where marked."""
         recorder = self.recorder
         if recorder is None:
             return results
@@ -257,7 +257,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
-        """Applies a binary operator to an array that this tape tracks (a box) and another operand.
+        """Applies a binary operator such as ``+`` to a tracked array (a box) and another operand.
 
         Args:
             name: The operator, a key of `catalogue.OPERATORS`.
@@ -279,13 +279,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
-        """Applies an operation with one result to one array that this tape tracks (a box)."""
+        """Applies an operation of one input and one result to a tracked array (a box)."""
         if not self.eager or self.recorder is None or self.touched is not None:
             return self.apply(operation, (box,))[0]
         return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
 
     def negated(self, box: Box) -> Any:
-        """Negates an array that this tape tracks (a box)."""
+        """Returns the negative of a tracked array (a box), and records the operation."""
         return self.operate_alone(catalogue.NEGATIVE, box)
 
     def _perform_quickly(
@@ -332,19 +332,19 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return inputs
 
     def copied(self, value: jax.Array) -> Any:
-        """Returns a value of the parent trace as a new object, which this tape does not track yet."""
+        """Returns an array as a new object, which this tape does not track yet."""
         if type(value) is Box:
             return Box(value.owner, value.payload, value.key)
         return run_under(self.parent, catalogue.COPY, [value])[0]
 
     def has_concrete_parent(self, value: object) -> bool:
-        """Returns whether `value` is a concrete array that no outer tape tracks."""
+        """Returns whether `value` is a concrete array that no outer gradient tape tracks."""
         return type(value) is Array
 
     # Operands
 
     def sort(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
-        """Returns the operands without this tape's boxes, the keys of the tracked operands, and their positions.
+        """Separates operands into plain values and the keys and positions of the tracked ones.
 
         While `touched` is set, notes the keys there and returns no tracked operands.
         """
@@ -386,7 +386,10 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Runs the block under the parent trace; if that is eager, without the tape's token of `_jax.caches`."""
+        """Suspends this tape for a ``with`` block: primitives go to the JAX trace below it.
+
+        If that trace is eager, the block also runs without the tape's token of `_jax.caches`.
+        """
         previous = swap_trace(self.parent)
         token = caches.swap(None) if self.eager else None
         try:
@@ -398,7 +401,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
-        """Makes this trace current for the block."""
+        """Makes this tape's trace the current JAX trace for a ``with`` block."""
         previous = swap_trace(self)
         try:
             yield
@@ -407,7 +410,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
-        """Makes this trace current without recording; yields the keys of the tracked values that the block uses."""
+        """Runs a ``with`` block without recording, and collects the keys of the tracked values that it uses."""
         before = self.touched
         touched: dict[Key, None] = {}
         self.touched = touched
@@ -430,7 +433,7 @@ def _source_sharding(value: jax.Array, source: jax.sharding.Sharding | None) -> 
 
 
 def run_under(trace: Trace, operation: Operation, values: Sequence[Any]) -> list[Any]:
-    """Runs `operation` on `values` under `trace`.
+    """Runs a differentiable operation on `values` under a given JAX trace.
 
     An eager trace runs it compiled, a tape records it, and any other trace inlines it into its program.
     """

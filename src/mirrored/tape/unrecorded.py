@@ -1,4 +1,4 @@
-"""`unrecorded`, which suspends all tapes."""
+"""`unrecorded`: suspends all gradient tapes for a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mirrored.tape.trace import TapeTrace
 
 
 def unrecorded() -> ExitStack:
-    """Returns a context manager that suspends all tapes, for instance for an update of variables.
+    """Returns a context manager that suspends all gradient tapes, for instance while variables are updated.
 
     Example:
         >>> import jax.numpy as jnp

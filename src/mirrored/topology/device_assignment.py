@@ -1,4 +1,4 @@
-"""Devices by name, and `DeviceAssignment`: assigns R replicas to D devices, K = R / D to each device."""
+"""Parses device names, and assigns replicas to devices (`DeviceAssignment`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPELLING: Final = 'a device is named like "GPU:0", "/gpu:0" or "/job:worker/rep
 
 @dataclasses.dataclass(frozen=True)
 class DeviceName:
-    """A parsed device name, as TensorFlow writes it: ``"/job:worker/task:0/device:GPU:1"`` or ``"GPU:1"``.
+    """A parsed TensorFlow device name, such as ``"/job:worker/task:0/device:GPU:1"`` or ``"GPU:1"``.
 
     Attributes:
         kind: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
@@ -47,7 +47,7 @@ class DeviceName:
 
 
 def resolve_device(device: Any, *, called: str) -> jax.Device:
-    """Returns the `jax.Device` that a user's argument means: a device name or a `jax.Device`.
+    """Converts a device name in TensorFlow's format, or a `jax.Device`, to a `jax.Device`.
 
     Args:
         device: A name as TensorFlow writes it, a named tuple with such a `name`, or the device itself.
@@ -101,7 +101,7 @@ def parse_name(text: str, *, called: str) -> DeviceName:
 
 
 def name_device(device: jax.Device) -> DeviceName:
-    """Returns the name of a device, with its task only if the device belongs to another process."""
+    """Returns the name of a device, including the task if it belongs to another process."""
     kind = kind_of(device)
     index = devices_of_kind(kind, task=device.process_index).index(device)
     return DeviceName(kind, index, None if device.process_index == jax.process_index() else device.process_index)
@@ -115,13 +115,16 @@ def full_name(device: jax.Device) -> str:
 
 
 def kind_of(device: jax.Device) -> str:
-    """Returns ``"CPU"``, ``"GPU"`` or ``"TPU"``; for virtual devices, the kind that they simulate."""
+    """Returns a device's kind, ``"CPU"``, ``"GPU"`` or ``"TPU"``; for virtual devices the simulated kind."""
     kind = device.platform.upper()
     return virtual_kind() if kind == "CPU" else kind
 
 
 def devices_of_kind(kind: str, *, task: int | None = None) -> list[jax.Device]:
-    """Returns the devices of one kind in a process (default: this one), in TensorFlow's numbering; [] for none."""
+    """Returns the devices of one kind in a process, in TensorFlow's numbering.
+
+    The default process is this one. Returns [] if there are none.
+    """
     # CPU devices that simulate GPUs also remain available under the kind CPU.
     backend = "cpu" if kind == virtual_kind() else kind.lower()
     if task is not None and not 0 <= task < jax.process_count():
@@ -133,7 +136,7 @@ def devices_of_kind(kind: str, *, task: int | None = None) -> list[jax.Device]:
 
 
 def default_devices() -> list[jax.Device]:
-    """Returns all accelerators of this process if there are any, else all its CPU devices."""
+    """Returns all accelerators of this process, or all its CPU devices if it has none."""
     return devices_of_kind(virtual_kind()) if virtual_kind() != "CPU" else list(jax.local_devices())
 
 
@@ -149,7 +152,7 @@ def _span(kind: str, count: int) -> str:
 
 
 def check_distinct(devices: Sequence[jax.Device], written: Sequence[object], *, called: str) -> None:
-    """Refuses a device that is named twice, even in different spellings.
+    """Raises an error if a device occurs twice in a list, even under different names.
 
     Raises:
         DeviceError: A device is named twice; the message shows both spellings.
@@ -168,7 +171,7 @@ def check_distinct(devices: Sequence[jax.Device], written: Sequence[object], *, 
 
 
 def check_one_kind(devices: Sequence[jax.Device], *, called: str) -> None:
-    """Refuses devices of several kinds.
+    """Raises an error if devices of several kinds, such as CPU and GPU, are mixed.
 
     Raises:
         DeviceError: The devices are of several kinds; the message lists the devices of each kind.
@@ -199,7 +202,9 @@ AXIS: Final = "replica"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DeviceAssignment:
-    """The assignment of replicas to devices. `make_device_assignment` creates and validates it.
+    """The assignment of a strategy's replicas to devices: one or more replicas per device.
+
+    `make_device_assignment` creates and validates it.
 
     Attributes:
         devices: The D devices, which are distinct and of one kind.
@@ -211,44 +216,47 @@ class DeviceAssignment:
 
     @property
     def num_devices(self) -> int:
-        """D, the number of devices."""
+        """The number of devices (D)."""
         return len(self.devices)
 
     @property
     def local(self) -> int:
-        """K, the number of replicas per device."""
+        """The number of replicas per device (K)."""
         return self.num_replicas // len(self.devices)
 
     @property
     def is_folded(self) -> bool:
-        """Whether several (virtual) replicas share a device."""
+        """Whether several virtual replicas share each device."""
         return self.local > 1
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """The one-dimensional mesh of the devices, whose axis is named `AXIS`."""
+        """The one-dimensional `jax.sharding.Mesh` of the devices, whose axis is named `AXIS`."""
         # Explicit axes, the default of jax.make_mesh, would make shardings a part of the array types in user code.
         return Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
-        """The sharding of an array that is replicated to every device."""
+        """The `NamedSharding` of an array that is replicated to every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @functools.cached_property
     def sharded(self) -> NamedSharding:
-        """The sharding of an array along axis 0, whose length is R or a multiple, over the devices in replica order."""
+        """The `NamedSharding` of an array whose axis 0 is sharded over the devices in replica order.
+
+        The length of axis 0 is R or a multiple of it.
+        """
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     @functools.cached_property
     def addressable_devices(self) -> tuple[jax.Device, ...]:
-        """The devices of this process, in order."""
+        """The devices that belong to this process, in replica order."""
         here = jax.process_index()
         return tuple(device for device in self.devices if device.process_index == here)
 
     @functools.cached_property
     def addressable_replicas(self) -> tuple[int, ...]:
-        """The replicas on devices of this process, in order."""
+        """The indices of the replicas on devices of this process, in order."""
         addressable = frozenset(self.addressable_devices)
         return tuple(r for r in range(self.num_replicas) if self.device_of(r) in addressable)
 
@@ -259,11 +267,11 @@ class DeviceAssignment:
 
     @functools.cached_property
     def processes(self) -> tuple[int, ...]:
-        """The indices of the processes whose devices hold replicas, in ascending order."""
+        """The indices of the processes on whose devices replicas run, in ascending order."""
         return tuple(sorted({device.process_index for device in self.devices}))
 
     def device_of(self, replica: int) -> jax.Device:
-        """Returns the device of a replica.
+        """Returns the device that holds the given replica.
 
         Args:
             replica: 0 to R - 1.
@@ -279,7 +287,7 @@ class DeviceAssignment:
         return full_name(self.device_of(replica))
 
     def replicas_on(self, device: jax.Device) -> range:
-        """Returns the replicas on a device of this device assignment."""
+        """Returns the indices of the replicas on the given device."""
         first = self.devices.index(device) * self.local
         return range(first, first + self.local)
 
@@ -295,7 +303,7 @@ def make_device_assignment(
     *,
     called: str = "MirroredStrategy",
 ) -> DeviceAssignment:
-    """Returns the assignment of replicas to devices, after checking both arguments.
+    """Creates the assignment of replicas to devices, after checking devices and number of replicas.
 
     Args:
         devices: Device names as TensorFlow writes them, or `jax.Device` objects. None or empty: all accelerators of

@@ -1,4 +1,4 @@
-"""Detects that this process is one of several that a launcher started, but that they do not form a job.
+"""Detects processes that a launcher started together but that have not joined one distributed job.
 
 Such processes train independent models, and no error shows it: every process exits with status 0. So a single-process
 strategy warns if the environment describes several processes.
@@ -30,7 +30,7 @@ _TRAINERS: Final = ("chief", "master", "worker")
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What shows, in the environment variables, that this process is one of several.
+    """Environment variables that show that this process is one of several started by a launcher.
 
     Attributes:
         source: The launcher or environment variable.
@@ -46,7 +46,7 @@ class _Job:
 
 
 def job_is_formed() -> None:
-    """Records that this process has joined its job through a strategy.
+    """Records that this process has joined its distributed job, so that no warning is needed.
 
     A later single-process strategy is then intentional and does not warn.
     """
@@ -54,7 +54,7 @@ def job_is_formed() -> None:
 
 
 def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidence | None:
-    """Returns the evidence that this process is one of several; None without evidence.
+    """Returns evidence in the environment that this process is one of several, or None if there is none.
 
     Args:
         environment: The environment to read. Default: `os.environ`.
@@ -122,7 +122,7 @@ def _tasks(tasks: Any) -> Any:
 
 
 def warn_if_independent(called: str) -> None:
-    """Warns if a single-process strategy is created in one of several processes, which then train independent models.
+    """Warns if several processes each create a single-process strategy, and so train independent models.
 
     Args:
         called: The name of the strategy.

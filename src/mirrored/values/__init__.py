@@ -1,4 +1,4 @@
-"""Distributed values: one component per replica (`PerReplica`), or one value for all replicas (`Mirrored`).
+"""Distributed values: `PerReplica` (one component per replica) and `Mirrored` (equal on all replicas).
 
 - `distributed_values`: the two classes, and the form that a per-replica value has inside a compiled run.
 - `stacking`: components to one array ``[replicas, ...]`` over all devices, and back.

@@ -1,4 +1,4 @@
-"""Distributed values: `PerReplica` has one component per replica, `Mirrored` is equal on all replicas.
+"""The classes of distributed values: `PerReplica` (one component per replica) and `Mirrored` (all equal).
 
 A `PerReplica` has one of three representations:
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 
 class DistributedValues(abc.ABC):
-    """A value with one component per replica. Base class of `PerReplica`, `Mirrored` and distributed variables."""
+    """Base class of values with one component per replica: `PerReplica`, `Mirrored`, distributed variables."""
 
     @property
     @abc.abstractmethod
     def values(self) -> tuple[Any, ...]:
-        """The components, in replica order."""
+        """The components of this value, one per replica, in replica order."""
 
     def __repr__(self) -> str:
         return distributed_repr(type(self).__name__, self.values)
 
 
 def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
-    """Returns ``<Name of 2 replicas: float32[3] (traced)>``, which does not need the values of tracers."""
+    """Returns the text of a distributed value of tracers: ``<Name of 2 replicas: float32[3] (traced)>``."""
     distinct = ", ".join(dict.fromkeys(outlines))  # nearly always one shape and dtype
     return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {distinct} (traced)>"
 
 
 def outline_of(value: object) -> str:
-    """Returns ``float32[3]`` for an array, and the `repr` of any other value."""
+    """Returns a short text of a value: dtype and shape (``float32[3]``) of an array, else the `repr`."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
 
@@ -123,7 +123,7 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions, passed to `run`, that have computed a per-replica value."""
+    """The set of functions passed to `run` that have computed a per-replica value, to detect feedback."""
 
     __slots__ = ("functions",)
 
@@ -146,7 +146,7 @@ _UNEVEN: Final = _Batch(True)
 
 
 class PerReplica(_NotAnArray):
-    """A value with one component per replica. Components can differ, also in shape.
+    """A value with one component per replica; the components can differ, also in shape.
 
     Args:
         values: The components, in replica order; in a multi-worker job those of this process.
@@ -184,7 +184,7 @@ class PerReplica(_NotAnArray):
     def from_stacked(
         cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NO_MAKERS
     ) -> PerReplica:
-        """Creates a value from one array ``[replicas, ...]`` that is sharded over `device_assignment`'s devices."""
+        """Creates a per-replica value from one array ``[replicas, ...]`` that is sharded over the devices."""
         value = cls.__new__(cls)
         value._components, value._stacked, value._device_assignment, value._unstack = (
             None,
@@ -197,24 +197,24 @@ class PerReplica(_NotAnArray):
 
     @property
     def device_assignment(self) -> DeviceAssignment | None:
-        """The devices of the replicas, if known; else None."""
+        """The assignment of the replicas to devices, or None if it is not known."""
         return self._device_assignment
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the representation is one array over all devices."""
+        """Whether the components are stored as one array ``[replicas, ...]`` over all devices."""
         return self._stacked is not None
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components, each on its replica's device; in a multi-worker job those of this process."""
+        """The components of this process's replicas, each on its replica's device."""
         if self._components is None:
             assert self._stacked is not None
             self._components = unstacked(self._stacked, self._device_assignment)
         return self._components
 
     def first(self) -> Any:
-        """Returns one component or the stacked array, for its dtype; None if there are no components."""
+        """Returns any one array of this value, from which its dtype can be read; None if it is empty."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
@@ -231,7 +231,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def component_shape(self) -> tuple[int, ...] | None:
-        """The shape that all components share; None if shapes differ or components are not arrays."""
+        """The common shape of all components; None if shapes differ or components are not arrays."""
         if self._stacked is not None:
             return tuple(self._stacked.shape[1:])
         if self._ragged:
@@ -250,7 +250,7 @@ class PerReplica(_NotAnArray):
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components as one array ``[replicas, ...]``, sharded over `device_assignment`'s devices.
+        """Returns the components stacked to one array ``[replicas, ...]``, sharded over the devices.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
@@ -268,7 +268,9 @@ def _shape_of(component: object) -> tuple[int, ...] | None:
 
 
 class LocalPerReplica(PerReplica):
-    """A per-replica value inside a compiled run: one device's traced components; every device runs the same program.
+    """A per-replica value in a compiled run, which holds the tracers of one device's replicas.
+
+    Every device runs the same program.
 
     Args:
         local: The components of this device's replicas.
@@ -287,7 +289,7 @@ class LocalPerReplica(PerReplica):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components of all replicas. The first access all-gathers them."""
+        """The components of all replicas, which the first access all-gathers."""
         if self._components is None:
             assert self._unstack is not None
             self._components = tuple(self._unstack())
@@ -303,13 +305,13 @@ class LocalPerReplica(PerReplica):
 
     @property
     def component_shape(self) -> tuple[int, ...] | None:
-        """The shape that all components share."""
+        """The common shape of all components."""
         shapes = {getattr(component, "shape", None) for component in self.local}
         return shapes.pop() if len(shapes) == 1 else None
 
 
 class Mirrored(ArrayOperators, DistributedValues):
-    """A value that is equal on every replica. In expressions it acts like the value.
+    """A value that is equal on every replica, and that can be used like an array in expressions.
 
     Args:
         value: The value.
@@ -330,31 +332,31 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     @property
     def value(self) -> Any:
-        """The value."""
+        """The array (or other value) that every replica has."""
         return self._value
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas that have it."""
+        """The number of replicas that have this value."""
         return self._num_replicas
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The value, repeated once per replica."""
+        """A tuple with the value repeated once per replica."""
         return (self._value,) * self._num_replicas
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The value's shape."""
+        """The shape of the mirrored value."""
         return tuple(np.shape(self._value))
 
     @property
     def dtype(self) -> Any:
-        """The value's dtype."""
+        """The dtype of the mirrored value."""
         return jnp.asarray(self._value).dtype
 
     def read_value(self) -> Any:
-        """Returns the value."""
+        """Returns the array (or other value) that every replica has."""
         return self._value
 
 

@@ -1,4 +1,4 @@
-"""`ArrayOperators`: lets variables and mirrored values act like arrays in expressions, by reading them first."""
+"""`ArrayOperators`: array operators (``+``, ``@``, indexing, ...) for variables and mirrored values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _operand(value: Operand) -> Any:
 
 
 class ArrayOperators:
-    """Mixin with the operators of an array, all based on `read_value()`.
+    """Mixin with the operators of an array, which read the object's value by `read_value()` first.
 
     It supports arithmetic (also reflected), elementwise comparison, indexing, conversion and common array methods.
     """
@@ -56,7 +56,7 @@ class ArrayOperators:
     __array_priority__ = 1000
 
     def read_value(self) -> Any:
-        """Returns the value in the current context."""
+        """Returns the array to which the operators are applied."""
         raise NotImplementedError(type(self).__name__)
 
     for _name in (

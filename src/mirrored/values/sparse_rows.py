@@ -1,4 +1,4 @@
-"""`SparseRows`: some rows of a larger array, which reductions concatenate over the replicas instead of adding them."""
+"""`SparseRows`: sparse gradients, as selected rows of a larger array with their indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored._typing import HostArray, Operand
 
 
 class SparseRows:
-    """Rows of a larger array, and their indices. Rows with the same index accumulate.
+    """Selected rows of a larger array with their indices, as `tf.IndexedSlices`; repeated indices accumulate.
 
     `reduce` and `all_reduce` concatenate the rows of the replicas. A facade names a subclass, takes the same arguments
     in it, and decorates it with `as_pytree`.
@@ -34,7 +34,7 @@ class SparseRows:
         self.dense_shape = _static_shape(dense_shape)
 
     def to_dense(self) -> jax.Array:
-        """Returns the larger array: the rows, added at their indices to zeros.
+        """Returns the larger array: zeros, with the rows added at their indices.
 
         Raises:
             ValueError: `dense_shape` is unknown.
@@ -52,13 +52,16 @@ S = TypeVar("S", bound=SparseRows)
 
 
 def as_pytree(kind: type[S]) -> type[S]:
-    """Registers a kind of rows as a pytree node; a class decorator. A known shape is part of the tree's structure."""
+    """Class decorator that registers a kind of sparse rows as a JAX pytree node.
+
+    A known shape is part of the tree's structure.
+    """
     jax.tree_util.register_pytree_node(kind, _flatten, functools.partial(_unflatten, kind))
     return kind
 
 
 def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
-    """Returns indices of which negative ones are out of bounds, as in TensorFlow; JAX counts those from the end."""
+    """Makes negative indices out of bounds, as in TensorFlow, instead of counting from the end as in JAX."""
     return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 

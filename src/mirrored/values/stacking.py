@@ -1,4 +1,4 @@
-"""Stacks the components of per-replica values to one array ``[replicas, ...]`` over all devices, and unstacks it."""
+"""Converts between the components of per-replica values and one sharded array ``[replicas, ...]``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stack_components(components: Sequence[Any], device_assignment: DeviceAssignm
 
 
 def unequal(found: str) -> ValuesError:
-    """Returns the error for components that cannot be stacked."""
+    """Returns the error for per-replica components that cannot be stacked into one array."""
     return ValuesError(
         "PerReplica.stacked",
         found=found,
@@ -116,7 +116,10 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 
 
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
-    """Returns the components of a stacked value, on this process's devices if they are known."""
+    """Splits an array ``[replicas, ...]`` into the components of the replicas.
+
+    Those of this process are returned, on their devices, if these are known.
+    """
     # A callback of a compiled program receives a NumPy array, which has no shards.
     if (
         device_assignment is not None

@@ -1,4 +1,4 @@
-"""Structures (pytrees) with distributed values as leaves: flattening, one replica's view, the replicas' results."""
+"""Flattens, maps and combines pytrees whose leaves may be distributed values."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ from mirrored.values.distributed_values import DistributedValues, Mirrored, PerR
 
 
 def is_leaf(value: object) -> bool:
-    """Returns whether `value` is a leaf: None or a distributed value. Variables are leaves for JAX anyway."""
+    """Returns whether `value` is a pytree leaf: None or a distributed value.
+
+    Variables are leaves for JAX anyway.
+    """
     return value is None or isinstance(value, DistributedValues)
 
 
 def flatten(structure: PyTree, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Any]:
-    """Returns the leaves (also None, distributed values, variables, objects of types `also`) and the structure."""
+    """Flattens a pytree into leaves and structure, with None and distributed values as leaves.
+
+    Variables and objects of the types `also` are leaves too.
+    """
     stops = is_leaf if also == () else lambda value: is_leaf(value) or isinstance(value, also)
     leaves, treedef = jax.tree_util.tree_flatten(structure, is_leaf=stops)
     return leaves, treedef
 
 
 def unflatten(treedef: jax.tree_util.PyTreeDef, leaves: Sequence[Any]) -> Any:
-    """Rebuilds a structure from its leaves."""
+    """Rebuilds a pytree from its leaves and its structure."""
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
 def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
-    """Applies `function` to every leaf."""
+    """Applies `function` to every leaf of a pytree, with None and distributed values as leaves."""
     leaves, treedef = flatten(structure)
     return unflatten(treedef, [function(leaf) for leaf in leaves])
 
 
 def select(structure: PyTree, replica: int) -> Any:
-    """Returns a structure as `replica` receives it: with its own component in place of each per-replica value."""
+    """Returns a pytree as one replica receives it: with its component of each per-replica value."""
 
     def pick(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplica):
@@ -49,7 +55,9 @@ def select(structure: PyTree, replica: int) -> Any:
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """Converts one structure per replica to the structure and, per leaf position, a tuple of the replicas' leaves.
+    """Converts a list of one pytree per replica to one tuple of replicas' leaves per leaf position.
+
+    The structure is returned as well.
 
     Raises:
         StructureError: Two replicas returned different structures.
@@ -68,7 +76,7 @@ def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]
 
 
 def identical(leaves: Sequence[Any]) -> bool:
-    """Returns whether the leaves of all replicas are the same object."""
+    """Returns whether the replicas' leaves are all the same Python object."""
     return all(leaf is leaves[0] for leaf in leaves)
 
 
@@ -79,7 +87,7 @@ def regroup(
     *,
     is_shared: Callable[[Sequence[Any]], bool] = identical,
 ) -> Any:
-    """Combines one structure per replica to one structure: `group` combines the leaves at each position.
+    """Combines one pytree per replica into one pytree, applying `group` to the replicas' leaves at each position.
 
     A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged. `group` combines all
     others.

@@ -1,4 +1,4 @@
-"""`TensorShape`: a shape whose dimensions or rank can be unknown."""
+"""`TensorShape`: TensorFlow's class of shapes whose dimensions or rank can be unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Dims: TypeAlias = Iterable[SupportsIndex | None] | SupportsIndex | None
 
 
 class TensorShape(tuple[Any, ...]):
-    """A shape whose dimensions or rank can be unknown. It is a tuple of ints and None.
+    """A shape whose dimensions or rank can be unknown, as a tuple of ints and None.
 
     Context: any.
 
@@ -51,7 +51,7 @@ class TensorShape(tuple[Any, ...]):
 
     @property
     def ndims(self) -> int | None:
-        """Same as `rank`."""
+        """The number of dimensions, as `rank`; None if it is unknown."""
         return self.rank
 
     @property
@@ -60,7 +60,7 @@ class TensorShape(tuple[Any, ...]):
         return None if self._dims is None else list(self._dims)
 
     def as_list(self) -> list[Any]:
-        """Returns the dimensions as a list.
+        """Returns the dimensions as a list of ints and None.
 
         Raises:
             ValueError: The rank is unknown.
@@ -68,7 +68,7 @@ class TensorShape(tuple[Any, ...]):
         return list(self._known("as_list"))
 
     def num_elements(self) -> int | None:
-        """Returns the number of elements; None if it is unknown."""
+        """Returns the number of elements of an array of this shape; None if it is unknown."""
         if not self.is_fully_defined():
             return None
         return int(np.prod(self.as_list(), dtype=np.int64))
@@ -78,7 +78,7 @@ class TensorShape(tuple[Any, ...]):
         return self._dims is not None and None not in self._dims
 
     def is_compatible_with(self, other: Dims) -> bool:
-        """Returns whether an array could have both shapes."""
+        """Returns whether an array could have both this shape and another."""
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None:
             return True
@@ -87,12 +87,12 @@ class TensorShape(tuple[Any, ...]):
         )
 
     def assert_is_compatible_with(self, other: Dims) -> None:
-        """Raises ValueError unless an array could have both shapes."""
+        """Raises ValueError unless an array could have both this shape and another."""
         if not self.is_compatible_with(other):
             raise ValueError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: Dims) -> TensorShape:
-        """Returns a shape that combines the known dimensions of both shapes.
+        """Returns a shape with the known dimensions of both this shape and another.
 
         Raises:
             ValueError: The shapes are not compatible.
@@ -109,7 +109,7 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape(None if self._dims is None or theirs is None else self._dims + theirs)
 
     def with_rank(self, rank: int) -> TensorShape:
-        """Returns this shape with the known rank `rank`.
+        """Returns this shape with `rank` dimensions, after checking that its rank is `rank` or unknown.
 
         Raises:
             ValueError: The shape has another rank.
@@ -117,7 +117,7 @@ class TensorShape(tuple[Any, ...]):
         return self.merge_with([None] * rank)
 
     def most_specific_compatible_shape(self, other: Dims) -> TensorShape:
-        """Returns the most specific shape that is compatible with both shapes."""
+        """Returns the shape with the dimensions that this shape and another share, others unknown."""
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None or len(own) != len(theirs):
             return TensorShape(None)
@@ -134,18 +134,18 @@ class TensorShape(tuple[Any, ...]):
         return self
 
     def assert_has_rank(self, rank: int) -> None:
-        """Raises ValueError unless the rank is `rank` or unknown."""
+        """Raises ValueError unless this shape's rank is `rank` or unknown."""
         if self.rank not in (None, rank):
             raise ValueError(f"Shape {self} must have rank {rank}")
 
     def assert_same_rank(self, other: Dims) -> None:
-        """Raises ValueError unless the ranks are equal or one is unknown."""
+        """Raises ValueError unless this shape and another have equal ranks, or one is unknown."""
         theirs = TensorShape(other)
         if self.rank is not None and theirs.rank is not None and self.rank != theirs.rank:
             raise ValueError(f"Shapes {self} and {theirs} must have the same rank")
 
     def assert_is_fully_defined(self) -> None:
-        """Raises ValueError if a dimension is unknown."""
+        """Raises ValueError if a dimension of this shape is unknown."""
         if not self.is_fully_defined():
             raise ValueError(f"Shape {self} is not fully defined")
 

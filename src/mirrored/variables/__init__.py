@@ -1,4 +1,4 @@
-"""Distributed variables: mirrored across replicas, or with one component per replica.
+"""Variables with a copy on every replica: mirrored (always equal), or one component per replica.
 
 A read goes through `Variable.read_value` to `access.read`, an assignment through `Variable.assign` to `access.write`:
 

@@ -1,4 +1,4 @@
-"""Reads and assigns a variable in each context: implements the table in `rules`."""
+"""Reads and assigns variables in each context, by their synchronization and aggregation rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """One call of `assign`, `assign_add` or `assign_sub` of a variable, without the value.
+    """One call of `assign`, `assign_add` or `assign_sub`: variable, method and line of user code.
 
     Attributes:
         variable: The variable that is assigned.
@@ -60,18 +60,18 @@ class Assignment:
 
     @property
     def replaces(self) -> bool:
-        """Whether the new value does not depend on the old one."""
+        """Whether the call is `assign`, whose result does not depend on the variable's old value."""
         return self.method == "assign"
 
     def old(self) -> Any:
-        """Returns the stored value to which `assign_add` adds; None for `assign`, which needs no old value.
+        """Returns the variable's stored value, which `assign_add` and `assign_sub` change; None for `assign`.
 
         So `assign` also works on a variable whose value is lost.
         """
         return None if self.replaces else self.variable.stored()
 
     def combined(self, old: Operand, value: object) -> Any:
-        """Returns the new value (or component) from the old one and `value`, after checking that `value` fits.
+        """Returns the variable's new value from its old one and `value`, after checking shape and dtype.
 
         Raises:
             VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
@@ -96,7 +96,7 @@ class Assignment:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the store that `variable` is read from and written to in this context; None means its storage.
+    """Returns the store of the current run or trace that holds a variable's value; None for its own storage.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
@@ -109,7 +109,7 @@ def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
 
 
 def eager_replica(variable: Variable) -> int | None:
-    """Returns this replica's local index if `variable` is sync-on-read and the caller is in an eager run, else None.
+    """Returns this replica's local index in an eager run, for a sync-on-read variable; otherwise None.
 
     In that case an assignment returns the component object, as in TensorFlow, and not an array.
     """
@@ -119,7 +119,7 @@ def eager_replica(variable: Variable) -> int | None:
 
 
 def check_strategy(variable: Variable, here: Ambient, called: str) -> None:
-    """Refuses a variable that belongs to a strategy other than the current one."""
+    """Raises an error if a variable belongs to a strategy other than the current one."""
     if variable.device_assignment is None or not here.strategies or variable.strategy is here.strategies[-1]:
         return
     raise ContextError(
@@ -131,7 +131,7 @@ def check_strategy(variable: Variable, here: Ambient, called: str) -> None:
 
 
 def check_readable(variable: Variable, store: VariableStore | None, here: Ambient) -> None:
-    """Refuses a read under a JAX transform that would turn the value into a constant of the traced program."""
+    """Raises an error if a JAX transform would turn the variable's value into a constant of the traced program."""
     if here.listeners or (store is not None and store.captures) or is_eval(recording_parent(current_trace())):
         return
     raise TransformError(
@@ -144,7 +144,7 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
 
 
 def check_writable(variable: Variable, store: VariableStore | None, called: str) -> None:
-    """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
+    """Raises an error under a JAX transform, where an assignment would happen only during tracing."""
     _check_writable(variable, store, called, recording_parent(current_trace()))
 
 
@@ -168,12 +168,12 @@ def _transform() -> str:
 
 
 def read(variable: Variable) -> Any:
-    """Returns the value of a variable in the current context."""
+    """Returns a variable's value in the current context: the mirrored value, one component, or the aggregate."""
     return _read(variable, ambient())
 
 
 def read_all(variables: Sequence[Variable]) -> list[Any]:
-    """Returns the values of variables in the current context, without notifying read listeners."""
+    """Returns the values of several variables, without notifying tapes and other read listeners."""
     here = ambient()
     return [_read(variable, here) for variable in variables]
 
@@ -200,7 +200,7 @@ def _read_in_replica(variable: Variable, store: VariableStore | None, here: Ambi
 
 
 def component(variable: Variable, replica: int) -> Any:
-    """Returns one replica's component of a variable, without aggregation."""
+    """Returns one replica's component of a variable, without aggregating components."""
     here = ambient()
     store = store_of(variable, here)
     check_readable(variable, store, here)
@@ -216,17 +216,17 @@ def component(variable: Variable, replica: int) -> Any:
 
 
 def check_assignable(variable: Variable, called: str) -> None:
-    """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
+    """Raises an error under a JAX transform, where an assignment would happen only during tracing."""
     check_writable(variable, store_of(variable, ambient()), called)
 
 
 def write(assignment: Assignment, value: object) -> Any:
-    """Assigns `value` by the rules of the variable (see `rules`); returns the new value in the current context."""
+    """Assigns a value to a variable by its synchronization and aggregation, and returns the new value."""
     return _write(assignment, value, ambient(), recording_parent(current_trace()))
 
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
-    """Assigns one value to each variable, as `Variable.assign` does; the line of user code is looked up once."""
+    """Assigns one value to each of several variables, as `Variable.assign` does."""
     announce_write()
     here, where, trace = ambient(), user_line(), recording_parent(current_trace())
     for variable, value in zip(variables, [payload_of(value) for value in values], strict=True):
@@ -297,7 +297,7 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
 
 
 def write_component(assignment: Assignment, replica: int, value: object) -> Any:
-    """Assigns one replica's component of a sync-on-read variable, outside `run`.
+    """Assigns one replica's component of a sync-on-read variable, outside `Strategy.run`.
 
     Raises:
         VariableError: The variable is mirrored.

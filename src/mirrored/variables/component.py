@@ -1,4 +1,4 @@
-"""`VariableComponent`: a view of one replica's copy of a variable."""
+"""`VariableComponent`: one replica's copy of a variable, as an element of `variable.values`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class VariableComponent(ArrayOperators):
-    """One replica's copy of a variable, in a buffer on that replica's device. `variable.values` consists of these.
+    """One replica's copy of a variable, on that replica's device; an element of `variable.values`.
 
     Reading it does not aggregate. Assigning it does not change the other replicas' copies, so only sync-on-read
     variables allow it.
@@ -37,7 +37,7 @@ class VariableComponent(ArrayOperators):
 
     @property
     def name(self) -> str:
-        """The variable's name, with ``/replica_1`` and so on for all but the first copy."""
+        """The name of this copy: the variable's, with ``/replica_1`` and so on for all but the first copy."""
         base = self._variable.name
         if self._replica == 0:
             return base
@@ -46,41 +46,41 @@ class VariableComponent(ArrayOperators):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The copy's shape."""
+        """The shape of this replica's copy of the variable."""
         return self._variable.shape
 
     @property
     def dtype(self) -> Any:
-        """The copy's dtype."""
+        """The dtype of the variable."""
         return self._variable.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
+        """The number of dimensions of the variable."""
         return len(self.shape)
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch the variable automatically."""
+        """Whether gradient tapes watch the variable automatically."""
         return self._variable.trainable
 
     @property
     def synchronization(self) -> Any:
-        """The variable's `VariableSynchronization`."""
+        """The variable's `VariableSynchronization`: ON_WRITE or ON_READ."""
         return self._variable.synchronization
 
     @property
     def aggregation(self) -> Any:
-        """The variable's aggregation."""
+        """How values of several replicas are reduced when the variable is assigned or read."""
         return self._variable.aggregation
 
     @property
     def device(self) -> str:
-        """The name of the copy's device, as TensorFlow writes it."""
+        """The name of the device that holds this copy, as TensorFlow writes it."""
         return self._variable.device_of(self._replica)
 
     def read_value(self) -> Any:
-        """Returns the copy as an array on its device.
+        """Returns this replica's copy of the variable as an array on its device.
 
         Context: any; in replica context only the current replica's copy.
         """
@@ -89,11 +89,11 @@ class VariableComponent(ArrayOperators):
     value = read_value
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Returns the copy as a new NumPy array."""
+        """Returns this replica's copy of the variable as a new NumPy array."""
         return np.array(self.read_value())
 
     def assign(self, value: object, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
-        """Replaces this component of a sync-on-read variable. See `Variable.assign`.
+        """Replaces this replica's component of a sync-on-read variable, like `Variable.assign`.
 
         Context: cross-replica. `strategy.extended.update` calls its function in this context.
 
@@ -105,13 +105,13 @@ class VariableComponent(ArrayOperators):
     def assign_add(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Adds `delta` to this component of a sync-on-read variable. See `assign`."""
+        """Adds `delta` to this replica's component of a sync-on-read variable."""
         return self._variable.update_component(self._replica, "assign_add", delta, read_value)
 
     def assign_sub(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Subtracts `delta` from this component of a sync-on-read variable. See `assign`."""
+        """Subtracts `delta` from this replica's component of a sync-on-read variable."""
         return self._variable.update_component(self._replica, "assign_sub", delta, read_value)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""References to variables, and support for `copy.deepcopy` and `pickle`."""
+"""Hashable references to variables, and `copy.deepcopy` and `pickle` of variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """A reference to a variable that is hashed and compared by identity, for use as a dictionary key.
+    """A hashable reference to a variable, compared by the variable's identity, for use as a dictionary key.
 
     `Variable.ref()` creates it. Variables themselves compare elementwise and are not hashable.
 
@@ -41,7 +41,7 @@ class Reference:
         self._variable = variable
 
     def deref(self) -> Any:
-        """The variable."""
+        """Returns the variable to which this reference points."""
         return self._variable
 
     def __eq__(self, other: object) -> bool:
@@ -63,7 +63,7 @@ _OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view")
 
 
 def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
-    """Returns a new variable of the same strategy with a copy of the value.
+    """Implements `copy.deepcopy`: returns a new variable of the same strategy with an equal value.
 
     Raises:
         ContextError: Inside a run or a compiled function, where the value is not in storage.
@@ -84,7 +84,7 @@ def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
 
 
 def reduced(variable: Variable) -> Any:
-    """Returns what `__reduce_ex__` returns, for a variable without strategy; others cannot be pickled.
+    """Implements pickling (`__reduce_ex__`) of a variable that belongs to no strategy.
 
     Raises:
         ArgumentTypeError: The variable belongs to a strategy, or holds typed random keys.

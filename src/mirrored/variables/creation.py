@@ -1,4 +1,4 @@
-"""Variable creation: one variable for all replicas, initial values, and values that a pending restore supplies."""
+"""Creation of variables: one for all replicas, initial values, and values from a restored checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Metaclass of variables: the first replica of a run creates a variable, and the others receive the same object.
+    """Metaclass of `Variable`, which makes all replicas of a run that create a variable share one object.
 
     It also applies the creators of `variable_creator_scope`.
     """
@@ -109,7 +109,7 @@ def _stem(name: str) -> str:
 
 @contextmanager
 def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """Calls ``creator(next_creator, **kwargs)`` for every variable that is created in the block.
+    """Calls ``creator(next_creator, **kwargs)`` for every variable created in a ``with`` block.
 
     Context: any; it also applies to variables that replicas create in a run inside the block.
 
@@ -136,7 +136,7 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 
 
 def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str | None) -> jax.Array:
-    """Returns the initial value as a new array, computed eagerly even while a function is traced.
+    """Returns a variable's initial value as a new array, computed eagerly even during tracing.
 
     Raises:
         ArgumentError: The value is missing, or depends on an argument of the function being traced.
@@ -185,7 +185,7 @@ def _stored_value(source: Any) -> Any:
 
 
 def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAssignment) -> jax.Array:
-    """Returns the initial value that worker 0 has passed, for a new variable in a job of several workers.
+    """Broadcasts worker 0's initial value of a new variable to all workers.
 
     Context: a host all-gather, so all workers call it in the same order; also while tracing. It exchanges digests
     first: values that are equal on all workers (usually because they come from the same seed) are not sent.
@@ -208,7 +208,7 @@ def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAss
 
 
 def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:
-    """Returns the array of worker 0. Every worker calls it with an array of the same shape and dtype."""
+    """Broadcasts worker 0's array to all workers, which pass arrays of the same shape and dtype."""
     data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     # The bytes are padded to a power of two: one program is compiled per size, and so there are few.
     size = 1 << max(10, (max(data.size, 1) - 1).bit_length())
@@ -254,7 +254,7 @@ class _RestoreWatch:
 
 
 def set_watch(made: Callable[[Any], Settle] | None) -> None:
-    """Registers a function that is called with every new variable, which a checkpoint may have to restore.
+    """Registers a function to be called with every new variable, so that a checkpoint can restore it later.
 
     Args:
         made: Returns the callback to call with the variable before its value is first used, or None. If `made` itself
@@ -264,48 +264,48 @@ def set_watch(made: Callable[[Any], Settle] | None) -> None:
 
 
 class Awaiting:
-    """Mixin of variables whose value a checkpoint may still supply: by a callback before the value is first used."""
+    """Mixin of variables whose value a restored checkpoint may supply later, before the first use."""
 
     # The pending callback, set by a checkpoint that was restored earlier. Nearly always None.
     _withheld: Settle | None = None
     _array: Any
 
     def initial(self) -> Any:
-        """Returns the whole stored value as it is now, without the callback of a pending restore."""
+        """Returns the stored value without asking a restored checkpoint for a newer one."""
         return self._array
 
     def await_value(self) -> None:
-        """Registers the callback by which a checkpoint supplies the value, if a restored checkpoint may contain it."""
+        """Lets a checkpoint that was restored earlier supply the new variable's value at its first use."""
         ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)
 
     def withhold(self, ask: Settle) -> None:
-        """Registers a callback that supplies the value: it is called with this variable before the next use."""
+        """Registers a callback that will supply the variable's value before the value is next used."""
         key = id(self)
         self._withheld = ask
         withheld[key] = weakref.ref(self, lambda _: withheld.pop(key, None))
 
     def is_withheld_from(self, ask: Settle) -> bool:
-        """Returns whether another callback than `ask` is to supply the value."""
+        """Returns whether a callback other than `ask` is registered to supply the variable's value."""
         return self._withheld is not None and self._withheld is not ask
 
     def settle(self) -> None:
-        """Calls the callback that supplies the value, if there is one, and removes it."""
+        """Calls and removes the callback that supplies the variable's value, if one is registered."""
         ask = self._withheld
         self.release()
         if ask is not None:
             ask(self)
 
     def release(self) -> None:
-        """Removes the callback that supplies the value: the stored value is used as it is."""
+        """Removes the callback that would supply the variable's value, so that the stored value stays."""
         if self._withheld is not None:
             self._withheld = None
             withheld.pop(id(self), None)
 
 
 def settle_all(variables: Iterable[Any]) -> None:
-    """Calls the callbacks that supply the values of the given variables, where there are any."""
+    """Calls the registered callbacks that supply the values of several variables (deferred restoration)."""
     for variable in variables:
         if id(variable) in withheld:
             variable.settle()

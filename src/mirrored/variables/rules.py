@@ -1,4 +1,4 @@
-"""The rules of variables: synchronization, aggregation, and the dtypes of assigned values."""
+"""Rules of variables: when copies are synchronized, how values are aggregated, which dtypes are accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mirrored.errors import ArgumentError, VariableError
 
 
 class VariableAggregation(enum.Enum):
-    """How the values of several replicas are reduced to one.
+    """How the values of several replicas are reduced to one: NONE, SUM, MEAN or ONLY_FIRST_REPLICA.
 
     Every argument that takes a `VariableAggregation` also takes a `ReduceOp` subclass or any callable from
     ``[replicas, ...]`` to ``[...]``.
@@ -46,7 +46,7 @@ class VariableAggregation(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are synchronized: on every write, or on cross-replica reads.
+    """When the replicas' copies of a variable are synchronized: at every assignment, or at cross-replica reads.
 
     TensorFlow: `tf.VariableSynchronization`. AUTO means ON_WRITE, as in TensorFlow.
     """
@@ -67,7 +67,7 @@ Aggregation: TypeAlias = "VariableAggregation | ReduceOp | Callable[[jax.Array],
 
 
 def as_synchronization(value: object, name: str | None) -> VariableSynchronization:
-    """Converts the user's argument to ON_WRITE or ON_READ.
+    """Converts the argument `synchronization` of a new variable to ON_WRITE or ON_READ.
 
     Raises:
         ArgumentError: The argument is NONE, or is not a `VariableSynchronization`.
@@ -88,7 +88,7 @@ def as_synchronization(value: object, name: str | None) -> VariableSynchronizati
 
 
 def as_aggregation(value: object, name: str | None) -> Any:
-    """Converts the user's argument to a `VariableAggregation` or a custom reduction.
+    """Converts the argument `aggregation` of a new variable to a `VariableAggregation` or a custom reduction.
 
     Raises:
         ArgumentError: The argument is neither.
@@ -111,12 +111,12 @@ def as_aggregation(value: object, name: str | None) -> Any:
 
 
 def aggregation_name(aggregation: Aggregation) -> str:
-    """Returns the name of an aggregation, for messages."""
+    """Returns the name of a variable's aggregation, for error messages."""
     return str(getattr(aggregation, "name", None) or getattr(aggregation, "__name__", repr(aggregation)))
 
 
 def reduction_of(aggregation: Aggregation) -> Any:
-    """Returns the reduction of an aggregation. NONE and ONLY_FIRST_REPLICA have none."""
+    """Returns the `ReduceOp` of a variable's aggregation; NONE and ONLY_FIRST_REPLICA are returned unchanged."""
     if aggregation is VariableAggregation.SUM:
         return ReduceOp.SUM
     if aggregation is VariableAggregation.MEAN:
@@ -127,7 +127,7 @@ def reduction_of(aggregation: Aggregation) -> Any:
 def check_aggregation(
     aggregation: Any, shape: tuple[int, ...], dtype: Any, name: str | None, num_replicas: int
 ) -> None:
-    """Refuses an aggregation whose result does not have the variable's shape and dtype.
+    """Raises an error if a variable's aggregation would change the shape or dtype of its value.
 
     Raises:
         ArgumentError: The aggregation is MEAN of integers, SUM of booleans, or a custom reduction that changes the
@@ -162,7 +162,7 @@ _ON_HOST: Final = (np.ndarray, np.generic, int, list, tuple)
 
 
 def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) -> None:
-    """Refuses a value whose cast to dtype `wanted` would lose its fraction, imaginary part or magnitude.
+    """Raises an error if casting a value to dtype `wanted` would lose its fraction, imaginary part or magnitude.
 
     Python numbers, also in lists, follow the rule of arrays of their kind. Integers on the host (NumPy arrays, Python
     numbers) must be in the range of an integer dtype.

@@ -1,4 +1,4 @@
-"""Scatter updates: assign some rows of a variable, with TensorFlow's methods."""
+"""Scatter updates: assign selected rows of a variable, with TensorFlow's methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLIC
 
 
 class Scattering:
-    """Mixin of variables: `scatter_add` and similar methods, implemented with `assign` and `assign_add`.
+    """Mixin of variables with `scatter_add` and similar updates of selected rows.
 
     Each method takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), such as
     `tf.IndexedSlices`. In replica context additions, factors and divisors follow the variable's aggregation: with SUM
@@ -33,31 +33,31 @@ class Scattering:
     __slots__ = ()
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Adds rows. Rows with the same index accumulate."""
+        """Adds values to the variable's rows at the given indices; repeated indices accumulate."""
         return self._add("scatter_add", sparse_delta, 1)
 
     def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Subtracts rows. Rows with the same index accumulate."""
+        """Subtracts values from the variable's rows at the given indices; repeated indices accumulate."""
         return self._add("scatter_sub", sparse_delta, -1)
 
     def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Replaces rows."""
+        """Replaces the variable's rows at the given indices."""
         return self._replace("scatter_update", sparse_delta, "set")
 
     def scatter_max(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Replaces rows by the elementwise maximum of old and given rows."""
+        """Replaces the variable's rows at the given indices by the elementwise maximum with the given rows."""
         return self._replace("scatter_max", sparse_delta, "max")
 
     def scatter_min(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Replaces rows by the elementwise minimum of old and given rows."""
+        """Replaces the variable's rows at the given indices by the elementwise minimum with the given rows."""
         return self._replace("scatter_min", sparse_delta, "min")
 
     def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Multiplies rows."""
+        """Multiplies the variable's rows at the given indices by the given rows."""
         return self._scale("scatter_mul", sparse_delta, lax.mul)
 
     def scatter_div(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Divides rows."""
+        """Divides the variable's rows at the given indices by the given rows."""
         return self._scale("scatter_div", sparse_delta, lax.div)
 
     def _rows(self: Any, method: str, rows: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The state lock: one thread at a time replaces the values of variables, atomically.
+"""The lock under which one thread at a time replaces variable values, atomically.
 
 A donating step passes the buffers of its variables to XLA, which deletes them when the step is dispatched. Until the
 results are stored, the variables hold deleted buffers. Three kinds of code must never see this state:
@@ -47,10 +47,10 @@ _NO_TURN: Final = nullcontext()
 
 
 class StepInProgress(Protocol):
-    """A donating step that is registered in `state.step` and whose results are not stored in the variables yet."""
+    """Interface of a running step that has donated variable buffers and whose results are not stored yet."""
 
     def finish(self) -> None:
-        """Ends the step, at the next access to a variable. Called with `lock` held.
+        """Completes the interrupted step, with the state lock held, when a variable is next accessed.
 
         Stores the results if there are any. Without results, variables whose buffers were deleted are lost
         (`VariableLike.lose`), and all others keep their values.
@@ -100,7 +100,7 @@ thread: Final = _LockThread()
 
 
 def turn() -> AbstractContextManager[Any]:
-    """Returns the lock to hold for a read-modify-write of variables.
+    """Returns the lock that serializes reads followed by assignments of variables across threads.
 
     It serializes such operations across threads. A thread waits here while another one executes an eager run.
 
@@ -114,12 +114,12 @@ def turn() -> AbstractContextManager[Any]:
 
 
 def excuse() -> None:
-    """Exempts this replica thread from `turn`, because the thread that started the replicas holds the lock for it."""
+    """Exempts this replica thread from the assignment lock, which the thread that started it holds."""
     thread.excused = True
 
 
 def without_turns(trace: Callable[[], T]) -> T:
-    """Calls `trace`, which traces a function, with this thread exempted from `turn`, and returns the result."""
+    """Calls a tracing function with this thread exempted from the assignment lock (`turn`)."""
     before = thread.excused
     try:
         thread.excused = True
@@ -129,7 +129,7 @@ def without_turns(trace: Callable[[], T]) -> T:
 
 
 def settle() -> None:
-    """Waits for the step in progress in another thread, or finishes a step that an exception interrupted."""
+    """Waits until a step running in another thread has stored its results, or completes an interrupted step."""
     refuse_callbacks("reading a variable")
     with lock:
         if state.step is not None:
@@ -137,7 +137,7 @@ def settle() -> None:
 
 
 def refuse_callbacks(called: str) -> None:
-    """Refuses an operation that would wait for the running program if it is called in a callback of that program.
+    """Raises an error in a callback of a running program, where waiting for that program would deadlock.
 
     Raises:
         ContextError: This thread runs a callback: Python did not start it, or it is the thread that waits for the
@@ -156,12 +156,12 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that stores one value in one variable at each step."""
+    """Returns an iterator that stores the next value in the next variable each time it is advanced."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 
 def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
-    """Replaces the values of several variables atomically.
+    """Replaces the stored values of several variables atomically.
 
     One C call stores all values, so neither an exception nor another thread can interrupt it.
 
@@ -180,7 +180,7 @@ def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 
 def note_former(variables: Iterable[Any]) -> None:
-    """Records the values of variables that are about to be assigned inside `or_undone`. Called with `lock` held."""
+    """Saves the values of variables before an assignment inside `or_undone`, for undoing it."""
     before = thread.before
     assert before is not None
     for variable in variables:
@@ -190,7 +190,7 @@ def note_former(variables: Iterable[Any]) -> None:
 
 
 def or_undone(call: Callable[[], T]) -> T:
-    """Returns the result of `call`. If it raises, restores all variables that this thread has assigned in it.
+    """Calls `call` and returns its result; if it raises, restores the variables that it has assigned.
 
     Reads inside `call` return the new values, as everywhere outside of runs of several replicas. Calls can be nested.
     """
@@ -217,7 +217,7 @@ guard_storage(or_undone)
 
 
 def together(assign: Callable[[], None]) -> None:
-    """Calls `assign` and stores all its assignments atomically when it returns. If it raises, stores none.
+    """Calls `assign` and then stores all its variable assignments atomically, or none if it raises.
 
     Reads inside `assign` return the old values.
     """

@@ -1,4 +1,4 @@
-"""Storage of variables: placement of values on devices, and `VariableStorage`, which holds a variable's value."""
+"""Storage of variables: places values on the replicas' devices and holds them (`VariableStorage`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
-    """Returns a concrete value as a variable stores it: on all devices, and stacked if per replica. Works in traces.
+    """Places a value on all devices of a variable, stacked along a new axis if each replica has its own.
 
     Args:
         value: ``[...]``.
@@ -65,7 +65,7 @@ def _over(
 
 
 def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replica: bool) -> tuple[Any, ...]:
-    """Returns a stored value's components: one per replica of this process, on that replica's device."""
+    """Splits a variable's stored value into one array per replica of this process, on that replica's device."""
     by_device = {shard.device: shard.data for shard in whole.addressable_shards}
     shards = [by_device[device] for device in device_assignment.addressable_devices]
     local = device_assignment.local
@@ -75,7 +75,7 @@ def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replic
 
 
 def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns a concrete value on all devices of a device assignment, so that it can be combined with stored values."""
+    """Copies a value to all devices of the replicas, so that it can be combined with stored values."""
     if (
         device_assignment is None
         or not _is_committed(value)
@@ -86,19 +86,19 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """Moves a concrete value to the single device of `other`, to combine both; unchanged if `other` is None."""
+    """Moves an array to the device of the array `other`, if there is one, so that both can be combined."""
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
 
 
 def own(value: object) -> Any:
-    """Returns a copy of a value in a new buffer that nothing else uses, so that a compiled step may donate it."""
+    """Returns a copy of an array in a new buffer, which a compiled step may donate to XLA."""
     return value if isinstance(value, Tracer) else jnp.array(value, copy=True)
 
 
 def uncommitted(value: object) -> Any:
-    """Returns a copy of a value that is not committed to a device, so that replicas on all devices can use it."""
+    """Returns a copy of an array that JAX may move to any device (not committed to one)."""
     return jnp.asarray(np.array(value))
 
 
@@ -107,7 +107,7 @@ def _is_committed(value: object) -> bool:
 
 
 class VariableStorage(Awaiting):
-    """The stored value of a variable. Variable stores and compiled functions use it; programs use `Variable`.
+    """Base class of `Variable` that holds the value on the devices, for use by stores and compiled functions.
 
     Attributes:
         name: The name, for messages.
@@ -126,7 +126,7 @@ class VariableStorage(Awaiting):
     dtype: Any
 
     def hold(self, array: jax.Array) -> None:
-        """Sets the value with which the variable is created."""
+        """Sets the initial stored value of a new variable."""
         # A step replaces `_array` from C and cannot reset other attributes at the same time. So facts about a value
         # (`_lost`, `_components`) are stored with the array that they describe, and are valid only while `_array` is
         # that array. `_shared` may stay set for a new array, which costs at most one unnecessary copy.
@@ -136,7 +136,7 @@ class VariableStorage(Awaiting):
         self._shared = False
 
     def stored(self) -> Any:
-        """Returns the whole stored value: mirrored, or stacked ``[replicas, ...]``.
+        """Returns the whole stored value: one mirrored array, or all components stacked ``[replicas, ...]``.
 
         It marks the value as shared, so that a step that donates the buffer copies it first.
 
@@ -157,19 +157,25 @@ class VariableStorage(Awaiting):
             settle()
 
     def borrowed(self) -> Any:
-        """Returns the whole stored value without marking it as shared. Valid while the caller holds the state lock."""
+        """Returns the whole stored value for use only while the state lock is held, without protecting its buffers.
+
+        The value is not marked as shared.
+        """
         self._check_kept()
         return self._array
 
     def taken(self) -> Any:
-        """Replaces the whole stored value by a copy that no other code holds, and returns it. Needs the state lock."""
+        """Replaces the stored value by a copy in a new buffer, and returns the copy, which may be donated.
+
+        No other code holds the copy. The caller holds the state lock.
+        """
         self._check_kept()
         self._array = copied = jnp.array(self._array, copy=True)
         self._components, self._shared = None, False
         return copied
 
     def on_host(self) -> np.ndarray[Any, Any]:
-        """Returns the whole stored value as a new NumPy array.
+        """Returns the whole stored value, with all components, as a new NumPy array.
 
         It does not mark the value as shared. Only a step that is dispatched during the copy has to copy the buffer.
         """
@@ -201,15 +207,15 @@ class VariableStorage(Awaiting):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the value is lost: its buffer was donated to a step that failed."""
+        """Whether the variable has lost its value, because its buffer was donated to a step that failed."""
         return self._lost is not None and self._lost[0] is self._array
 
     def stored_shape(self) -> tuple[int, ...]:
-        """Returns the shape of the whole stored value."""
+        """Returns the shape of the stored value, including the replica axis if there is one."""
         return (self.num_replicas, *self.component_shape) if self.per_replica else self.component_shape
 
     def stored_component(self, replica: int) -> Any:
-        """Returns one replica's stored component, on that replica's device."""
+        """Returns one replica's stored component of the variable, on that replica's device."""
         whole = self.stored()
         if self.device_assignment is None:
             return whole
@@ -219,7 +225,7 @@ class VariableStorage(Awaiting):
         return found[1][replica]
 
     def store(self, value: object, *, shared: bool = False) -> None:
-        """Replaces the whole stored value.
+        """Replaces the variable's whole stored value.
 
         Args:
             value: The value, in the form in which it is stored.
@@ -239,13 +245,13 @@ class VariableStorage(Awaiting):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other code may hold this value's buffers."""
+        """Whether code other than the variable may hold the value's device buffers."""
         return self._shared
 
     def mark_shared(self) -> None:
-        """Marks the value's buffers as shared with other code: a step that donates them must copy them first."""
+        """Marks the value's device buffers as used by other code, so that a step copies instead of donating them."""
         self._shared = True
 
     def lose(self, why: str) -> None:
-        """Marks the value as lost: its buffer was donated to a step that failed."""
+        """Marks the variable's value as lost, because its buffer was donated to a step that failed."""
         self._lost, self._components, self._shared = (self._array, why), None, True

@@ -1,4 +1,4 @@
-"""Sync-on-read variables in cross-replica context: aggregates their components, and assigns all of them."""
+"""Sync-on-read variables in cross-replica context: aggregates or assigns all replicas' components."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) -> Any:
-    """Returns the value of a sync-on-read variable in cross-replica context: the aggregate of its components.
+    """Reduces the replicas' components of a sync-on-read variable to its value in cross-replica context.
 
     Raises:
         VariableError: The variable has aggregation NONE.
@@ -64,7 +64,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def write_components(assignment: Assignment, value: Operand, store: VariableStore | None, here: Ambient) -> None:
-    """Assigns all components of a variable, from a per-replica value or from one value (see the module `rules`)."""
+    """Assigns all replicas' components of a sync-on-read variable, from a per-replica value or a single one."""
     _check_determines_all(assignment, value)
     variable = assignment.variable
     if here.runner is not None and store is not None:
@@ -96,7 +96,7 @@ def _checked(assignment: Assignment, value: object) -> Any:
 
 
 def check_same_everywhere(assignment: Assignment, value: object) -> None:
-    """Raises an error if an assigned value, on the host or on devices of this process, differs between workers.
+    """Raises an error if workers assign different values to a variable.
 
     An array over the devices of all workers passes without a comparison: one program on all workers computed it.
 

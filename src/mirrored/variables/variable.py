@@ -1,4 +1,4 @@
-"""`Variable`: one logical variable, mirrored across replicas or with one component per replica."""
+"""`Variable`: a variable that is mirrored across replicas or has one component per replica."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ _unnamed = itertools.count()
 
 
 class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMeta):
-    """A variable. In a strategy's scope it is mirrored: every replica has a copy, and all copies are always equal.
+    """A variable that compiled functions can update, mirrored over all replicas if created in a strategy's scope.
+
+    A mirrored variable has a copy on every replica, and all copies are always equal.
 
     Context: any. A variable created in a strategy's scope belongs to that strategy. Inside `run` all replicas create
     one variable together. Elsewhere it is a plain variable. Inside `function` it can be created on the first call.
@@ -132,51 +134,51 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def shape(self) -> TensorShape:
-        """The shape of one copy: a tuple, with TensorFlow's `as_list`, `rank` and so on."""
+        """The shape of one copy of the value, as a tuple with TensorFlow's `as_list`, `rank` and so on."""
         return self._public_shape
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
+        """The number of dimensions of one copy of the value."""
         return len(self.component_shape)
 
     @property
     def size(self) -> int:
-        """The number of elements of one copy."""
+        """The number of elements of one copy of the value."""
         return int(np.prod(self.component_shape, dtype=np.int64))
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch it automatically."""
+        """Whether gradient tapes watch the variable automatically."""
         return self._trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """ON_WRITE (mirrored) or ON_READ."""
+        """When copies are synchronized: ON_WRITE (mirrored) or ON_READ (one component per replica)."""
         return self._synchronization
 
     @property
     def aggregation(self) -> Any:
-        """How values of several replicas are reduced to one."""
+        """How the values of several replicas are reduced to one, when assigned or read."""
         return self._aggregation
 
     @property
     def is_sum_of_components(self) -> bool:
-        """Whether its value is the sum of the replicas' components (ON_READ with aggregation SUM)."""
+        """Whether the variable's value is the sum of its per-replica components (ON_READ with SUM)."""
         return self._synchronization is VariableSynchronization.ON_READ and self._aggregation is VariableAggregation.SUM
 
     @property
     def distribute_strategy(self) -> Any:
-        """Same as `strategy`; the name in TensorFlow."""
+        """The strategy of the variable; TensorFlow's name for `strategy`."""
         return self.strategy
 
     @property
     def device(self) -> str:
-        """The name of the first copy's device."""
+        """The name of the device that holds the first copy, as TensorFlow writes it."""
         return self.device_of(0)
 
     def device_of(self, replica: int) -> str:
-        """Returns the name of the device of one replica's copy, as TensorFlow writes it."""
+        """Returns the name of the device that holds one replica's copy, as TensorFlow writes it."""
         if self.device_assignment is not None:
             return str(self.device_assignment.name_of(self.device_assignment.addressable_replicas[replica]))
         device = next(iter(self.stored().devices()))
@@ -185,7 +187,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     # Reading
 
     def read_value(self) -> jax.Array:
-        """Returns the value: the mirrored value, this replica's component, or the aggregate (ON_READ, cross-replica).
+        """Returns the value: the mirrored array, this replica's component, or the aggregate of all components.
 
         Context: any; inside `function` and tapes also under nested `jit`, `scan`, `cond`, `checkpoint`, `vmap`.
 
@@ -200,11 +202,11 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return announce_read(self, access.read(self))
 
     def value(self) -> jax.Array:
-        """Same as `read_value`."""
+        """Returns the variable's current value, like `read_value`."""
         return self.read_value()
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Returns the value as a new NumPy array. Not available while tracing."""
+        """Returns the variable's value as a new NumPy array; not available during tracing."""
         here = ambient()
         if here.store is None and not here.listeners and not self.per_replica and is_eager():
             return self.on_host()
@@ -213,7 +215,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     # Writing
 
     def assign(self, value: object, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
-        """Replaces the value, according to `synchronization` and `aggregation`.
+        """Replaces the variable's value, according to its `synchronization` and `aggregation`.
 
         Context: any, but not under a nested transform.
 
@@ -240,13 +242,13 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def assign_add(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Adds `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
+        """Adds `delta`, reduced over replicas by the variable's aggregation if any, to the value."""
         return self._update("assign_add", delta, read_value)
 
     def assign_sub(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Subtracts `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
+        """Subtracts `delta`, reduced over replicas by the variable's aggregation if any, from the value."""
         return self._update("assign_sub", delta, read_value)
 
     def _update(self, method: str, value: object, read_value: bool) -> Any:
@@ -260,7 +262,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
     def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
-        """Calls `assign` or another `method` for one component. Called by `VariableComponent`."""
+        """Assigns one replica's component by `assign`, `assign_add` or `assign_sub` (named by `method`)."""
         announce_write()
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
@@ -268,11 +270,11 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return new if read_value else None
 
     def component_value(self, replica: int) -> Any:
-        """Returns one replica's component in the current context."""
+        """Returns one replica's component of the variable, and notifies tapes of the read."""
         return announce_read(self, access.component(self, replica))
 
     def checked_value(self) -> Any:
-        """Returns the value, after checking that it can be read here. Does not notify read listeners."""
+        """Returns the variable's value without notifying tapes and other read listeners."""
         return access.read(self)
 
     def check_assignable(self, called: str) -> None:
@@ -282,7 +284,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     # Python protocols
 
     def ref(self) -> Reference:
-        """Returns a hashable reference, for use as a dictionary key. Its `deref()` returns the variable."""
+        """Returns a hashable reference to the variable (`ref().deref()`), for use as a dictionary key."""
         return Reference(self)
 
     def __copy__(self) -> Variable:
@@ -304,14 +306,14 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
 
 class DistributedVariable(Variable, DistributedValues):
-    """A variable of a strategy, with one copy or component per replica. `Variable` creates it in a strategy's scope.
+    """A `Variable` that belongs to a strategy, with one copy or component per replica.
 
     TensorFlow: its `repr` shows `MirroredVariable` or `SyncOnReadVariable`, which are separate classes in TensorFlow.
     """
 
     @property
     def values(self) -> tuple[VariableComponent, ...]:
-        """The copies, one per replica of this process."""
+        """The copies of the variable, one `VariableComponent` per replica of this process."""
         num_local = (
             self.num_replicas if self.device_assignment is None else len(self.device_assignment.addressable_replicas)
         )
