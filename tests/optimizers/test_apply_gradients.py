@@ -16,6 +16,12 @@ import mirrored as mr
 from mirrored.compilation import function
 from mirrored.errors import ArgumentError, ReplicaDivergenceError, StructureError, VariableError
 from mirrored.optimizers import SGD, Adam, Optimizer
+from mirrored.values.sparse_rows import SparseRows, as_pytree
+
+
+@as_pytree
+class IndexedSlices(SparseRows):
+    pass
 
 
 def _step(way: Any, update: Callable[[], Any]) -> Any:
@@ -34,6 +40,23 @@ def _replica_number() -> Any:
 
 def _sum_of_numbers(replicas: int) -> float:
     return replicas * (replicas + 1) / 2
+
+
+@pytest.mark.parametrize("dense_shape", [None, (3, 2)], ids=["unknown", "known"])
+def test_sparse_rows_are_added(way, dense_shape):
+    with way.strategy.scope():
+        v = mr.Variable(jnp.zeros((3, 2)))
+        optimizer = SGD(1.0)
+    rows, indices = np.ones((2, 2), np.float32), np.array([1, 1])
+    _step(way, lambda: optimizer.apply_gradients([(IndexedSlices(rows, indices, dense_shape), v)]))()
+    replicas = way.strategy.num_replicas_in_sync
+    np.testing.assert_array_equal(v.numpy(), [[0, 0], [-2 * replicas, -2 * replicas], [0, 0]])
+
+
+def test_sparse_rows_of_another_shape_are_refused():
+    v = mr.Variable(jnp.zeros((3, 2)))
+    with pytest.raises(StructureError, match="IndexedSlices"):
+        SGD(1.0).apply_gradients([(IndexedSlices(np.ones((1, 2), np.float32), np.array([0]), (4, 2)), v)])
 
 
 def test_replicas_gradients_are_summed(way):

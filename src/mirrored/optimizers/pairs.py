@@ -13,6 +13,7 @@ import numpy as np
 from mirrored._typing import PyTree
 from mirrored.errors import ArgumentError, StructureError, VariableError
 from mirrored.values.distributed_values import Mirrored, PerReplica
+from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable
 
 Pair = tuple[Any, Variable]
@@ -53,9 +54,19 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
                 rule="each element must be a pair (gradient, Variable)",
                 remedy=f"write {called}(zip(gradients, variables))",
             )
-        pairs.append((pair[0], pair[1]))
+        pairs.append((_dense(*pair), pair[1]))
     _check_variables([variable for _, variable in pairs], called)
     return pairs
+
+
+def _dense(gradient: Any, variable: Variable) -> Any:
+    """Returns sparse rows (`tf.IndexedSlices`) as an array of the variable's shape; other gradients unchanged."""
+    if not isinstance(gradient, SparseRows):
+        return gradient
+    known = gradient.dense_shape
+    if isinstance(known, tuple) and known != tuple(variable.shape):
+        return gradient  # refused later, with the shapes
+    return SparseRows(gradient.values, gradient.indices, variable.shape).to_dense()
 
 
 def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
