@@ -25,6 +25,7 @@ settings.load_profile("repeatable")
 
 _MEMORY_LIMIT_BYTES = 1_500_000_000
 _CACHE_LIMIT_BYTES = 1_000_000_000
+_CACHE_EVERYTHING = {"persistent_cache_min_compile_time_secs": 0.0, "persistent_cache_min_entry_size_bytes": -1}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,9 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = config.cache.mkdir("compiled")
     if not hasattr(config, "workerinput") and _size_bytes(directory) > _CACHE_LIMIT_BYTES:
         shutil.rmtree(directory)
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    settings = {"compilation_cache_dir": str(directory), **_CACHE_EVERYTHING}
+    for name, value in settings.items():
+        jax.config.update(f"jax_{name}", value)
+        os.environ.setdefault(f"JAX_{name.upper()}", str(value))  # for the processes that tests start
     # A process may read an entry that another one has not written in full: JAX warns and compiles.
     config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache:UserWarning")
 
