@@ -153,7 +153,7 @@ class Feed:
         self._watch = StallWatch(stats)
 
     def next(self, last: FeedItem | None) -> FeedItem:
-        """Returns the next queue entry: a batch, or the exception (StopIteration at the end) raised instead.
+        """Returns the next queue entry: it holds a batch, or an exception (StopIteration at the end of the data).
 
         Args:
             last: The item that the training loop received last. If the feed has returned a later item that the loop

@@ -37,7 +37,7 @@ _JITTED: Final = type(jax.jit(lambda: None))
 
 
 def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._make_function` so that the model holds the results of its last compiled step."""
+    """Wraps `Trainer._make_function` so that the model keeps a reference to the results of the last compiled step."""
 
     @functools.wraps(make)
     def making(self: Model, step_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -66,7 +66,7 @@ class Distributing(Distribution):  # type: ignore[misc]
         return len(self._sharding.device_set)
 
     def get_variable_layout(self, variable: object) -> None:
-        """Returns None: Keras does not shard variables, because their `mirrored.Variable` places the values."""
+        """Returns None, so that Keras does not shard variables; `mirrored.Variable` places their values."""
 
     def get_tensor_layout(self, path: str) -> None:
         """Returns None, so that the compiler chooses the sharding of intermediate tensors."""

@@ -24,7 +24,7 @@ def one_hot(
     dtype: DTypeLike | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Returns a one-hot encoding of indices along a new axis; an index out of range gives no hot element.
+    """Returns a one-hot encoding of indices along a new axis; an index out of range gives only `off_value`.
 
     Elements are `on_value` at the index, and `off_value` elsewhere.
     """
