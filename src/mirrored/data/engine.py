@@ -102,7 +102,7 @@ def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
 
 
 def limit(parent: grain.IterDataset, count: int) -> Any:
-    """Returns a Grain dataset of the first `count` elements (at least 1)."""
+    """Returns a Grain dataset of the first `count` elements (`count` must be at least 1)."""
     return experimental.LimitIterDataset(parent, count)
 
 

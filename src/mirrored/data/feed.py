@@ -81,7 +81,7 @@ class StallWatch:
         self._reported = False
 
     def after_batch(self, now: float) -> None:
-        """Logs the warning if the training loop mostly waited for input recently; called after each batch."""
+        """Logs a warning about slow input if the training loop mostly waited recently; called after each batch."""
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return

@@ -43,7 +43,7 @@ class Run:
     continues: bool = False
 
     def epoch(self, number: int) -> Run:
-        """Returns a copy for repetition `number` of a `repeat`, in which shuffles have another order."""
+        """Returns a copy of this `Run` for one repetition of a `repeat`, with another shuffle order."""
         return Run((*self.path, number), self.seeds, self.continues)
 
 
@@ -286,7 +286,7 @@ def merged_spec(members: Sequence[Node]) -> Any:
 
 
 class LikeParent:
-    """A mixin for operations whose number, shapes and dtypes of elements are those of their single input."""
+    """A mixin for operations that keep the number, shapes and dtypes of the elements of their single input dataset."""
 
     parent: Any
 

@@ -354,7 +354,7 @@ class _StoredRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept(StreamStep):
-    """The operations `cache(filename)` and `snapshot`: write all elements to a file once, and read them from it.
+    """The operations `cache(filename)` and `snapshot`: write all elements to a file once; later iterations read it.
 
     Attributes:
         folder: The folder of the file.

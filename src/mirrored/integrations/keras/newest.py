@@ -117,7 +117,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def variables_of(model: Model, group: str) -> list[Any]:
-    """Returns the Keras variables of a model in one group, such as ``"trainable_variables"``."""
+    """Returns the variables of a Keras model that are in one category, such as ``"trainable_variables"``."""
     if group == "optimizer_variables":
         return [] if getattr(model, "optimizer", None) is None else list(model.optimizer.variables)
     return list(getattr(model, group))

@@ -118,7 +118,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         return None if self._iterator is None else self._iterator.get_state()
 
     def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:
-        """Moves to a position in the dataset that `get_state` returned, from which the next batch is read.
+        """Sets the position from which the next batch is read, as `get_state` returned it.
 
         The first batch that Keras then reads has the index 0 again.
 

@@ -336,7 +336,7 @@ def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None
 
 @op("image.image_gradients")
 def image_gradients(image: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns the differences of each pixel to its lower and to its right neighbor.
+    """Returns vertical and horizontal differences: from each pixel to the pixel below, and to the right one.
 
     They are 0 in the last row and column.
     """

@@ -44,7 +44,7 @@ def one_hot(
 def sequence_mask(
     lengths: Operand, maxlen: SupportsIndex | None = None, dtype: DTypeLike = "bool", name: str | None = None
 ) -> jax.Array:
-    """Returns a mask that is True for the first ``lengths[i]`` positions of row i.
+    """Returns a mask whose row i is True at the first ``lengths[i]`` positions.
 
     The result is [..., maxlen]; in eager code, `maxlen` is optional.
     """
