@@ -1,4 +1,4 @@
-"""Detects the cluster of a process without configuration, from JAX's own initialization or detection."""
+"""Detects the cluster of this process if the user has configured none: from JAX or environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEDY = (
 
 
 def detected_process(called: str, timeout_seconds: int) -> Process | None:
-    """Returns which process of a job this one is, as told by JAX or environment variables; None if neither tells.
+    """Returns this process's index in its job and the job's size, as JAX detects them; None if JAX detects no job.
 
     The arguments of an earlier `jax.distributed.initialize` take precedence over JAX's own detection (Open MPI, Slurm,
     Kubernetes, Cloud TPU).

@@ -13,7 +13,7 @@ from mirrored.extras import load
 
 
 class ExecutableLocation(enum.Enum):
-    """Enum: the program runs inside or outside of the Kubernetes cluster, which determines how to call its API."""
+    """Enum: whether the program runs inside or outside of the Kubernetes cluster."""
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
@@ -94,7 +94,7 @@ class KubernetesClusterResolver(ClusterResolver):
         return addresses
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task (default: this process's); an empty string if that task is not known.
+        """Returns a task's address (default: this process's); "" if this process's task is not known.
 
         Raises:
             ClusterError: There is no such task.

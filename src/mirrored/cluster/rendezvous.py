@@ -76,7 +76,7 @@ _MOST_REFUSALS: Final = 8
 
 
 def meet(process: Process, interface: str, seconds: float, called: str) -> None:
-    """Waits until all workers of the job are connected; raises an error that names missing ones after a timeout.
+    """Waits until all workers of the job are connected; after a timeout, raises an error that names missing workers.
 
     Args:
         process: This worker's place in the job.

@@ -55,7 +55,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of the given task, or without a task the `master` passed to the constructor.
+        """Returns the address of the given task; if no task is given, the `master` passed to the constructor.
 
         Raises:
             ClusterError: There is no such task.
@@ -134,7 +134,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({**lists, **dicts})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task of the combined cluster; without a task, the first resolver's `master`.
+        """Returns the address of a task of the combined cluster; if none is given, the first resolver's `master`.
 
         Raises:
             ClusterError: There is no such task.
@@ -156,7 +156,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job name of this process's task: the assigned value, or by default the first resolver's."""
+        """The job name of this process's task, by default the first resolver's; can be assigned."""
         return self._resolvers[0].task_type if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -165,7 +165,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process's task in its job: the assigned value, or by default the first resolver's."""
+        """The index of this process's task in its job, by default the first resolver's; can be assigned."""
         return self._resolvers[0].task_id if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -174,7 +174,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol prefix of addresses: the assigned value, or by default the first resolver's."""
+        """The protocol prefix of addresses, such as "grpc", by default the first resolver's; can be assigned."""
         return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter

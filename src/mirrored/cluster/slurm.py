@@ -109,7 +109,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job name of this process's task: the assigned value, or by default that of the Slurm rank."""
+        """The job name of this process's task, by default from the Slurm rank; can be assigned."""
         return self._found()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -118,7 +118,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process's task in its job: the assigned value, or by default that of the Slurm rank."""
+        """The index of this process's task in its job, by default from the Slurm rank; can be assigned."""
         return self._found()[1] if self._task_id is None else self._task_id
 
     @task_id.setter

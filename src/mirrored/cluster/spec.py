@@ -40,7 +40,7 @@ class ClusterSpec:
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns a dict from job name to the list of task addresses (to a dict by index, if indices are missing)."""
+        """Returns the task addresses by job name: a list per job, or a dict by task index if an index is missing."""
         return {job: _dense(tasks) for job, tasks in self._jobs.items()}
 
     def num_tasks(self, job_name: str) -> int:

@@ -222,7 +222,10 @@ def id_in_cluster(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: st
 def collective_leader(
     cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None, task_id: int | None
 ) -> str:
-    """Returns TensorFlow's device name of the task that leads collectives; "" for a task without others."""
+    """Returns the device name of the chief, or else of worker 0: ``"/job:chief/replica:0/task:0"``.
+
+    The name has TensorFlow's format. It is empty for an evaluator, for a task without a type, and without a cluster.
+    """
     spec = normalize_cluster_spec(cluster_spec)
     if not spec or task_type == EVALUATOR or task_type is None:
         return ""

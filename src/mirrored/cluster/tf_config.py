@@ -85,7 +85,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job name of this process's task: the passed or assigned value, or by default that in TF_CONFIG.
+        """The job name of this process's task, by default from TF_CONFIG; can be assigned.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -99,7 +99,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process's task in its job: the passed or assigned value, or that in TF_CONFIG.
+        """The index of this process's task in its job, by default from TF_CONFIG; can be assigned.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -113,7 +113,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol prefix of addresses: the passed or assigned value, or by default that in TF_CONFIG."""
+        """The protocol prefix of addresses, such as "grpc", by default from TF_CONFIG; can be assigned."""
         return _config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter

@@ -45,7 +45,7 @@ def function_seconds() -> float:
 
 
 def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:
-    """Calls a user function on a dataset element like `call`, and converts the result to NumPy arrays (an element)."""
+    """Calls a user function on a dataset element like `call`, and converts the result to a pytree of NumPy arrays."""
     result = call(function, element, called, index)
     with naming_element(called, index):
         return own_element(result, called)

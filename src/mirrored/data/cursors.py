@@ -49,7 +49,7 @@ def beyond_end(position: int | None = None, count: int | None = None) -> InputEr
 
 
 def read_again(cursor: Any) -> Any:
-    """Reads an element again while a saved position is restored; raises an error if the data ends before it.
+    """Reads an element once more to return to a saved read position; raises an error if the data ends first.
 
     Raises:
         InputError: The data have no further element. StopIteration would end the iteration that restores the position.

@@ -273,7 +273,7 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of the elements: a pytree of `PerReplicaSpec` (of `ArraySpec` with one replica)."""
+        """The shapes and dtypes of the elements: a pytree of `PerReplicaSpec`, or of `ArraySpec` for one replica."""
         return self._element_spec()
 
     @property

@@ -21,7 +21,7 @@ Element: TypeAlias = Any
 
 
 def snapshot(array: np.ndarray) -> np.ndarray:
-    """Copies an array that a dataset is created from into aligned, read-only memory.
+    """Copies an array into aligned, read-only memory, so that a dataset can be created from the copy.
 
     Memory-mapped files are used in place, since they may be larger than memory.
     """

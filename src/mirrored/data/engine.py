@@ -58,19 +58,19 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
-    """Returns a Grain dataset whose element i is `item(i)`, computed by `threads` threads (0: by the caller's)."""
+    """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads (if 0, without threads)."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
 
 
 def is_beyond_end(error: IndexError) -> bool:
-    """Returns whether an exception means that Grain was asked to restore a read position after the end of the data."""
+    """Returns whether an exception of Grain says that a restored read position lies after the end of the data."""
     return "is out of range for dataset of length" in str(error)
 
 
 def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
-    """Returns a Grain dataset that in each iteration reads from a new `Cursor` (iterator) that `make` creates."""
+    """Returns a Grain dataset; each iteration over it reads from a new iterator (`Cursor`) that `make()` creates."""
     return CursorDataset(make, name)
 
 
@@ -80,7 +80,7 @@ def map_with_index(parent: grain.IterDataset, function: Callable[[int, Any], Any
 
 
 def filter_elements(parent: grain.IterDataset, predicate: Callable[[Any], bool]) -> Any:
-    """Keeps the elements for which `predicate` is True; turns off Grain's warning that few elements remain."""
+    """Returns a Grain dataset of the elements for which `predicate` is True, with Grain's warning turned off."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 
@@ -92,7 +92,7 @@ def batch(
 
 
 def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
-    """Returns a Grain dataset in which every batch is replaced by the list of elements `rows(batch)`."""
+    """Returns a Grain dataset of the single examples of all batches; `rows(batch)` splits a batch into examples."""
 
     class GrainRows(experimental.FlatMapTransform):  # type: ignore[misc]
         def flat_map(self, element: Element) -> list[Any]:
@@ -102,7 +102,7 @@ def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
 
 
 def limit(parent: grain.IterDataset, count: int) -> Any:
-    """Returns a Grain dataset of the first `count` elements (at least 1)."""
+    """Returns a Grain dataset of the first `count` elements (`count` must be at least 1)."""
     return experimental.LimitIterDataset(parent, count)
 
 

@@ -81,7 +81,7 @@ class StallWatch:
         self._reported = False
 
     def after_batch(self, now: float) -> None:
-        """Logs the warning if the training loop mostly waited for input recently; called after each batch."""
+        """Logs a warning about slow input if the training loop mostly waited recently; called after each batch."""
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return
@@ -153,7 +153,7 @@ class Feed:
         self._watch = StallWatch(stats)
 
     def next(self, last: FeedItem | None) -> FeedItem:
-        """Returns the next queue entry: a batch, or the exception (StopIteration at the end) raised instead.
+        """Returns the next queue entry: it holds a batch, or an exception (StopIteration at the end of the data).
 
         Args:
             last: The item that the training loop received last. If the feed has returned a later item that the loop

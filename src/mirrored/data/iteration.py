@@ -1,4 +1,4 @@
-"""Helpers of all dataset iterators: closing at interpreter exit, and a warning for loops over exhausted ones."""
+"""Helpers for all dataset iterators: closing at interpreter exit, and a warning about exhausted iterators."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Reader(Protocol):
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop when one has no more data, or else continue and give that worker empty batches.
+        """Whether all workers stop when one has no more data; if False, that worker gets empty batches instead.
 
         It matters only if each worker reads its own data.
         """
@@ -229,7 +229,7 @@ class GlobalBatches:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a read position; if the dataset cannot, reads from its start and skips the earlier examples.
+        """Moves to a saved read position; if the dataset does not support that, skips examples from the start.
 
         It is impossible if the source has no position, or has another batch size than when the position was saved
         (`Source.restore`, which may read a batch to find out).
@@ -247,7 +247,7 @@ class GlobalBatches:
 
 
 class ElementsInTurn:
-    """A reader of one element (per-replica batch) per replica, from one common dataset or one per replica.
+    """A reader that reads one element (a per-replica batch) for each replica, from one dataset or one per replica.
 
     If the last elements do not reach all replicas, the other replicas receive empty batches, so that every example is
     used. Scalars have no empty form: an incomplete row of them is dropped, and a warning is logged.
@@ -259,7 +259,7 @@ class ElementsInTurn:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop as soon as one has no more data: True for scalars, which have no empty batch."""
+        """Whether all workers stop as soon as one has no more data: True if the elements are scalars."""
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:

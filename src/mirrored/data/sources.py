@@ -32,7 +32,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """The identity of one worker: its process index among those of all workers, and its number of replicas.
+    """The process index and number of replicas of one worker, and the processes and replicas of all workers.
 
     Attributes:
         process: The process index of this worker.
@@ -73,7 +73,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def end_error(self) -> Callable[..., EndOfDataError]:
-        """The exception class for a request of an element after the last one."""
+        """The exception class raised by a request for an element after the last one."""
 
     @abc.abstractmethod
     def open(self) -> Cursor:
@@ -81,7 +81,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def no_examples(self) -> Element:
-        """Returns a batch with 0 examples; None if the structure of the batches is known only from an element."""
+        """Returns a batch with 0 examples; None if the batches' structure is unknown before one is read."""
 
     @abc.abstractmethod
     def refuse_unbatched(self, called: str) -> None:

@@ -42,7 +42,7 @@ class ArraySpec:
         return f"ArraySpec({'bytes' if self.dtype.hasobject else self.dtype}[{', '.join(map(str, self.shape))}])"
 
     def accepts(self, array: npt.ArrayLike) -> bool:
-        """Returns whether an array has a shape that matches this one; ignores the dtype."""
+        """Returns whether an array's shape matches this spec; ignores the dtype."""
         shape = np.shape(array)
         return len(shape) == len(self.shape) and all(
             want is None or want == have for want, have in zip(self.shape, shape, strict=True)
@@ -89,7 +89,7 @@ def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
 
 
 def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
-    """Infers the shapes and dtypes after `map` from those before, one input element and the function's result.
+    """Infers the shapes and dtypes of elements after `map`, from the function's result for one input element.
 
     A leading dim of the result varies if it has the same size as a leading dim of the sample that varies in the parent.
 
@@ -134,7 +134,7 @@ def as_spec(signature: PyTree) -> Any:
 
 
 def check(spec: PyTree, element: Element, called: str) -> Any:
-    """Casts an element to the given dtypes; raises an error if its structure or shapes are not the given ones.
+    """Casts an element to the dtypes of a spec; raises an error if the structure or shapes differ from the spec.
 
     If `spec` is one array, a list or tuple of numbers is converted to an array.
     """

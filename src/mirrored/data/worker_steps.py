@@ -46,7 +46,7 @@ class WorkerSteps(Protocol):
     """Protocol of objects by which all workers agree on the input of each training step, and on when to end."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns this worker's input for the next step; raises StopIteration if all workers end.
+        """Agrees with all workers on the next step, and returns this worker's input for the step.
 
         Raises:
             StopIteration: There is no further step.
@@ -83,7 +83,7 @@ class SameBatches:
         self._count = 0
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns `value` after a check, for batches 1, 2, 4, 8, ..., that all workers have read the same batch."""
+        """Checks that all workers have read the same batch (only for batches 1, 2, 4, 8, ...), and returns it."""
         if has_ended:
             raise StopIteration
         self._count += 1
@@ -109,7 +109,7 @@ class OwnBatches:
         self._template: Any = None
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns this worker's per-replica batches for the next step: empty ones if it has no more data.
+        """Returns this worker's per-replica batches for the next step; empty ones if this worker has no more data.
 
         Args:
             value: This worker's per-replica batches, if it still has data.

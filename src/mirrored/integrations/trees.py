@@ -30,7 +30,7 @@ class Bridge(Protocol):
     """The interface of adapters by which `mirror` and `unmirror` convert objects of Flax NNX and Equinox."""
 
     def is_whole(self, value: object) -> bool:
-        """Returns whether this adapter converts `value`, instead of each of its leaves being converted separately."""
+        """Returns whether this adapter converts `value` as a whole; otherwise each pytree leaf is converted alone."""
         ...
 
     def mirror(self, value: PyTree, path: str) -> Any:
@@ -123,7 +123,7 @@ def unmirror(tree: PyTree) -> Any:
 
 
 def assign(tree: PyTree, values: PyTree) -> None:
-    """Assigns new values to all variables of a pytree, given as a pytree of the same structure.
+    """Assigns values to the variables of a pytree, given as another pytree of the same structure.
 
     Context: any, as for `Variable.assign`.
 
@@ -177,14 +177,14 @@ def is_array(value: object) -> bool:
 
 
 def variable_of(value: Array | HostArray, name: str) -> Variable:
-    """Creates a mirrored variable with this initial value, trainable if its dtype is floating or complex."""
+    """Creates a mirrored variable with the given value; trainable if the dtype is floating or complex."""
     return Variable(value, trainable=bool(jnp.issubdtype(value.dtype, jnp.inexact)), name=name)
 
 
 def statistic_of(
     value: Array | HostArray, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN
 ) -> Variable:
-    """Creates a variable that each replica updates separately; outside `strategy.run` it reads as mean or sum."""
+    """Creates a variable with a separate value per replica, whose mean or sum is read outside `strategy.run`."""
     return Variable(
         value,
         trainable=False,
@@ -195,7 +195,7 @@ def statistic_of(
 
 
 def value_to_move(variable: Variable) -> Any:
-    """Returns a variable's value as an array that is not bound to the variable's devices."""
+    """Copies a variable's value to a NumPy array (or an uncommitted random key), which any device can use."""
     if not is_key_dtype(variable.dtype):
         return variable.numpy()
     data = np.asarray(jax.random.key_data(variable.read_value()))

@@ -64,12 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> Way:
-    """Returns the execution mode and the new strategy with which the test runs (fixture `way`)."""
+    """A pytest fixture that returns the execution mode and the new strategy with which the test runs."""
     opened: Way = request.param.open()
     return opened
 
 
 @pytest.fixture
 def strategy(way: Way) -> object:
-    """Returns the strategy of the fixture `way` (fixture `strategy`)."""
+    """A pytest fixture that returns the strategy of the fixture `way`."""
     return way.strategy

@@ -118,7 +118,7 @@ WAYS: Final = tuple(
 def select_ways(
     *, modes: Sequence[str] = MODES, replicas: Sequence[int] = REPLICA_COUNTS, called: str = "select_ways"
 ) -> list[WaySpec]:
-    """Returns the combinations of execution mode and replica count that have one of these modes and counts.
+    """Returns the pairs of execution mode and replica count, filtered by the given modes and counts.
 
     Raises:
         ArgumentError: No way matches.

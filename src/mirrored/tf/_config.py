@@ -227,12 +227,12 @@ def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
 
 
 def set_soft_device_placement(enabled: bool) -> None:
-    """Sets whether `tf.device` ignores a missing device (the default) or raises an error."""
+    """Sets whether `tf.device` ignores a device that does not exist (the default) or raises an error."""
     _state.soft_placement = bool(enabled)
 
 
 def get_soft_device_placement() -> bool:
-    """Returns whether `tf.device` ignores a missing device."""
+    """Returns whether `tf.device` ignores a device that does not exist."""
     return _state.soft_placement
 
 

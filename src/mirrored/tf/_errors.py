@@ -43,7 +43,7 @@ class OpError(MirroredError):
 
     @classmethod
     def of(cls, called: str, *, found: str, rule: str, remedy: str) -> Self:
-        """Creates an error whose message says what was called and found, the rule, and the remedy."""
+        """Creates an error from the parts of its message: the called function, what was found, rule and remedy."""
         error = cls(None, None, f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
         error.called, error.found, error.rule, error.remedy = called, found, rule, remedy
         return error

@@ -9,7 +9,7 @@ def set_loop_options(
     maximum_iterations: object = None,
     shape_invariants: object = None,
 ) -> None:
-    """Sets options of the loop whose body begins with this call, such as a maximum number of iterations.
+    """Sets options, such as a maximum number of iterations, of the loop whose body begins with this call.
 
     As in TensorFlow, it has no effect on loops that run in Python.
 

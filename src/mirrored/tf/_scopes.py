@@ -21,7 +21,7 @@ _warned: set[str] = set()
 
 @contextlib.contextmanager
 def device(device_name: str | jax.Device | LogicalDevice | None) -> Iterator[None]:
-    """Makes a device the default for new tensors and operations in the block (`tf.device`).
+    """A context manager in which new tensors and operations use the given device by default (`tf.device`).
 
     Operations on tensors that are committed to a device run there.
 
@@ -62,7 +62,7 @@ def _found(device_name: str | jax.Device | LogicalDevice) -> jax.Device | None:
 
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
-    """Runs the block eagerly, even while `tf.function` traces (`tf.init_scope`).
+    """A context manager whose block runs eagerly, even while `tf.function` traces (`tf.init_scope`).
 
     The block reads and assigns the current values of variables.
     """

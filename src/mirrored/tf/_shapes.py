@@ -52,11 +52,11 @@ class TensorSpec:
         return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
 
     def is_compatible_with(self, tensor: Described) -> bool:
-        """Returns whether a tensor has the dtype and a shape that this spec permits."""
+        """Returns whether a tensor's dtype is that of this spec, and its shape matches the spec's."""
         return self.shape.is_compatible_with(tensor.shape) and self.dtype == tensor.dtype
 
     def most_specific_compatible_shape(self, other: TensorSpec) -> TensorShape:
-        """Returns the most specific `TensorShape` that matches the tensors of both specs."""
+        """Returns the most specific `TensorShape` with which the shapes of both specs are compatible."""
         if self.shape.rank is None or self.shape.rank != other.shape.rank:
             return TensorShape(None)
         return TensorShape([a if a == b else None for a, b in zip(self.shape, other.shape, strict=True)])

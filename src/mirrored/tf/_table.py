@@ -93,7 +93,7 @@ class _Parameter:
 
 
 def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bool = False) -> None:
-    """Adds JAX functions to the table of operations: ``{"math.add add": ("x y", jnp.add)}``.
+    """Adds several JAX functions to the table of operations: ``{"math.add add": ("x y", jnp.add)}``.
 
     Args:
         table: Names, parameters and functions.
@@ -167,7 +167,7 @@ def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...],
 
 
 def unexpected(called: str, name: str, known: list[str]) -> TypeError:
-    """Creates the TypeError for a keyword argument that an operation does not have, or got twice."""
+    """Creates the TypeError for a keyword argument that is unknown, or that is given twice."""
     if name in known:
         return TypeError(f"{called}() got multiple values for argument '{name}'")
     hint = f": use TensorFlow 2's `{_DEPRECATED[name]}` instead" if name in _DEPRECATED else ""
@@ -218,7 +218,7 @@ def _described(value: object) -> str:
 
 
 def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an operation to run on the host if all its operands are known while tracing, such as `tf.shape(x)`."""
+    """Wraps an operation to run on the host if the values of all operands are known while tracing."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -115,14 +115,14 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 
 def is_host(value: object) -> bool:
-    """Returns whether a value or list consists of Python numbers, strings, dtypes and results of `tf.shape`."""
+    """Returns whether a value consists only of Python numbers, strings, dtypes and results of `tf.shape`."""
     if isinstance(value, (list, tuple)):
         return all(is_host(one) for one in value)
     return value is None or isinstance(value, (StaticTensor, np.integer, str, DType)) or _is_number(value)
 
 
 def has_static(value: object) -> bool:
-    """Returns whether a value is a tensor whose value is known while tracing, or a list with such a tensor."""
+    """Returns whether a value is a `StaticTensor`, or a list or tuple that contains one."""
     if isinstance(value, (list, tuple)):
         return any(has_static(one) for one in value)
     return isinstance(value, StaticTensor)

@@ -19,7 +19,7 @@ class TestCase(unittest.TestCase):
     """
 
     def evaluate(self, tensors: PyTree) -> Any:
-        """Returns tensors, or structures of tensors, as NumPy arrays."""
+        """Converts tensors, or structures of tensors, to NumPy arrays."""
         return jax.tree.map(np.asarray, tensors)
 
     def assertAllEqual(self, a: Operand, b: Operand, msg: str | None = None) -> None:

@@ -82,7 +82,7 @@ class Checkpoint(checkpoints.Checkpoint):
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
-        """Assigns the values in a checkpoint that `write` saved to the state of the same names.
+        """Assigns the values in a checkpoint that `write` saved to the variables and other state of the same names.
 
         Raises:
             NotFoundError: There is no such checkpoint.

@@ -166,7 +166,7 @@ class Channel:
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Closes the connection; a thread that is in `receive` returns."""
+        """Closes the connection, and ends a `receive` that waits in another thread."""
         self._shut_down()
         self._connection.close()
 

@@ -62,7 +62,7 @@ FOLLOWS: Final = "(follows)"
 
 
 def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
-    """Creates the error that says which worker was lost while the others still train, and what is known about it.
+    """Creates the error that names a worker lost during training, and says how it ended or was last seen.
 
     Args:
         worker: The index of the lost worker.
@@ -111,7 +111,7 @@ def delay_aborts() -> bool:
 
 
 def is_aborting() -> bool:
-    """Returns whether a thread of this process is in an abort (SIGABRT); always False except on Linux.
+    """Returns whether a thread of this process is handling SIGABRT; always False except on Linux.
 
     While a handler runs, the kernel blocks its signal in that thread. Hardly any thread blocks SIGABRT alone otherwise.
     """
@@ -223,7 +223,7 @@ def has_launcher() -> bool:
 
 
 def report_exit_by(report: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:
-    """Registers the watchdog's functions for reporting this worker's exit and for finding a lost worker.
+    """Registers two functions of the watchdog: one reports this worker's exit, the other finds a lost worker.
 
     Args:
         report: Sends the exit report to the other workers; called with the kind of the exit and its cause.

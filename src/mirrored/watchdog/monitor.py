@@ -1,4 +1,4 @@
-"""The watchdog of one worker: sends its progress to the other workers, and ends a job that cannot continue."""
+"""The watchdog of one worker: sends the worker's progress to the others, and ends a job that cannot continue."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Watchdog:
         self._peers: PeerConnection | None = None
 
     def start(self) -> None:
-        """Starts the watchdog's threads and its connection to the other workers, and registers its exit report."""
+        """Starts the watchdog's threads, its connection to the other workers, and the report at this worker's exit."""
         self._posting = threading.Thread(target=self._post, name="mirrored-posting", daemon=True)
         detecting = threading.Thread(target=self._detect, name="mirrored-hang-detection", daemon=True)
         start(self._posting, detecting)

@@ -87,7 +87,7 @@ class Findings:
 
     @property
     def num_right(self) -> int:
-        """The number of correctly predicted test images; 0 unless each image has exactly one prediction."""
+        """The number of test images whose digit was predicted correctly; 0 if predictions are missing."""
         return int((self.digits == self.test.labels).sum()) if len(self.digits) == len(self.test) else 0
 
     @property

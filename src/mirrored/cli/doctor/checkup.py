@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def examine(folder: Path | None) -> list[str]:
-    """Collects facts about all workers' machines, measures all-reduces between them, and prints the faults.
+    """Compares the machines of all workers, measures all-reduces between the workers, and prints the faults.
 
     Args:
         folder: The folder for checkpoints; None to skip the check of the disk.

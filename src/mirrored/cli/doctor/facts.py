@@ -1,4 +1,4 @@
-"""Facts about one worker's machine, which `mirrored doctor` compares between the workers."""
+"""The versions, settings, devices and disk speed of a worker's machine, which `mirrored doctor` compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROBE_BYTES: Final = 32 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Facts about one worker's machine that `mirrored doctor` compares: versions, devices, disk, clock.
+    """The versions, devices, disk speed and clock time of one worker's machine, for `mirrored doctor`.
 
     Attributes:
         host: The name of its machine.
@@ -48,12 +48,12 @@ class Facts:
     gpus: GpuFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Converts the facts to JSON-serializable data."""
+        """Converts the object to JSON-serializable data."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Facts:
-        """Converts the result of `to_json` back to `Facts`."""
+        """Creates a `Facts` object from the JSON data that `Facts.to_json` returned."""
         gpus = data.get("gpus")
         return cls(**{**data, "gpus": None if gpus is None else GpuFacts.from_json(gpus)})
 

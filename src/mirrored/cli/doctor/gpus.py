@@ -74,7 +74,7 @@ class GpuFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GpuFacts:
-        """Restores a `GpuFacts` object from the dict that `dataclasses.asdict` has made of one."""
+        """Creates a `GpuFacts` object from a dict that `dataclasses.asdict` returned."""
         return cls(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
 
 

@@ -1,4 +1,4 @@
-"""Implements `Dataset.cache()` in memory: keeps the elements of the first iteration for the later ones."""
+"""Implements `Dataset.cache()` in memory: keeps the elements of the first iteration for later iterations."""
 
 from __future__ import annotations
 

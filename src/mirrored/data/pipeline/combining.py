@@ -1,4 +1,4 @@
-"""The methods of `Dataset` that combine datasets (zip, interleave), and those for batches and windows."""
+"""The methods of `Dataset` that combine datasets (zip, interleave), or group elements into batches and windows."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ _EPOCHS_KEPT = 64
 
 
 class ItemRows(abc.ABC):
-    """Base class of random-access sequences that define `item(index)`; batches are stacked from single items."""
+    """Base class of random-access sequences that compute single elements, and stack them for a batch."""
 
     length: int
 
     @abc.abstractmethod
     def item(self, index: int) -> Element:
-        """Returns the element at an index."""
+        """Computes the dataset element with the given index; subclasses implement this method."""
 
     def rows(self, positions: range | np.ndarray) -> Element:
         """Returns the elements at the given indices, stacked into one batch."""
@@ -344,7 +344,7 @@ def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(OneParent):
-    """The operation `prefetch` on a random-access dataset; starts a thread only if it is the last operation.
+    """The operation `prefetch` on a random-access dataset; without effect unless it is the dataset's last operation.
 
     Elsewhere it has no effect.
     """

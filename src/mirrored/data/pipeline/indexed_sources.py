@@ -147,7 +147,7 @@ class ListSource(IndexedNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen(StreamNode):
-    """A mix of several datasets; a dataset of indices determines from which one each element is taken.
+    """A mix of several datasets; a dataset of indices determines from which dataset each element is taken.
 
     Attributes:
         choices: A dataset of member indices.
@@ -240,7 +240,7 @@ class _ChoiceCursor:
 
 
 class ByWeight:
-    """A function from a uniform random number in [0, 1) to index i, with a probability proportional to ``weights[i]``.
+    """A callable that maps a uniform random number to an index i, with probability proportional to ``weights[i]``.
 
     Raises:
         ArgumentError: The weights are invalid, see `check_weights`.

@@ -23,7 +23,7 @@ _VERSION: Final = 1
 
 
 class Epochs:
-    """A counter of the iterations over a dataset, which also keeps random seeds restored from a saved position.
+    """A counter of the iterations over a dataset; also holds the random seeds of a restored read position.
 
     Shuffles derive their order from the number of the iteration.
 

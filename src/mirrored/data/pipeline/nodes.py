@@ -43,12 +43,12 @@ class Run:
     continues: bool = False
 
     def epoch(self, number: int) -> Run:
-        """Returns a copy for repetition `number` of a `repeat`, in which shuffles have another order."""
+        """Returns a copy of this `Run` for one repetition of a `repeat`, with another shuffle order."""
         return Run((*self.path, number), self.seeds, self.continues)
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a `Run` without iteration numbers, for operations before a cache, which are computed once."""
+    """Returns a copy of a `Run` without iteration numbers, because operations before a cache run only once."""
     return Run(seeds=run.seeds, continues=run.continues)
 
 
@@ -61,7 +61,7 @@ class Rows(Protocol):
         ...
 
     def item(self, index: int) -> Element:
-        """Returns the element at an index."""
+        """Returns the dataset element with the given index."""
         ...
 
     def rows(self, positions: range | np.ndarray) -> Element:
@@ -95,7 +95,7 @@ class Node(abc.ABC):
         """Returns a Grain `IterDataset` that yields the elements of one iteration."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in a cache file, by the `id` of the operation that uses each."""
+        """Returns the random seeds stored in a cache file, as a dict with the keys `id(operation)`."""
         return {}
 
     def cursor(self, run: Run) -> Cursor:
@@ -125,7 +125,7 @@ class IndexedNode(Node):
 
     @property
     def wants_threads(self) -> bool:
-        """Whether an operation requests threads, so that Grain's threads compute the elements."""
+        """Whether this or an earlier operation requests threads, so that Grain's threads compute the elements."""
         return parallel_calls(self) > 0
 
 
@@ -183,7 +183,7 @@ def seeded(node: Node) -> list[Any]:
 
 
 def seeds_of(node: Node, run: Run) -> dict[int, int]:
-    """Returns the random seeds that a dataset's operations use in one iteration, by the `id` of the operation."""
+    """Returns the random seeds of a dataset's operations in one iteration, as a dict with the keys `id(operation)`."""
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 
@@ -200,7 +200,7 @@ def new_seed() -> DrawnSeed:
 
 
 def inner_run(node: Node, run: Run, number: int, seed: int) -> Run:
-    """Returns the `Run` (with reproducible seeds) for a dataset that a user function, e.g. of `flat_map`, has created.
+    """Returns a `Run` with reproducible seeds for a dataset that a user function, e.g. of `flat_map`, has returned.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored.
@@ -286,7 +286,7 @@ def merged_spec(members: Sequence[Node]) -> Any:
 
 
 class LikeParent:
-    """A mixin for operations whose number, shapes and dtypes of elements are those of their single input."""
+    """A mixin for operations that keep the number, shapes and dtypes of the elements of their single input dataset."""
 
     parent: Any
 

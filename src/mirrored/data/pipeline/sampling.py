@@ -1,4 +1,4 @@
-"""The methods of `Dataset` that mix, resample, group and scan."""
+"""The methods of `Dataset` that mix datasets, resample or group elements, or keep state across elements."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from mirrored.errors import ArgumentError, InputError, StructureError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StatefulStep(StreamStep):
-    """Base class of dataset operations with state, which subclasses write as a Python generator."""
+    """Base class of dataset operations with state; a subclass implements the Python generator `over`."""
 
     @abc.abstractmethod
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:

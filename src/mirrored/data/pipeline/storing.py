@@ -354,7 +354,7 @@ class _StoredRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept(StreamStep):
-    """The operations `cache(filename)` and `snapshot`: write all elements to a file once, and read them from it.
+    """The operations `cache(filename)` and `snapshot`: write all elements to a file once; later iterations read it.
 
     Attributes:
         folder: The folder of the file.
@@ -370,7 +370,7 @@ class Kept(StreamStep):
         return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._open(run))), self.called)
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in the cache file, by the `id` of the operation; {} if no file exists.
+        """Returns the random seeds stored in the cache file, as a dict with the keys `id(operation)`.
 
         An earlier run of the program can have written the file, with other seeds than those of the steps.
         """

@@ -1,4 +1,4 @@
-"""Sequential dataset operations, which compute elements one after the other (mostly by Grain)."""
+"""Sequential dataset operations, which compute elements one after the other, most of them with Grain."""
 
 from __future__ import annotations
 

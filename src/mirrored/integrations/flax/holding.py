@@ -123,7 +123,7 @@ def _variables(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
 
 
 def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps NNX's function that returns the current JAX trace, so that it ignores the traces of gradient tapes.
+    """Wraps NNX's function that returns the current JAX trace, to leave out the traces of gradient tapes.
 
     A tape only records operations, so it is not a trace level of its own for NNX.
     """
@@ -172,7 +172,7 @@ def _is_traced(value: object) -> bool:
 
 
 def refuse_in_turn(variable: NNXVariable[Any]) -> None:
-    """Raises an error if an eager `strategy.run` with several replicas assigns an NNX variable without a strategy.
+    """Raises an error if replicas that run eagerly assign an NNX variable that was created without a strategy.
 
     Raises:
         ContextError: The variable was not created in this run.

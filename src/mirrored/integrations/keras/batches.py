@@ -1,4 +1,4 @@
-"""Places the batches of Keras' training loops on one device, or splits them over those of all workers."""
+"""Puts the batches of Keras' training loops on one device, or splits them over the devices of all workers."""
 
 from __future__ import annotations
 

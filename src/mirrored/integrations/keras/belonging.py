@@ -59,7 +59,7 @@ def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
 
 
 def connect_belonging() -> None:
-    """Patches `keras.Model` so that a model and its copies keep the strategy in whose scope it was created.
+    """Patches `keras.Model` so that a model, also a copied one, keeps the strategy in whose scope it was created.
 
     Wraps the constructor, `compile` and `__deepcopy__`.
     """
@@ -213,7 +213,7 @@ _prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in
 
 @contextmanager
 def converted_by(convert: Convert) -> Iterator[None]:
-    """Makes user-defined Keras layers convert their `call` with AutoGraph inside the context.
+    """A context manager in which AutoGraph converts the `call` methods of user-defined Keras layers.
 
     Args:
         convert: Returns the converted form of a function, or the function itself if it is not to be converted.

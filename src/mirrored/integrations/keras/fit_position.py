@@ -131,7 +131,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the first iterator that `fit` resets, which reads the training data; ignores any later one."""
+        """Stores the iterator over the training data: the first one that `fit` resets; ignores later ones."""
         if self._iterator is None:
             self._iterator = iterator
 
@@ -191,7 +191,7 @@ class FitPosition:
             _warn()
 
     def take(self, iterator: EpochIterator) -> _Resumption | None:
-        """Returns how to resume the epoch that `iterator` begins; None if the epoch starts with its first batch."""
+        """Removes and returns the position at which a resumed epoch continues; None for any other epoch."""
         if iterator is not self._iterator:
             return None
         resumption, self._resumption = self._resumption, None

@@ -37,7 +37,7 @@ _JITTED: Final = type(jax.jit(lambda: None))
 
 
 def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._make_function` so that the model holds the results of its last compiled step."""
+    """Wraps `Trainer._make_function` so that the model keeps a reference to the results of the last compiled step."""
 
     @functools.wraps(make)
     def making(self: Model, step_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def variables_of(model: Model, group: str) -> list[Any]:
-    """Returns the Keras variables of a model in one group, such as ``"trainable_variables"``."""
+    """Returns the variables of a Keras model that are in one category, such as ``"trainable_variables"``."""
     if group == "optimizer_variables":
         return [] if getattr(model, "optimizer", None) is None else list(model.optimizer.variables)
     return list(getattr(model, group))

@@ -123,7 +123,7 @@ def set_initial_epoch(model: Model, epoch: int) -> None:
 
 
 def purge_variables(model: Model, **groups: bool) -> None:
-    """Releases the values of a model's variables, because the training loop holds them itself."""
+    """Releases the arrays of a model's variables while Keras' training loop holds the values."""
     model._purge_model_variables(**groups)
 
 
@@ -189,7 +189,7 @@ def begin_pass(iterator: EpochIterator, steps: int) -> None:
 
 
 def shuffles_arrays(adapter: ArrayDataAdapter) -> bool:
-    """Returns whether Keras' adapter for arrays of training data shuffles them in each epoch."""
+    """Returns whether Keras shuffles the arrays passed to `fit` in each epoch."""
     return bool(adapter._shuffle)
 
 

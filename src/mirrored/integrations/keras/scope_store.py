@@ -35,7 +35,7 @@ class ScopeStore(VariableStore):
         self.base_trace = base_trace
 
     def whole(self, variable: VariableLike) -> Any:
-        """Returns a variable's value in the `StatelessScope`; its ordinary value if the scope has none."""
+        """Returns a variable's value in the `StatelessScope`, or the ordinary value if the scope has none."""
         view = self._view(variable)
         if view is None:
             check_readable(cast(Variable, variable), None, ambient())

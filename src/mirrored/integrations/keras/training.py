@@ -66,7 +66,7 @@ class Distributing(Distribution):  # type: ignore[misc]
         return len(self._sharding.device_set)
 
     def get_variable_layout(self, variable: object) -> None:
-        """Returns None: Keras does not shard variables, because their `mirrored.Variable` places the values."""
+        """Returns None, so that Keras does not shard variables; `mirrored.Variable` places their values."""
 
     def get_tensor_layout(self, path: str) -> None:
         """Returns None, so that the compiler chooses the sharding of intermediate tensors."""
@@ -118,7 +118,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         return None if self._iterator is None else self._iterator.get_state()
 
     def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:
-        """Moves to a position in the dataset that `get_state` returned, from which the next batch is read.
+        """Sets the position from which the next batch is read, as `get_state` returned it.
 
         The first batch that Keras then reads has the index 0 again.
 

@@ -88,7 +88,7 @@ def stored_at_once(made: Variable, value: object) -> bool:
 
 
 def lose_deleted(variable: Variable) -> None:
-    """Marks the value of a variable as lost if its array was donated to a step of `fit` that failed."""
+    """Makes reads of a variable fail if its array was donated to a step of `fit` that failed."""
     value = variable.initial()
     if isinstance(value, jax.Array) and value.is_deleted():
         variable.lose("it was donated to a step of fit that did not end")
@@ -256,7 +256,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             _assign(self, self.mirrored, value)
 
     def back(self, value: Operand) -> None:
-        """Creates the `mirrored.Variable` of the current strategy that stores the value from now on."""
+        """Creates the `mirrored.Variable` in which this Keras variable's value is stored from now on."""
         self.__dict__["_mirrored"] = _made_for(self, value)
 
     def read_value(self) -> Any:

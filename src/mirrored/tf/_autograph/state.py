@@ -35,7 +35,7 @@ def is_number(leaf: object) -> bool:
 
 
 def is_tensor(leaf: object) -> bool:
-    """Returns whether a pytree leaf is a tensor, a Python number or a NumPy array of numbers."""
+    """Returns whether AutoGraph treats a pytree leaf as a tensor: a tensor, number, or numeric NumPy array."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, StaticTensor):
         return leaf.dtype.kind in "biufcV"
     return isinstance(leaf, (jax.Array, StaticTensor)) or is_number(leaf)
@@ -69,7 +69,7 @@ class Parts:
         return [as_tensor(self.leaves[i]) for i in self.places]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """Returns the pytree with its tensors replaced by the given ones."""
+        """Returns the pytree with its tensor leaves replaced by the tensors in `tensors`."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -77,7 +77,7 @@ class Parts:
 
 
 def uniform(value: PyTree) -> Any:
-    """Returns a pytree whose `TensorArray`s store their rows in one tensor, as the values of two branches must."""
+    """Stacks the tensors of each `TensorArray` in a pytree into one array, so that `lax.cond` can return it."""
 
     def is_array(one: object) -> bool:
         return hasattr(type(one), "__uniform__")
@@ -108,7 +108,7 @@ _inferring = _Inferring()
 
 @contextmanager
 def inferring() -> Iterator[None]:
-    """Opens a context in which a loop body is traced only to infer the types of its variables.
+    """A context manager in which a loop body is traced only to infer the types of the loop's variables.
 
     In such a trace, an `if` may set a variable in one branch alone.
     """
@@ -120,7 +120,7 @@ def inferring() -> Iterator[None]:
 
 
 def is_inferring() -> bool:
-    """Returns whether a loop body is being traced only to infer the types of its variables."""
+    """Returns whether a loop body is being traced only to infer the types of the loop's variables."""
     return _inferring.depth > 0
 
 

@@ -1,1 +1,1 @@
-"""`tf.data`: datasets whose elements are tensors, strings kept in host memory, and the parsing of data files."""
+"""`tf.data`: datasets of tensors, arrays and strings that stay in host memory, and parsers for data files."""

@@ -61,7 +61,7 @@ class MirroredStrategy(_MirroredStrategy):
         )
 
     def make_dataset_iterator(self, dataset: object) -> InputIterator:
-        """Returns an iterator over a dataset that gives each replica a whole batch per step.
+        """Returns an iterator over a dataset of batches; each step gives every replica its own whole batch.
 
         Context: cross-replica.
         """

@@ -31,7 +31,7 @@ class Direct(core.CrossDeviceOps):
     def reduce(
         self, reduce_op: ReduceOp, per_replica_value: PyTree, destinations: Destinations, options: object = None
     ) -> Any:
-        """Sums or averages the values that the replicas hold of a per-replica value.
+        """Sums or averages a per-replica value over all replicas.
 
         Context: cross-replica.
 
@@ -62,7 +62,7 @@ class Direct(core.CrossDeviceOps):
     def batch_reduce(
         self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Any], options: object = None
     ) -> list[Any]:
-        """Sums or averages several per-replica values, each paired with its destinations.
+        """Sums or averages several per-replica values, given as pairs (value, destinations).
 
         Raises:
             ArgumentError: `reduce_op` is not a `ReduceOp`, or an element is not a pair of a value and its destinations.

@@ -50,7 +50,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """Makes `tf.summary.scalar` and similar functions use this writer, and `step` by default, in a block."""
+        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` by default."""
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
         if step is not None:
@@ -115,7 +115,7 @@ def _no_writer() -> Iterator[None]:
 
 
 def create_noop_writer() -> Any:
-    """Returns a context manager in whose block `tf.summary.scalar` and similar functions write nothing."""
+    """Returns a context manager in which `tf.summary.scalar` and similar functions write nothing."""
     return _no_writer()
 
 
@@ -147,7 +147,7 @@ def scalar(name: str, data: Operand, step: SupportsIndex | None = None, descript
 def image(
     name: str, data: Operand, step: SupportsIndex | None = None, max_outputs: int = 3, description: str | None = None
 ) -> bool:
-    """Writes images for TensorBoard with the default writer, as `scalar` writes numbers.
+    """Writes images for TensorBoard with the default writer; does nothing if there is no default writer.
 
     The shape is ``[images, height, width, channels]``, the values floats from 0 to 1 or ``uint8``.
     """
@@ -231,7 +231,7 @@ def should_record_summaries() -> bool:
 
 @contextlib.contextmanager
 def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
-    """Makes `tf.summary.scalar` and similar functions write only if a condition is true, inside the block.
+    """A context manager in which `tf.summary.scalar` and similar functions write only if a condition is true.
 
     The condition may be a function, which is called for each value.
     """

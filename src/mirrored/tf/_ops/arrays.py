@@ -324,7 +324,7 @@ def tile(input: Operand, multiples: StaticInts, name: str | None = None) -> jax.
 def repeat(
     input: Operand, repeats: StaticInts, axis: SupportsIndex | None = None, name: str | None = None
 ) -> jax.Array:
-    """Repeats each element of a tensor `repeats` times; with `axis`, each slice along it."""
+    """Repeats each element of a tensor, or each slice along `axis`, `repeats` times."""
     del name
     counts = static_ints(repeats, called="tf.repeat", argument="repeats")
     how_often: Any = counts[0] if len(counts) == 1 else np.asarray(counts)

@@ -104,7 +104,7 @@ class BlockStore(VariableStore):
         return restore
 
     def outer_value(self, key: Key, variable: VariableLike) -> Any:
-        """Returns the value of a variable before the branch or loop."""
+        """Returns the value that a variable had before the branch or loop."""
         replica = key[1]
         value = self.outer.whole(variable) if replica is None else self.outer.local(variable, replica)
         return announce_read(variable, value)
@@ -183,7 +183,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
 
 
 def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
-    """Returns the values, before a branch or loop runs, of the variables that it reads or assigns."""
+    """Returns the current values of all variables that the given branches or loop bodies read or assign."""
     found: dict[Key, Any] = {}
     for block in blocks:
         if block.store is None:
@@ -212,7 +212,7 @@ def assigned_by(blocks: Sequence[Block]) -> list[Key]:
 def choose(
     index: jax.Array, blocks: Sequence[Block], outputs: Callable[[int, list[Any]], list[Any]] | None = None
 ) -> list[Any]:
-    """Runs one of several traced branches, chosen at run time by an index, and assigns its variables.
+    """Runs one of several traced branches, selected by an index at run time, and applies its variable assignments.
 
     Args:
         index: Index of the block (int32 scalar).

@@ -407,7 +407,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @op("grad_pass_through")
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `f` with the gradient of the identity function, so that gradients pass through `f` unchanged."""
+    """Returns `f` with the gradient of the identity function (a straight-through estimator)."""
 
     def run(x: Operand, *args: Any, **kwargs: Any) -> Any:
         value = as_tensor(x)

@@ -245,7 +245,7 @@ def conv1d_transpose(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the transpose of a 1-D convolution; filters are [width, output channels, input channels]."""
+    """Computes the transpose of a 1-D convolution with filters [width, output channels, input channels]."""
     del name
     called = "tf.nn.conv1d_transpose"
     return _transposed(called, 1, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -262,7 +262,7 @@ def conv2d_transpose(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the transpose of a 2-D convolution; filters are [height, width, output channels, input channels]."""
+    """Computes the transpose of a 2-D convolution with filters [height, width, output channels, input channels]."""
     del name
     called = "tf.nn.conv2d_transpose"
     return _transposed(called, 2, input, filters, output_shape, strides, padding, data_format, dilations)

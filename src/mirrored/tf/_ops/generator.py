@@ -269,7 +269,7 @@ _replaced: list[Generator] = []
 
 
 def set_seed(seed: int) -> None:
-    """Sets the global random seed, from which `tf.random.normal` and similar functions start anew.
+    """Sets the global random seed, and restarts the random numbers of `tf.random.normal` and similar functions.
 
     TensorFlow: `tf.random.set_seed`: the same calls repeat the same numbers, which differ from TensorFlow's.
     """

@@ -97,7 +97,7 @@ def rot90(image: Operand, k: int = 1, name: str | None = None) -> jax.Array:
 
 @op("image.convert_image_dtype")
 def convert_image_dtype(image: Operand, dtype: DTypeLike, saturate: bool = False, name: str | None = None) -> jax.Array:
-    """Converts images to another dtype, scaled such that integers 0..max correspond to floats 0..1."""
+    """Converts images to another dtype, and scales pixels: integers 0..max correspond to floats 0..1."""
     del name
     value, wanted = as_tensor(image), as_dtype(dtype)
     source = as_dtype(value.dtype)
@@ -336,7 +336,7 @@ def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None
 
 @op("image.image_gradients")
 def image_gradients(image: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns the differences of each pixel to its lower and to its right neighbor.
+    """Returns vertical and horizontal differences: from each pixel to the pixel below, and to the right one.
 
     They are 0 in the last row and column.
     """
@@ -415,7 +415,7 @@ def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand, name:
 def extract_patches(
     images: Operand, sizes: StaticInts, strides: StaticInts, rates: StaticInts, padding: str, name: str | None = None
 ) -> jax.Array:
-    """Extracts rectangular patches from images, flattened into channels.
+    """Extracts rectangular patches from images; the pixels of a patch become the channels of one output pixel.
 
     The result is [n, rows, columns, height * width * channels].
     """

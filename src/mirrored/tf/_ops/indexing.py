@@ -204,7 +204,7 @@ class UniqueWithCounts(NamedTuple):
 
 @op("unique")
 def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> Unique:
-    """Returns the distinct elements of a tensor, and the index of each element among them; only in eager code.
+    """Returns a tensor's distinct elements, and the index of each element among them; works only in eager code.
 
     The elements are in order of appearance.
     """
@@ -215,7 +215,7 @@ def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) ->
 
 @op("unique_with_counts")
 def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> UniqueWithCounts:
-    """Returns the distinct elements of a tensor, their indices and numbers of occurrences; only in eager code.
+    """Returns a tensor's distinct elements, the indices and the counts of each; works only in eager code.
 
     Elements and indices are those of `unique`.
     """

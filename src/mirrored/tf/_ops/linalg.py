@@ -352,7 +352,7 @@ def clip_by_value(t: Operand, clip_value_min: Operand, clip_value_max: Operand, 
 
 @op("clip_by_norm")
 def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None, name: str | None = None) -> jax.Array:
-    """Scales a tensor down such that its L2 norm is at most `clip_norm`."""
+    """Scales a tensor down so that its L2 norm is at most `clip_norm`."""
     del name
     value = as_tensor(t)
     square = jnp.sum(
@@ -367,7 +367,7 @@ def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None,
 def clip_by_global_norm(
     t_list: Sequence[Operand], clip_norm: Operand, use_norm: Operand = None, name: str | None = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
-    """Scales tensors down by one common factor such that their global norm is at most `clip_norm`.
+    """Scales tensors down by one common factor so that their global norm is at most `clip_norm`.
 
     Returns the tensors, and the global norm before.
     """

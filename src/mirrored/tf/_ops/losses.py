@@ -61,7 +61,7 @@ def sigmoid_cross_entropy_with_logits(
 def weighted_cross_entropy_with_logits(
     labels: Operand, logits: Operand, pos_weight: Operand, name: str | None = None
 ) -> jax.Array:
-    """Computes the sigmoid cross entropy of logits, in which positive labels have the weight `pos_weight`.
+    """Computes the sigmoid cross entropy of logits; multiplies the loss of positive labels by `pos_weight`.
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
     """

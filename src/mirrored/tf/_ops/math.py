@@ -184,7 +184,7 @@ def truncatediv(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
 
 @op("truncatemod")
 def truncatemod(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes the remainder of an integer division that rounds towards zero; it has the sign of x."""
+    """Computes the remainder of an integer division that rounds towards zero; the remainder has the sign of x."""
     del name
     left, right = tensors(x, y)
     return lax.rem(*jnp.broadcast_arrays(left, right))

@@ -130,7 +130,7 @@ def stateless_normal(
     name: str | None = None,
     alg: object = "auto_select",
 ) -> jax.Array:
-    """Returns random values from a normal distribution, which depend only on `seed`."""
+    """Draws random values from a normal distribution; the result depends only on `seed`."""
     del name, alg
     return samplers.normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
@@ -145,7 +145,7 @@ def stateless_truncated_normal(
     name: str | None = None,
     alg: object = "auto_select",
 ) -> jax.Array:
-    """Returns random values from a truncated normal distribution, which depend only on `seed`."""
+    """Draws from a normal distribution truncated at two standard deviations; the result depends only on `seed`."""
     del name, alg
     return samplers.truncated_normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
@@ -160,7 +160,7 @@ def stateless_uniform(
     name: str | None = None,
     alg: object = "auto_select",
 ) -> jax.Array:
-    """Returns random values from a uniform distribution, which depend only on `seed`.
+    """Draws random values from a uniform distribution; the result depends only on `seed`.
 
     Integers without bounds cover the whole range of the dtype.
     """
@@ -188,7 +188,7 @@ def stateless_gamma(
     dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
-    """Returns random values from a Gamma distribution, which depend only on `seed`.
+    """Draws random values from a Gamma distribution; the result depends only on `seed`.
 
     `shape` is the exact shape of the result.
     """
@@ -200,7 +200,7 @@ def stateless_gamma(
 def stateless_poisson(
     shape: StaticInts, seed: Operand, lam: Operand, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
-    """Returns random values from a Poisson distribution, which depend only on `seed`.
+    """Draws random values from a Poisson distribution; the result depends only on `seed`.
 
     `shape` is the exact shape of the result.
     """
@@ -217,7 +217,7 @@ def stateless_binomial(
     output_dtype: DTypeLike = "int32",
     name: str | None = None,
 ) -> jax.Array:
-    """Returns random values from a binomial distribution, which depend only on `seed`.
+    """Draws random values from a binomial distribution; the result depends only on `seed`.
 
     `shape` is the exact shape of the result.
     """
@@ -281,7 +281,7 @@ def dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Sets random elements to zero with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
+    """Sets elements to zero at random, with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
     del name
     _checked_rate(rate)
     value = as_tensor(x)
@@ -299,7 +299,7 @@ def stateless_dropout(
     noise_shape: Iterable[SupportsIndex | None] | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Sets random elements to zero like `dropout`; the choice depends only on `seed`."""
+    """Sets elements to zero at random like `dropout`; which ones depends only on `seed`."""
     del name, rng_alg
     _checked_rate(rate)
     value = as_tensor(x)

@@ -19,7 +19,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Candidates(NamedTuple):
-    """The result of a candidate sampler: the sampled classes, and expected counts of classes.
+    """The result of a candidate sampler: the sampled classes, and how often each class is expected in a sample.
 
     Attributes:
         sampled_candidates: i32[num_sampled]: the sampled classes.

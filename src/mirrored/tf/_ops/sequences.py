@@ -24,7 +24,7 @@ def one_hot(
     dtype: DTypeLike | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Returns a one-hot encoding of indices along a new axis; an index out of range gives no hot element.
+    """Returns a one-hot encoding of indices along a new axis; an index out of range gives only `off_value`.
 
     Elements are `on_value` at the index, and `off_value` elsewhere.
     """
@@ -44,7 +44,7 @@ def one_hot(
 def sequence_mask(
     lengths: Operand, maxlen: SupportsIndex | None = None, dtype: DTypeLike = "bool", name: str | None = None
 ) -> jax.Array:
-    """Returns a mask that is True for the first ``lengths[i]`` positions of row i.
+    """Returns a mask whose row i is True at the first ``lengths[i]`` positions.
 
     The result is [..., maxlen]; in eager code, `maxlen` is optional.
     """

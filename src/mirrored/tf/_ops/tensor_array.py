@@ -27,7 +27,7 @@ class _Options:
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """An immutable sequence of tensors, its rows; `write` and similar methods return a changed copy.
+    """An immutable sequence of tensors; `write` and similar methods return a changed copy.
 
     Context: any. Rows at indices that are known while tracing are stored separately, and may differ in shape. From the
     first row at a traced index on, all rows are stored in one tensor.
@@ -254,7 +254,7 @@ class TensorArray:
     # Reading and writing many rows
 
     def unstack(self, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns a new sequence of the slices of `value` along its first axis."""
+        """Returns a new `TensorArray` of the slices of `value` along its first axis."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
         return self._made(options, {}, rows)
@@ -267,7 +267,7 @@ class TensorArray:
         return array
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Returns a copy of the sequence whose tensors are consecutive parts of `value`, of the given lengths."""
+        """Splits `value` into parts of the given lengths, and returns a copy of the sequence with these tensors."""
         array, start, whole = self, 0, self._row(value)
         for number, length in enumerate(jnp.asarray(lengths).tolist()):
             array, start = array.write(number, whole[start : start + length]), start + length

@@ -203,13 +203,13 @@ def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand
 
 @op("space_to_batch nn.space_to_batch")
 def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
-    """Moves spatial positions within blocks to the batch dimension, like `space_to_batch_nd`."""
+    """Moves the pixel positions within each block to the batch dimension, like `space_to_batch_nd`."""
     return space_to_batch_nd(input, block_shape, paddings, name)
 
 
 @op("batch_to_space")
 def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name: str | None = None) -> jax.Array:
-    """Inverts `space_to_batch`, and crops each spatial dimension at both ends by `crops`."""
+    """Inverts `space_to_batch`, then crops both ends of each spatial dimension as `crops` says."""
     del name
     value = as_tensor(input)
     blocks = static_ints(block_shape, called="tf.batch_to_space", argument="block_shape")

@@ -1,1 +1,1 @@
-"""`tf.saved_model`: exports compiled functions and variables to files, and loads them without their code."""
+"""`tf.saved_model`: exports compiled functions and variables to files, and loads them without the original code."""
