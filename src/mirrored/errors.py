@@ -107,7 +107,7 @@ class ReplicaDivergenceError(MirroredError, ValueError):
 
 
 class VariableError(MirroredError, ValueError):
-    """Error raised when the variable's settings do not allow an assignment, read or creation."""
+    """Error raised when a variable's settings do not allow an assignment, read or creation."""
 
 
 class NotSupportedError(VariableError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""Calls jitted functions safely from interrupts, copies JAX's thread state, and compiles without merging passes."""
+"""Protects calls of jitted functions from interrupts, copies JAX's thread state, and disables some XLA passes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Dispatch:
         self.function.__setstate__(state)
 
     def forget(self) -> None:
-        """Clears the fast-path cache of the jitted function, which JAX leaves disabled after an error."""
+        """Clears the jitted function's fast-path cache, because JAX leaves the fast path disabled after an error."""
         self.function._clear_cache()
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:

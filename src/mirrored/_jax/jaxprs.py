@@ -196,7 +196,7 @@ def jaxprs_in(value: object) -> Iterator[Any]:
 
 
 def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
-    """Returns the values of a jaxpr's constants, or nothing for an open jaxpr of JAX 0.10."""
+    """Returns the values of a jaxpr's constants; an empty tuple for an open jaxpr of JAX 0.10."""
     return tuple(getattr(jaxpr, "consts", ()))
 
 
@@ -322,7 +322,7 @@ class JaxprProgram:
 
     @property
     def captured(self) -> bool:
-        """Whether a constant is a tracer or a tape-tracked array, so that only this trace can use the program."""
+        """Whether a constant of the program is a tracer or tape-tracked array, so that only this trace can use it."""
         return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
 
 

@@ -1,4 +1,4 @@
-"""Computes on which operands each output of a jaxpr equation depends, and which make it vary between devices.
+"""Computes which operands each output of a jaxpr equation depends on, and which make it vary between devices.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
@@ -202,7 +202,7 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Returns the dependencies of outputs on earlier inputs, given those of the operands in between."""
+    """Composes dependencies of outputs on intermediate values with those of intermediate values on inputs."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 

@@ -53,7 +53,7 @@ _NAMES_PER_LINE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What is known of an input of a replica program: whether all replicas have it equal, and its name in errors.
+    """Description of an input of a replica program: its name, and whether it is equal on all replicas.
 
     Attributes:
         label: Its name in error messages, such as ``"variable 'dense/kernel'"``.
@@ -357,7 +357,7 @@ class Divergence:
         }
 
     def trail(self, one: Var | Literal, other: Var | Literal) -> list[PathStep]:
-        """Returns the shortest chain of operations from where two replicas' values began to differ to `one`.
+        """Returns the shortest chain of operations from the first difference between two replicas to the value `one`.
 
         The search is breadth-first over pairs of corresponding operands. It visits each pair of value numbers once.
         """

@@ -308,7 +308,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> Iterator[Name
 
 
 def refuse_forgotten(created: Sequence[Any], called: str) -> None:
-    """Raises an error if nothing but the trace refers to a variable that a traced function has created.
+    """Raises an error if a traced function has created a variable to which only the trace refers.
 
     Args:
         created: The variables created in the trace.

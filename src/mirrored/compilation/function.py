@@ -297,7 +297,7 @@ class Function(Code):
 
     @property
     def input_signature(self) -> Sequence[Any] | None:
-        """The shapes and dtypes that were passed to `function`, which arguments must have."""
+        """The declared shapes and dtypes that arguments must have (argument `input_signature` of `function`)."""
         return self._input_signature
 
     def traced_inputs(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -314,7 +314,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns this function compiled as the function of `strategy.run`, cached per strategy and key.
+        """Returns this function compiled to run on a strategy's replicas (`Strategy.run`), cached per strategy and key.
 
         Args:
             strategy: The strategy of the run.

@@ -232,7 +232,7 @@ class Arguments:
     key: tuple[Hashable, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the positional and keyword arguments of the call with other arrays in place of its own."""
+        """Returns the call's positional and keyword arguments, with `arrays` in place of the original arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, arrays, strict=True):
             old = leaves[place]

@@ -136,7 +136,7 @@ class ReadListener(Protocol):
         ...
 
     def on_write(self) -> None:
-        """Is called before one or several variables are assigned."""
+        """Receives a notification before one or several variables are assigned."""
         ...
 
     def tracks(self, value: object) -> bool:

@@ -47,7 +47,7 @@ class ReplicaRunner(abc.ABC):
     creations: dict[tuple[int, str], int]
 
     def current_store(self) -> VariableStore:
-        """Returns the variable store for replicas that start now: that of the run, or its overlay.
+        """Returns the variable store that newly started replicas use: the run's store, or an overlay on it.
 
         The overlay is used in a merge that is differentiated.
         """

@@ -143,7 +143,7 @@ class VariableStore(abc.ABC):
         return value
 
     def on_write(self) -> None:
-        """Makes JAX trace jitted functions again that may have captured the old value of an assigned variable."""
+        """Makes JAX retrace jitted functions that may have captured the old value of an assigned variable."""
         caches.renew()
 
     def tracks(self, value: object) -> bool:
@@ -179,7 +179,7 @@ class VariableStore(abc.ABC):
 
 @jax.custom_jvp
 def read_again(newest: jax.Array, before: jax.Array) -> Any:
-    """Returns a variable's newly assigned value such that gradients flow to the variable's old value.
+    """Returns a variable's newly assigned value, connected so that its gradients flow to the old value.
 
     An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
     to the inputs of the assigned value. A tape around a compiled function or run sees all of that as one operation with
@@ -195,7 +195,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components, such that gradients of all of them flow to `one`.
+    """Returns a sync-on-read variable's stacked components, connected so that all gradients flow to `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -384,7 +384,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """The source of a tracer in a traced run: a variable, or one local replica's component of a variable."""
+    """A reference from a tracer to the variable, or one replica's component, whose value the tracer represents."""
 
     variable: VariableLike
     local: int | None
@@ -399,7 +399,7 @@ class LocalReplicas(Protocol):
     num_local: int
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """All-gathers an array from all replicas, in replica order, given those of this device."""
+        """Returns all replicas' components of an array (all-gather), given those of this device's replicas."""
         ...
 
     def component(self, value: Leaf, local: int) -> Any:

@@ -427,7 +427,10 @@ def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
-    """Executes a `run` called from `merge_call`, with the replicas and uncommitted assignments of the outer `run`."""
+    """Executes a `Strategy.run` that is called inside `merge_call`, as part of the outer run.
+
+    It uses the replicas of the outer run, and sees the assignments that the outer run has not committed yet.
+    """
     if specs.is_given:
         raise ContextError(
             "Strategy.run",

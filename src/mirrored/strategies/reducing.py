@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the arrays of all replicas of all processes along `axis`, whose sizes may differ.
+    """Concatenates the replicas' arrays of all processes along `axis`; sizes along `axis` may differ.
 
     Args:
         components: The components of the replicas of this process, in replica order.

@@ -69,7 +69,7 @@ class Loss:
 
 
 def closed_over(keys: Sequence[Key], name: str) -> Loss:
-    """Returns the description of values without gradient that a custom-derivative function closes over."""
+    """Returns a `Loss` for values that a custom-derivative function closes over, which get no gradient."""
     return Loss(
         keys,
         name,
