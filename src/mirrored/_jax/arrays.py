@@ -56,7 +56,7 @@ def is_aligned(array: np.ndarray) -> bool:
 
 
 def is_owned(array: np.ndarray) -> bool:
-    """Returns whether an array's memory was allocated by `mirrored` and no user code can write to it."""
+    """Returns whether `mirrored` allocated an array's memory and no user code can write to that memory."""
     buffer = _buffer_of(array)
     return buffer is not None and not buffer.exposed
 

@@ -249,7 +249,7 @@ class AsWritten:
             return self.jitted(*args)
 
     def lower(self, *args: Any) -> Any:
-        """Lowers the function to StableHLO for these arguments, like `lower` of a `jax.jit` function."""
+        """Lowers the function to StableHLO for the given arguments, like `lower` of a `jax.jit` function."""
         with _partitioned_unmerged():
             return _Lowered(self.jitted.lower(*args))
 

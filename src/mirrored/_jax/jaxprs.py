@@ -308,7 +308,7 @@ class JaxprProgram:
         return None
 
     def depends(self, inputs: Sequence[int]) -> list[bool]:
-        """Returns, for each result of the program, whether it may depend on any of the given inputs."""
+        """Returns, for each result of the program, whether the result may depend on any of the given inputs."""
         reached = {self.jaxpr.invars[i] for i in inputs}
         for equation in self.jaxpr.eqns:
             if any(not isinstance(atom, Literal) and atom in reached for atom in equation.invars):
@@ -338,7 +338,7 @@ def _used_part(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Any:
 
 
 def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> JaxprProgram:
-    """Traces a function of arrays for these shapes and dtypes, and returns the trace as a `JaxprProgram`.
+    """Traces a function of arrays for given shapes and dtypes, and returns the trace as a `JaxprProgram`.
 
     Like `jax.make_jaxpr`, without its handling of argument structures and signatures, which dominates for a function of
     a few equations *(measured: 185 us and 20 us)*. It is called twice for each new operation on a tape.
@@ -388,7 +388,7 @@ def context_key() -> Any:
 
 
 def dependencies(closed: ClosedJaxpr) -> list[frozenset[int]]:
-    """Returns, for each output of a closed jaxpr, the positions of the inputs on which it depends.
+    """Returns, for each output of a closed jaxpr, the positions of the inputs on which the output depends.
 
     All outputs of an equation count as dependent on all of its inputs.
     """

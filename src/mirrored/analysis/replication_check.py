@@ -127,7 +127,7 @@ class ReplicationCheck:
         return self._flows.axis is not None and self._varying.distance(atom) is not None
 
     def same(self, atoms: Sequence[Any]) -> bool:
-        """Returns whether values, one per virtual replica of a device, are equal to each other and on all devices."""
+        """Returns whether the values of a device's virtual replicas are equal to each other, and on all devices."""
         if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
             return True  # Arrays without elements cannot differ, and collectives skip them.
         if any(map(self.varies, atoms)):

@@ -35,17 +35,17 @@ class NoticingList(UserList[Any]):
         self.data = given
 
     def append(self, item: object) -> None:
-        """Appends an item, and restores its state if a restored checkpoint contains a value for it."""
+        """Appends an item, and restores the item's state if a restored checkpoint contains it."""
         self.data.append(item)
         state_came(item)
 
     def insert(self, i: int, item: object) -> None:
-        """Inserts an item, and restores its state if a restored checkpoint contains a value for it."""
+        """Inserts an item, and restores the item's state if a restored checkpoint contains it."""
         self.data.insert(i, item)
         state_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
-        """Appends several items, and restores their state if a restored checkpoint contains values for them."""
+        """Appends several items, and restores the items' state if a restored checkpoint contains it."""
         for item in other:
             self.append(item)
 
@@ -150,7 +150,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Unregisters a checkpoint that `expect` has registered, so that it restores no further variables."""
+    """Unregisters a checkpoint that `expect` has registered, so that the checkpoint restores no further variables."""
     for keeper in keepers:
         vars(keeper).get(KEPT, {}).pop(id(checkpoint), None)
     _forget(id(checkpoint))

@@ -110,7 +110,7 @@ class HasSlots(Protocol):
 
 
 class HasParts(Protocol):
-    """Protocol of objects that determine themselves which of their values a checkpoint saves."""
+    """Protocol of objects that determine themselves which of their attributes or items a checkpoint saves."""
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
         """Yields the values inside this object that a checkpoint saves, each with its name and location."""

@@ -201,7 +201,7 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns an array ``[replicas, ...]`` in a form that this process can read completely."""
+    """Returns an array ``[replicas, ...]`` with all rows readable by this process, gathered if necessary."""
     if not device_assignment.spans_processes:
         return array
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))

@@ -1,4 +1,4 @@
-"""Runs compiled steps that donate variable buffers, limits steps in flight, and compares workers' arguments."""
+"""Runs compiled steps with donated variable buffers, limits steps in flight, compares arguments of workers."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class Function(Code):
         return notice
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Lowers the program for these arguments by JAX, without running it, for inspecting its HLO.
+        """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.
 
         Its HLO is `.compile().as_text()`.
         """
@@ -268,7 +268,7 @@ class Function(Code):
         return self._undriven(arguments, strategies).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """Traces this function for the given arguments, and returns it as a `ConcreteFunction` for such arrays.
+        """Traces this function for the given arguments, and returns the traced program as a `ConcreteFunction`.
 
         All other arguments are fixed.
 

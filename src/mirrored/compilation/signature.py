@@ -70,7 +70,7 @@ class _Content:
 
 
 def static_key(value: Any) -> tuple[Any, ...]:
-    """Returns the cache key of an argument that is not an array, by its content even if it is mutable.
+    """Returns the cache key of a non-array argument, computed from the argument's content even if it is mutable.
 
     Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. A hashable object is compared by
     its own ``==``. An object that hashes by identity is assumed not to change.

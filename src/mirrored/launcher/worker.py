@@ -1,4 +1,4 @@
-"""A worker process as its launcher sees it, with its output and its message about a failure."""
+"""A worker process as seen by its launcher: process, output pipes, and message about a failure."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformat
 
 
 def scaled(*parts: optax.GradientTransformation) -> TransformFactory:
-    """Returns a function from a learning rate to an optax chain of `parts` and scaling by ``-learning_rate``."""
+    """Returns a function from a learning rate to the optax chain of `parts` and the factor ``-learning_rate``."""
     return lambda learning_rate: optax.chain(*parts, scale_by_rate(learning_rate))
 
 

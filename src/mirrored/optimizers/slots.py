@@ -85,7 +85,7 @@ class SlotLayout:
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Returns the layout of the optax state for these parameters, computed from shapes only."""
+    """Returns the layout of the optax state for given parameters, computed from shapes only."""
     random: list[str | None] = []
 
     def init(arrays: optax.Params) -> Any:
@@ -143,7 +143,7 @@ TransformFactory = Callable[[Any], optax.GradientTransformation]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SlotKey:
-    """Hashable key of a slot variable: path in the optax state, and the variable or group that owns it.
+    """A hashable key of a slot variable: the path in the optax state, and the owning variable or group.
 
     Attributes:
         address: The path in the optax state, without the variable's name.
@@ -196,12 +196,12 @@ class UpdateRule:
     clipping: Clipping
 
     def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
-        """Returns the layout of the optax state for these parameters (arrays, variables or descriptions)."""
+        """Returns the layout of the optax state for given parameters (arrays, variables or descriptions)."""
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(jnp.zeros(())), describe(parameters))
 
     def initial_state(self, parameters: Arrays, learning_rate: float | jax.Array | None) -> list[jax.Array]:
-        """Returns the initial optax state for these parameters, as a list of arrays in layout order."""
+        """Returns the initial optax state for given parameters, as a list of arrays in layout order."""
         with jax.numpy_dtype_promotion("standard"):
             return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
 
@@ -349,7 +349,7 @@ class Slots:
         self._names.update({id(variable): name for name, variable in named.items()})
 
     def plan(self, variables: Sequence[Variable]) -> UpdatePlan:
-        """Returns which slots an update of these variables reads and writes, as an `UpdatePlan`."""
+        """Returns which slots an update of the given variables reads and writes, as an `UpdatePlan`."""
         identity = tuple(map(id, variables))
         if identity not in self._plans:
             names = tuple(self._names[id(variable)] for variable in variables)

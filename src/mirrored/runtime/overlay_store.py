@@ -48,7 +48,7 @@ class OverlayStore(VariableStore):
             yield
 
     def values(self) -> list[Any]:
-        """Returns the values assigned so far, which are tracers of the differentiation, in order of assignment."""
+        """Returns the values (tracers of the differentiation) that were assigned so far, in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Variable stores: hold the values that variables have during a run or a trace, until these end.
+"""Variable stores, which hold the values of variables during a run or trace, until the run or trace ends.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """Interface of a variable, as far as a variable store uses it."""
+    """Interface of a variable, limited to what a variable store uses."""
 
     name: str
     device_assignment: Any
@@ -102,7 +102,7 @@ class VariableStore(abc.ABC):
     _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
 
     def or_undone(self, call: Callable[[], T]) -> T:
-        """Calls `call` and returns its result; if it raises, drops the assignments that it has made in this store.
+        """Calls a function and returns its result; after an exception, drops its assignments from this store.
 
         Calls can be nested.
         """
@@ -129,14 +129,14 @@ class VariableStore(abc.ABC):
 
     @abc.abstractmethod
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that restores the value that `variable` has in this store now."""
+        """Returns a function that sets `variable` in this store back to the value that it has now."""
 
     def outermost(self) -> VariableStore:
         """Returns the variable store of the enclosing function or run, also from inside a branch or loop body."""
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Returns a variable's value unchanged, and notes if a jitted function that JAX is tracing captures it."""
+        """Returns a variable's value unchanged, and records the read if JAX is tracing a jitted function."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
@@ -322,7 +322,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns a variable's value for all replicas from before the run."""
+        """Returns the value that a variable had for all replicas before the run."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
@@ -394,7 +394,7 @@ class Captured(Bookkeeping):
 
 
 class LocalReplicas(Protocol):
-    """Interface of the object that runs a device's replicas, as far as `TracedReplicaStore` uses it."""
+    """Interface of the object that runs a device's replicas, limited to what `TracedReplicaStore` uses."""
 
     num_local: int
 

@@ -162,7 +162,7 @@ class OutSpecs:
 
     @property
     def key(self) -> Hashable:
-        """A hashable cache key that identifies these `out_specs`."""
+        """A hashable cache key for this `out_specs` argument."""
         return (self._treedef, tuple(self._specs)) if self.is_given else None
 
     def replicated(self, result: PyTree) -> list[bool]:

@@ -157,7 +157,7 @@ def _warn_of_mean_of_means() -> None:
 
 
 def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
-    """Converts a leaf with one component per replica, such as a sync-on-read variable, to `PerReplica`."""
+    """Converts a value with one component per replica, such as a sync-on-read variable, to `PerReplica`."""
     if isinstance(leaf, PerReplica) or leaf is None:
         return leaf
     if isinstance(leaf, Mirrored):

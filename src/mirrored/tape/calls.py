@@ -40,7 +40,7 @@ def process(
     watched: tuple[int, ...],
     name: str,
 ) -> list[Any]:
-    """Applies a function with a custom derivative under a tape, and linearizes it at this call.
+    """Applies a function with a custom derivative under a tape, and linearizes the function at the given operands.
 
     A derivative rule written in Python thus sees concrete values if there are any.
 

@@ -36,7 +36,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Inputs to which an operation cannot propagate gradients, with the reason and the error to raise.
+    """Inputs of an operation that get no gradient from it, with the reason and the error to raise.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
@@ -104,7 +104,7 @@ class Record:
         self.inputs: Sequence[Any] | None = None
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Computes the cotangents of this operation's watched inputs from those of its results.
+        """Computes the cotangents of this operation's watched inputs from the cotangents of its results.
 
         Args:
             cotangents: One cotangent per result, or None.

@@ -410,7 +410,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
-        """Runs a ``with`` block without recording, and collects the keys of the tracked values that it uses."""
+        """Runs a ``with`` block without recording, and collects the keys of the tracked values that the block uses."""
         before = self.touched
         touched: dict[Key, None] = {}
         self.touched = touched

@@ -275,7 +275,7 @@ class Awaiting:
         return self._array
 
     def await_value(self) -> None:
-        """Lets a checkpoint that was restored earlier supply the new variable's value at its first use."""
+        """Registers a restored checkpoint to supply the new variable's value at the variable's first use."""
         ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)
