@@ -168,7 +168,7 @@ class _Replicas:
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Separates JAX's cached traces of a replica from those outside `Strategy.run`, during a ``with`` block.
+    """Separates a replica's cached JAX traces from the traces made outside `Strategy.run`, in a ``with`` block.
 
     The traces of different replicas are separate only after `tell_replicas_apart`.
 

@@ -215,7 +215,7 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """A primitive wrapped as a function that takes the arrays embedded in its parameters as leading arguments.
+    """A JAX primitive as a function, with the arrays embedded in the primitive's parameters as extra arguments.
 
     Args:
         primitive: The primitive.

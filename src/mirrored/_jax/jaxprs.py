@@ -122,7 +122,7 @@ class ValueSource:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Kind of an equation that is no call, loop, branch or collective; each output may depend on each operand.
+    """Kind of an equation other than a call, loop, branch or collective; each output may depend on every operand.
 
     Attributes:
         jaxprs: The jaxprs among its parameters, whose use is unknown.

@@ -201,7 +201,7 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def with_stores_filled(function: Any, by: Any) -> None:
-    """Copies the side results of a JAX `WrappedFun` that has run (its stores) to an equal one that has not."""
+    """Copies side results (stores) of a JAX `WrappedFun` that has run to an equal `WrappedFun` that has not."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)

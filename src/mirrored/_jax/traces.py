@@ -101,7 +101,7 @@ _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Gives a trace the same identity in JAX's cache keys as other traces, so that they share cache entries.
+    """Gives a trace the same identity in JAX's cache keys as other traces, so that all share cache entries.
 
     Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
     the only information in such an entry is that the function has to be traced.

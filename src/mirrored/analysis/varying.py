@@ -94,7 +94,7 @@ class VaryingAnalysis:
         return self._distance.keys()
 
     def distance(self, atom: Var | Literal) -> int | None:
-        """Returns the number of operations between a value and the cause of its difference; None if replicated."""
+        """Returns how many operations separate a value from the cause of its variation; None for a replicated value."""
         return None if isinstance(atom, Literal) else self._distance.get(atom)
 
     def trail(self, atom: Var | Literal) -> VaryingPath:

@@ -17,7 +17,7 @@ from mirrored.errors import ArgumentTypeError
 
 
 class Place(abc.ABC):
-    """Base class of locations where a value is stored (an attribute, a list item), so that it can be replaced."""
+    """Base class of locations of values (an attribute, a list item), through which a restore replaces the values."""
 
     @abc.abstractmethod
     def get(self) -> Any:

@@ -126,7 +126,7 @@ class DonatingStep:
             self._steps.dispatch.forget()
 
     def finish(self) -> None:
-        """Stores the step's results in the variables; if there are none, marks deleted variable buffers as lost."""
+        """Stores the step's results in the variables; without results, marks variables with deleted buffers as lost."""
         steps, job = self._steps, self._steps.dispatch.job
         if job is not None and not self.results:
             job.settle()

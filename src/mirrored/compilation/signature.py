@@ -403,7 +403,7 @@ def _static_key(leaf: object) -> Hashable:
 
 
 def difference(old: Arguments, new: Arguments) -> str:
-    """Returns a one-line description of how the arguments differ from earlier ones, so that a retrace was needed."""
+    """Returns a one-line description of how a call's arguments differ from earlier ones, which required a retrace."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(

@@ -1,4 +1,4 @@
-"""Detects which of a job's machines this launcher is on, from the variables of Slurm, Kubernetes or Open MPI."""
+"""Detects which of a job's machines this launcher is on, from environment variables of Slurm, Kubernetes or MPI."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class LearningRate:
 
     @property
     def variables(self) -> list[Variable]:
-        """The variable that holds a constant learning rate, in a list; empty before its creation and for a schedule."""
+        """The variable of a constant learning rate, as a list; empty before its creation and for a schedule."""
         return [] if self._variable is None else [self._variable]
 
     def build(self) -> None:

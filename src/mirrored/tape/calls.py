@@ -79,7 +79,7 @@ def process_library(
     keys: list[Key],
     watched: tuple[int, ...],
 ) -> list[Any]:
-    """Applies a `jax.custom_jvp` function of JAX itself, such as `jax.nn.relu`, by an operation traced only once.
+    """Applies a `jax.custom_jvp` function of JAX itself, such as `jax.nn.relu`, which is traced only once.
 
     Such a function closes over nothing.
 

@@ -44,7 +44,7 @@ class QuickRules:
         self._state: tuple[Any, dict[Any, tuple[Rule, Any]]] = (None, {})
 
     def find(self, operation: Operation, values: Sequence[Any], watched: tuple[int, ...]) -> Rule:
-        """Returns the VJP rule of `operation` for these operands, with gradients for those at positions `watched`."""
+        """Returns the cached VJP rule of `operation` with respect to the operands at positions `watched`."""
         settings, entries = self._state
         now = context_key()
         if now != settings or len(entries) > self._most:
@@ -179,7 +179,7 @@ class Operation:
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
-        """Returns the VJP rule for inputs of these types, differentiated with respect to those at positions `watched`.
+        """Returns the VJP rule for given input types, with respect to the inputs at positions `watched`.
 
         The rule closes over no values. So it is derived without a token of `_jax.caches`, and all traces share it.
         """

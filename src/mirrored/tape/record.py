@@ -290,7 +290,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Recorder:
-    """What a tape has recorded since its creation or reset: operations, tracked arrays and watched variables.
+    """The contents of a tape since its creation or reset: operations, tracked arrays and watched variables.
 
     Attributes:
         records: The records of operations, in order.

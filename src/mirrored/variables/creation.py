@@ -34,7 +34,7 @@ Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Metaclass of `Variable`, which makes all replicas of a run that create a variable share one object.
+    """Metaclass of `Variable`, by which all replicas of a run that create a variable get the same object.
 
     It also applies the creators of `variable_creator_scope`.
     """

@@ -65,7 +65,7 @@ def _over(
 
 
 def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replica: bool) -> tuple[Any, ...]:
-    """Splits a variable's stored value into one array per replica of this process, on that replica's device."""
+    """Splits a variable's stored value into one array per replica of this process, each on its replica's device."""
     by_device = {shard.device: shard.data for shard in whole.addressable_shards}
     shards = [by_device[device] for device in device_assignment.addressable_devices]
     local = device_assignment.local
