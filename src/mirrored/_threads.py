@@ -1,4 +1,4 @@
-"""Starts threads such that an exception in the starting thread cannot leave one of them half started."""
+"""Starts threads so that an exception in the starting thread cannot leave a new thread half started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REFUSALS: Final = ("can't start new thread", "can't create new thread")
 
 
 def start(*threads: threading.Thread) -> None:
-    """Starts threads such that each one runs or never begins, even if an exception interrupts the call.
+    """Starts threads so that each thread either runs or never begins, even if an exception interrupts the call.
 
     `Thread.start` is written in Python, so a signal handler or an injected exception can interrupt it. The new thread
     then dies before it calls its target (``del _limbo[self]`` fails), or waits forever for the lock of its start event,
@@ -55,5 +55,5 @@ class Claim:
         self._taken: dict[None, str] = {}
 
     def take(self, by: str) -> bool:
-        """Returns whether `by` (a name) was the first to claim the decision; can be called repeatedly."""
+        """Claims the decision for `by` (a name), and returns whether `by` was the first to claim it."""
         return self._taken.setdefault(None, by) == by

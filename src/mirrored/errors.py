@@ -75,11 +75,11 @@ def _rebuild(cls: type[MirroredError], called: str, found: str, rule: str, remed
 
 
 class ContextError(MirroredError, RuntimeError):
-    """Error raised when a function was called in a context (replica, cross-replica, trace) that does not allow it."""
+    """Error raised when the context of a call (replica, cross-replica, trace) does not allow the called function."""
 
 
 class MergeError(ContextError):
-    """Error raised when replicas called different collectives, or called one where it is not supported."""
+    """Error raised when replicas called different collectives, or a collective where none is supported."""
 
 
 class DeviceError(MirroredError, ValueError):
@@ -107,7 +107,7 @@ class ReplicaDivergenceError(MirroredError, ValueError):
 
 
 class VariableError(MirroredError, ValueError):
-    """Error raised when the variable's settings do not allow an assignment, read or creation."""
+    """Error raised when a variable's settings do not allow an assignment, read or creation."""
 
 
 class NotSupportedError(VariableError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""Loss functions whose gradients, summed over replicas, are those of the mean loss over the global batch.
+"""Loss functions whose gradients, summed over replicas, equal the gradients of the global batch's mean loss.
 
 Optimizers sum gradients over replicas. So each replica's loss must be its *part of the global mean*: the sum over its
 own examples, divided by the number of examples on all replicas. `average_loss` determines that number.

@@ -56,7 +56,7 @@ def is_aligned(array: np.ndarray) -> bool:
 
 
 def is_owned(array: np.ndarray) -> bool:
-    """Returns whether an array's memory was allocated by `mirrored` and no user code can write to it."""
+    """Returns whether `mirrored` allocated an array's memory and no user code can write to that memory."""
     buffer = _buffer_of(array)
     return buffer is not None and not buffer.exposed
 
@@ -75,7 +75,7 @@ def owned(value: object) -> Any:
 
 
 def frozen(value: object) -> Any:
-    """Returns a read-only NumPy array with the contents of `value`, whose memory no other code can change.
+    """Returns a read-only NumPy array with the contents of `value`, in memory that no other code can change.
 
     It can be kept and returned more than once. A value that is not a NumPy array is returned unchanged.
     """
@@ -143,7 +143,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:
-    """Copies an array to a device; NumPy memory that `mirrored` does not own may be overwritten afterwards.
+    """Copies an array to a device; user code may overwrite a NumPy array of its own afterwards.
 
     Args:
         value: A NumPy array, or another value that `jax.device_put` accepts.

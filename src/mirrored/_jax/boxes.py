@@ -1,4 +1,4 @@
-"""Boxes: the `jax.Array` subclass of arrays that a gradient tape tracks, and the tracers that stand for them.
+"""The `jax.Array` subclass for arrays that a gradient tape tracks (boxes), and tracers that stand for boxes.
 
 A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape tracks it. It is not a
 tracer. When a primitive is applied to a box, JAX looks up a value handler, which replaces the box as follows:
@@ -73,15 +73,15 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """Interface of the tape trace that owns a box (an array that the tape tracks), as far as the box uses it."""
+    """Protocol of a gradient tape's JAX trace, with the methods that the arrays tracked by the tape (boxes) call."""
 
     @property
     def recorder(self) -> object:
-        """The object that records the tape's operations; None while the tape is not recording."""
+        """The object in which the tape stores recorded operations; None while the tape is not recording."""
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Records functions whose traces hold a tracked array as a constant, so that JAX does not reuse them."""
+        """Notes functions whose cached traces contain a tracked array as a constant, so that JAX retraces them."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -123,7 +123,7 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """Makes JAX embed the right constant where it captures this tracked array without asking its value handler."""
+        """A function that returns the constant for JAX to embed where a trace captures this tracked array."""
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
 
     # Methods that do not go through JAX's table
@@ -177,7 +177,7 @@ def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
 
 
 def connected(part: jax.Array, whole: jax.Array) -> Any:
-    """Returns `part`, a slice of `whole`, such that its gradient flows to `whole` even if the slice is empty.
+    """Returns the slice `part` of `whole`, connected so that gradients flow to `whole` even if the slice is empty.
 
     JAX creates an empty result without using `whole`, so it would have no gradient.
     """

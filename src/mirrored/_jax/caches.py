@@ -104,7 +104,7 @@ _sharing: ContextVar[_Sharing | None] = ContextVar("mirrored.sharing", default=N
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Isolates JAX's tracing caches during a ``with`` block: it reuses no earlier trace and leaves none behind."""
+    """Isolates JAX's tracing caches in a ``with`` block: the block reuses no older trace and leaves none behind."""
     sharing = _Sharing()
     outer = _sharing.set(sharing)
     try:
@@ -128,7 +128,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Records that JAX is tracing a function that reads a variable, so that the trace is not reused elsewhere.
+    """Records that JAX is tracing a function that reads a variable, so that other tapes and replicas retrace it.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. The next call of the helper
     traces it again. From then on its traces are reused only under the same tapes and in the same replica: every thread
@@ -141,7 +141,7 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Makes JAX trace jitted functions that read variables again, after a change of tape or replica."""
+    """Makes JAX retrace jitted functions that read variables, after a change of tape or replica."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
@@ -168,7 +168,7 @@ class _Replicas:
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Separates JAX's cached traces of a replica from those outside `Strategy.run`, during a ``with`` block.
+    """Separates a replica's cached JAX traces from the traces made outside `Strategy.run`, in a ``with`` block.
 
     The traces of different replicas are separate only after `tell_replicas_apart`.
 

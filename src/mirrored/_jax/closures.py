@@ -32,7 +32,7 @@ _SAME_OPERANDS = (primitives.jit_p, primitives.remat_p, primitives.scan_p, primi
 
 
 class CustomCalls(enum.IntEnum):
-    """Level of custom-derivative functions in a program: none, some, or some that close over values."""
+    """Enum: whether a program calls no custom-derivative functions, some, or some that close over values."""
 
     NONE = 0
     PLAIN = 1
@@ -43,7 +43,7 @@ _custom_calls: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDict
 
 
 def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
-    """Returns whether a primitive's inner jaxprs call custom-derivative functions, and ones that close over values."""
+    """Returns whether a primitive's inner jaxprs call no custom-derivative functions, some, or some with closures."""
     return max((_custom_calls_in(jaxpr) for jaxpr in _jaxprs_in(params)), default=CustomCalls.NONE)
 
 
@@ -215,7 +215,7 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """A primitive wrapped as a function that takes the arrays embedded in its parameters as leading arguments.
+    """A JAX primitive as a function, with the arrays embedded in the primitive's parameters as extra arguments.
 
     Args:
         primitive: The primitive.

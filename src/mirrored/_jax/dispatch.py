@@ -1,4 +1,4 @@
-"""Calls jitted functions safely from interrupts, copies JAX's thread state, and compiles without merging passes."""
+"""Protects calls of jitted functions from interrupts, copies JAX's thread state, and disables some XLA passes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def consume(iterator: Iterable[Any]) -> None:
 
 
 class DispatchJob:
-    """A function call in a separate thread, so that an interrupt in the calling thread cannot break it off.
+    """A function call executed in a separate thread, where no interrupt of the calling thread can break it off.
 
     Attributes:
         result: The result of the call, once it is done.
@@ -128,7 +128,7 @@ class Dispatch:
         self.function.__setstate__(state)
 
     def forget(self) -> None:
-        """Clears the fast-path cache of the jitted function, which JAX leaves disabled after an error."""
+        """Clears the jitted function's fast-path cache, because JAX leaves the fast path disabled after an error."""
         self.function._clear_cache()
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +249,7 @@ class AsWritten:
             return self.jitted(*args)
 
     def lower(self, *args: Any) -> Any:
-        """Lowers the function to StableHLO for these arguments, like `lower` of a `jax.jit` function."""
+        """Lowers the function to StableHLO for the given arguments, like `lower` of a `jax.jit` function."""
         with _partitioned_unmerged():
             return _Lowered(self.jitted.lower(*args))
 
@@ -269,7 +269,7 @@ class _Lowered:
 
 
 def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a `jit` equation without compiler options, which JAX refuses in nested `jit`."""
+    """Returns a `jit` equation's parameters without compiler options, which JAX refuses in a nested `jit`."""
     return {**params, _COMPILER_OPTIONS: ()} if params.get(_COMPILER_OPTIONS) else params
 
 
@@ -279,7 +279,7 @@ def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> An
 
 
 def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
-    """Wraps a jitted function as a `Dispatch`, so that an interrupt during its compilation loses no results."""
+    """Wraps a jitted function as a `Dispatch`, so that an interrupt during compilation loses no results."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
         return Dispatch(jitted.jitted, _partitioned_unmerged)

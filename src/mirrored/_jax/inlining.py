@@ -179,7 +179,7 @@ def digest_of(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> str:
 
 
 def captured_arrays(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> list[Any]:
-    """Returns the arrays captured in a program that `digest_of` identifies only by shape and dtype.
+    """Returns a program's captured arrays that `digest_of` hashes only by shape and dtype, not by contents.
 
     Args:
         jaxpr: The program. Inner programs (`jax.jit`, `jax.lax.scan`) have their own constants.

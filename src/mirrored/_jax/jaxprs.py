@@ -122,7 +122,7 @@ class ValueSource:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Kind of an equation that is no call, loop, branch or collective; each output may depend on each operand.
+    """Kind of an equation other than a call, loop, branch or collective; each output may depend on every operand.
 
     Attributes:
         jaxprs: The jaxprs among its parameters, whose use is unknown.
@@ -196,7 +196,7 @@ def jaxprs_in(value: object) -> Iterator[Any]:
 
 
 def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
-    """Returns the values of a jaxpr's constants, or nothing for an open jaxpr of JAX 0.10."""
+    """Returns the values of a jaxpr's constants; an empty tuple for an open jaxpr of JAX 0.10."""
     return tuple(getattr(jaxpr, "consts", ()))
 
 
@@ -308,7 +308,7 @@ class JaxprProgram:
         return None
 
     def depends(self, inputs: Sequence[int]) -> list[bool]:
-        """Returns, for each result of the program, whether it may depend on any of the given inputs."""
+        """Returns, for each result of the program, whether the result may depend on any of the given inputs."""
         reached = {self.jaxpr.invars[i] for i in inputs}
         for equation in self.jaxpr.eqns:
             if any(not isinstance(atom, Literal) and atom in reached for atom in equation.invars):
@@ -322,7 +322,7 @@ class JaxprProgram:
 
     @property
     def captured(self) -> bool:
-        """Whether a constant is a tracer or a tape-tracked array, so that only this trace can use the program."""
+        """Whether a constant of the program is a tracer or tape-tracked array, so that only this trace can use it."""
         return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
 
 
@@ -338,7 +338,7 @@ def _used_part(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Any:
 
 
 def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> JaxprProgram:
-    """Traces a function of arrays for these shapes and dtypes, and returns the trace as a `JaxprProgram`.
+    """Traces a function of arrays for given shapes and dtypes, and returns the trace as a `JaxprProgram`.
 
     Like `jax.make_jaxpr`, without its handling of argument structures and signatures, which dominates for a function of
     a few equations *(measured: 185 us and 20 us)*. It is called twice for each new operation on a tape.
@@ -388,7 +388,7 @@ def context_key() -> Any:
 
 
 def dependencies(closed: ClosedJaxpr) -> list[frozenset[int]]:
-    """Returns, for each output of a closed jaxpr, the positions of the inputs on which it depends.
+    """Returns, for each output of a closed jaxpr, the positions of the inputs on which the output depends.
 
     All outputs of an equation count as dependent on all of its inputs.
     """

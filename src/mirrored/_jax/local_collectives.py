@@ -45,17 +45,17 @@ _sum.multiple_results = _gather.multiple_results = True
 
 
 def replica_sum(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Records one virtual replica's part in a sum over all replicas; `strategies.fusing` makes one all-reduce of it."""
+    """Traces a placeholder for one virtual replica's operand of a sum over replicas, later fused to an all-reduce."""
     return list(_sum.bind(*arrays, local=local, replicas=replicas))
 
 
 def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Records one virtual replica's part in an all-gather; `strategies.fusing` makes one collective of it."""
+    """Traces a placeholder for one virtual replica's operand of an all-gather, later fused to one collective."""
     return list(_gather.bind(*arrays, local=local, replicas=replicas))
 
 
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
-    """Returns one of several values that the replicas sharing a device must have in common."""
+    """Returns one of the values of a device's virtual replicas, and records that they must be equal."""
     return values[0] if len(values) == 1 else _same.bind(*values)
 
 
@@ -65,7 +65,7 @@ def has_local_collectives(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns which replica of the device recorded the collective in an equation; None if there is none."""
+    """Returns the local index of the virtual replica whose placeholder collective is in an equation, or None."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():
@@ -201,7 +201,7 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def with_stores_filled(function: Any, by: Any) -> None:
-    """Copies the side results of a JAX `WrappedFun` that has run (its stores) to an equal one that has not."""
+    """Copies side results (stores) of a JAX `WrappedFun` that has run to an equal `WrappedFun` that has not."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)

@@ -122,7 +122,7 @@ _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def interruptible(function: F) -> F:
-    """Wraps a function such that Ctrl-C raises KeyboardInterrupt, which JAX's caches turn into a ValueError."""
+    """Wraps a function so that Ctrl-C raises KeyboardInterrupt instead of the ValueError that JAX's caches raise."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -148,6 +148,6 @@ def _is_interrupt(error: ValueError) -> bool:
 
 
 def boundary(function: F) -> F:
-    """Wraps a public function such that tracebacks hide internal frames and Ctrl-C raises KeyboardInterrupt."""
+    """Wraps a public function so that tracebacks hide internal frames and Ctrl-C raises KeyboardInterrupt."""
     bounded: F = _traceback_util.api_boundary(interruptible(function))
     return bounded

@@ -62,7 +62,7 @@ def is_eval(trace: object) -> bool:
 
 
 def recording_parent(trace: Any) -> Any:
-    """Returns the innermost JAX trace at or below `trace` that does not belong to a gradient tape."""
+    """Returns the nearest JAX trace, from `trace` outwards, that does not belong to a gradient tape."""
     while hasattr(trace, "process_merge"):
         trace = trace.parent
     return trace
@@ -101,7 +101,7 @@ _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Gives a trace the same identity in JAX's cache keys as other traces, so that they share cache entries.
+    """Gives a trace the same identity in JAX's cache keys as other traces, so that all share cache entries.
 
     Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
     the only information in such an entry is that the function has to be traced.
@@ -110,7 +110,7 @@ def share_identity(trace: Trace) -> None:
 
 
 def parent_of(trace: Any) -> Any:
-    """Returns the JAX trace below `trace`, which receives its primitives, or None if there is none or it is unknown."""
+    """Returns the enclosing JAX trace, to which `trace` passes primitives on; None if there is none or unknown."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 
@@ -120,7 +120,7 @@ def is_staging(trace: object) -> bool:
 
 
 def is_eval_below(trace: Trace | None) -> bool:
-    """Returns whether no trace from `trace` downwards builds a jaxpr, so that primitives finally execute eagerly."""
+    """Returns whether neither `trace` nor an enclosing trace builds a jaxpr, so that primitives execute eagerly."""
     while not is_eval(trace):
         if is_staging(trace):
             return False
@@ -141,7 +141,7 @@ def is_cut_off(trace: Trace | None) -> bool:
 
 
 def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
-    """Returns whether any trace from `trace` down to `base` builds a jaxpr; None if `base` is not below it."""
+    """Returns whether any trace from `trace` outwards to `base` builds a jaxpr; None if `base` does not enclose it."""
     staging = False
     while trace is not base:
         if trace is None:
@@ -169,7 +169,7 @@ _capture_trace = _CaptureTrace()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignore]
-    """A tracer for a variable's value (or another `source`), which later becomes an argument of the traced function.
+    """A placeholder tracer for a value captured during tracing; the value later becomes an argument of the program.
 
     Attributes:
         source: The origin of the captured value, such as a variable. It determines the argument that replaces the

@@ -1,4 +1,4 @@
-"""Computes on which operands each output of a jaxpr equation depends, and which make it vary between devices.
+"""Computes which operands each output of a jaxpr equation depends on, and which make it vary between devices.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
@@ -34,7 +34,7 @@ ALWAYS: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationDataflow:
-    """The operands on which one output of an equation depends, and those that make it vary between devices.
+    """The operands on which one output of an equation depends, and the operands that make it vary by device.
 
     Attributes:
         varies: A mask. The output may vary between devices if one of these operands does. `ALWAYS` means that it varies
@@ -202,7 +202,7 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Returns the dependencies of outputs on earlier inputs, given those of the operands in between."""
+    """Composes dependencies of outputs on intermediate values with those of intermediate values on inputs."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 

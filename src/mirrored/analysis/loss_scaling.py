@@ -102,7 +102,7 @@ class LossScaling:
             self._run(jaxpr, self._known, None)
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over the per-replica batch by whose derivatives the given gradients are scaled.
+        """Finds the means over the per-replica batch whose derivatives scale the given gradients.
 
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """

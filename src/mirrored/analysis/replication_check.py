@@ -53,7 +53,7 @@ _NAMES_PER_LINE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What is known of an input of a replica program: whether all replicas have it equal, and its name in errors.
+    """Description of an input of a replica program: its name, and whether it is equal on all replicas.
 
     Attributes:
         label: Its name in error messages, such as ``"variable 'dense/kernel'"``.
@@ -127,7 +127,7 @@ class ReplicationCheck:
         return self._flows.axis is not None and self._varying.distance(atom) is not None
 
     def same(self, atoms: Sequence[Any]) -> bool:
-        """Returns whether values, one per virtual replica of a device, are equal to each other and on all devices."""
+        """Returns whether the values of a device's virtual replicas are equal to each other, and on all devices."""
         if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
             return True  # Arrays without elements cannot differ, and collectives skip them.
         if any(map(self.varies, atoms)):
@@ -357,7 +357,7 @@ class Divergence:
         }
 
     def trail(self, one: Var | Literal, other: Var | Literal) -> list[PathStep]:
-        """Returns the shortest chain of operations from where two replicas' values began to differ to `one`.
+        """Returns the shortest chain of operations from the first difference between two replicas to the value `one`.
 
         The search is breadth-first over pairs of corresponding operands. It visits each pair of value numbers once.
         """

@@ -94,7 +94,7 @@ class VaryingAnalysis:
         return self._distance.keys()
 
     def distance(self, atom: Var | Literal) -> int | None:
-        """Returns the number of operations between a value and the cause of its difference; None if replicated."""
+        """Returns how many operations separate a value from the cause of its variation; None for a replicated value."""
         return None if isinstance(atom, Literal) else self._distance.get(atom)
 
     def trail(self, atom: Var | Literal) -> VaryingPath:
@@ -249,7 +249,7 @@ def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
 
 
 def path_step_of(eqn: JaxprEqn, j: int) -> PathStep:
-    """Returns the description of an equation as a step in a chain of operations to its output `j`."""
+    """Describes an equation as a `PathStep`, for a chain of operations that leads to its output `j`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))

@@ -310,7 +310,7 @@ class Checkpoint:
         return RestoreStatus(os.fspath(save_path), look)
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of the given variables that belong to this checkpoint's objects."""
+        """Returns which of the given variables belong to this checkpoint's objects."""
         held = {leaf.owner for leaf in self._look().leaves.values()}
         return [one for one in variables if id(one) in held]
 

@@ -28,24 +28,24 @@ from mirrored.variables.state_lock import lock, turn
 
 
 class NoticingList(UserList[Any]):
-    """A list wrapper that restores the state of added items, if `Checkpoint.restore` has found saved values for it."""
+    """A list wrapper that, after `Checkpoint.restore`, restores the state of items that are added later."""
 
     def __init__(self, given: list[Any]) -> None:
         super().__init__()
         self.data = given
 
     def append(self, item: object) -> None:
-        """Appends an item, and restores its state if a restored checkpoint contains a value for it."""
+        """Appends an item, and restores the item's state if a restored checkpoint contains it."""
         self.data.append(item)
         state_came(item)
 
     def insert(self, i: int, item: object) -> None:
-        """Inserts an item, and restores its state if a restored checkpoint contains a value for it."""
+        """Inserts an item, and restores the item's state if a restored checkpoint contains it."""
         self.data.insert(i, item)
         state_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
-        """Appends several items, and restores their state if a restored checkpoint contains values for them."""
+        """Appends several items, and restores the items' state if a restored checkpoint contains it."""
         for item in other:
             self.append(item)
 
@@ -59,7 +59,7 @@ class NoticingList(UserList[Any]):
 
 
 class NoticingDict(UserDict[Any, Any]):
-    """A dict wrapper that restores the state of added items, if `Checkpoint.restore` has found saved values for it."""
+    """A dict wrapper that, after `Checkpoint.restore`, restores the state of items that are added later."""
 
     def __init__(self, given: dict[Any, Any]) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
 class Waiting(Protocol):
-    """Protocol of a checkpoint with saved values whose variables the program has not created yet."""
+    """Protocol of a restored checkpoint that still has saved values for variables that do not exist yet."""
 
     def state_came(self, value: object) -> None:
         """Restores state that the program has just created: a new attribute or item, or a list of new variables."""
         ...
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of the given variables that belong to the checkpoint's objects."""
+        """Returns which of the given variables belong to the checkpoint's objects."""
         ...
 
 
@@ -150,7 +150,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Unregisters a checkpoint that `expect` has registered, so that it restores no further variables."""
+    """Unregisters a checkpoint that `expect` has registered, so that the checkpoint restores no further variables."""
     for keeper in keepers:
         vars(keeper).get(KEPT, {}).pop(id(checkpoint), None)
     _forget(id(checkpoint))

@@ -110,7 +110,7 @@ class HasSlots(Protocol):
 
 
 class HasParts(Protocol):
-    """Protocol of objects that determine themselves which of their values a checkpoint saves."""
+    """Protocol of objects that determine themselves which of their attributes or items a checkpoint saves."""
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
         """Yields the values inside this object that a checkpoint saves, each with its name and location."""
@@ -160,7 +160,7 @@ def is_container(value: object) -> bool:
 
 
 def is_node(value: object) -> bool:
-    """Returns whether `value` is a pytree node (not a leaf), whose number attributes are structure and not saved."""
+    """Returns whether `value` is a pytree node (not a leaf), whose numeric attributes a checkpoint does not save."""
     return not jax.tree_util.all_leaves([value])
 
 
@@ -170,7 +170,7 @@ def is_shareable(value: object) -> bool:
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether mirrored may store an attribute in an object: one of a Keras or mirrored class."""
+    """Returns whether mirrored may store its own attribute in an object, i.e. one of a Keras or mirrored class."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 

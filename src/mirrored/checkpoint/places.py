@@ -17,7 +17,7 @@ from mirrored.errors import ArgumentTypeError
 
 
 class Place(abc.ABC):
-    """Base class of locations where a value is stored (an attribute, a list item), so that it can be replaced."""
+    """Base class of locations of values (an attribute, a list item), through which a restore replaces the values."""
 
     @abc.abstractmethod
     def get(self) -> Any:
@@ -68,7 +68,7 @@ class Attribute(Place):
         return getattr(self.parent.get(), self.name)
 
     def put(self, value: object) -> None:
-        """Sets the attribute; if the object is frozen, replaces the object by a modified copy."""
+        """Sets the attribute to `value`; a frozen object is replaced by a modified copy instead."""
         owner = self.parent.get()
         try:
             setattr(owner, self.name, value)
@@ -95,7 +95,7 @@ class Item(Place):
         return self.parent.get()[self.key]
 
     def put(self, value: object) -> None:
-        """Sets the item; if the container is a tuple or an immutable mapping, replaces it by a modified copy.
+        """Sets the item to `value`; a tuple or immutable mapping is replaced by a modified copy instead.
 
         Raises:
             ArgumentTypeError: The container is a mapping that can be neither changed nor copied.

@@ -62,7 +62,7 @@ class Restoration:
         self._is_readable = True
 
     def match(self) -> Match:
-        """Compares the checkpoint with the program's current state; values that came too late count as missing."""
+        """Compares the checkpoint with the program; values created too late to be restored count as missing."""
         found = match(self._look(), self._manifest)
         late = [name for name in found.pairs if name not in self._done]
         kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
@@ -72,7 +72,7 @@ class Restoration:
         )
 
     def is_over(self) -> bool:
-        """Returns whether every value in the checkpoint is restored."""
+        """Returns whether all values in the checkpoint have been restored, so that the restore is complete."""
         return self._manifest.leaves.keys() <= self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
@@ -107,7 +107,7 @@ class Restoration:
             self._restore(called, wanted, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Adds values that were not restored yet to a new checkpoint's manifest, so that they are not lost.
+        """Adds saved values that were not restored yet to a new checkpoint's manifest, so that none is lost.
 
         The values are read once and held in memory, because the restored checkpoint may be removed before the program
         creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.

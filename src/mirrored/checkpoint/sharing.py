@@ -70,7 +70,7 @@ def own_position(saved: Saved, name: str, called: str) -> Saved:
 
 
 def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
-    """Calls `work` on every worker; if the call fails on one worker, raises that `CheckpointError` on all workers.
+    """Calls `work` on every worker; if one worker fails with a `CheckpointError`, raises the error on all workers.
 
     Raises:
         CheckpointError: `work` failed on this worker or on another one.

@@ -261,7 +261,7 @@ def replaced_beside(directory: Path) -> Path:
 
 
 def actual(directory: Path) -> Path:
-    """Returns the path where a checkpoint is, which is a backup path if the program was killed while replacing it."""
+    """Returns a checkpoint's actual path: a backup path if the program was killed while replacing the checkpoint."""
     replaced = replaced_beside(directory)
     return replaced if not directory.exists() and replaced.exists() else directory
 

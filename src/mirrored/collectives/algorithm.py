@@ -47,7 +47,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA must not merge equal computations in programs that use this algorithm, which is slower."""
+        """Whether XLA compiles programs that use this algorithm without merging equal computations."""
         return False
 
     @final
@@ -96,7 +96,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks each array of all replicas to ``[replicas, ...]``, with one copy for every replica of this device.
+        """Stacks all replicas' components of each array to ``[replicas, ...]``, once per replica of this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """

@@ -64,7 +64,7 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks each array of all replicas to ``[replicas, ...]``, for every replica of this device.
+        """Stacks all replicas' components of each array to ``[replicas, ...]``, once per replica of this device.
 
         The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
         """
@@ -94,7 +94,7 @@ _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a replicated value to each replica of this device, such that gradients are summed in a fixed order.
+    """Copies a replicated value to each replica of this device, so that gradients are summed in a fixed order.
 
     The tree sums the cotangents of all replicas.
     """
@@ -114,7 +114,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a value that every device has computed to the device's replicas; only one device gets the gradient.
+    """Copies a value, computed alike by every device, to the device's replicas; one device gets the gradient.
 
     Otherwise like `fan_out`: only the first device gets the cotangent.
 

@@ -116,7 +116,7 @@ def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment)
 
 
 def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Copies an array from one device to all devices of the replicas, where the variables are.
+    """Copies an array from one device to the devices of all replicas, which also hold the variables.
 
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
     returned unchanged, because JAX's own rule would leave their cotangents on all devices.
@@ -161,7 +161,7 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the rows of an array ``[replicas, ...]`` along `axis`, without the padding of each.
+    """Concatenates the replicas' rows of an array ``[replicas, ...]`` along `axis`, after removing their padding.
 
     Each row is the component of one replica.
 
@@ -201,7 +201,7 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns an array ``[replicas, ...]`` in a form that this process can read completely."""
+    """Returns an array ``[replicas, ...]`` with all rows readable by this process, gathered if necessary."""
     if not device_assignment.spans_processes:
         return array
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))

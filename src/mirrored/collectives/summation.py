@@ -109,7 +109,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
 
 
 def not_constant(value: Any) -> Any:
-    """Returns `value` such that XLA does not know it at compile time, if it is complex.
+    """Hides a complex value from XLA's constant folding; returns other values unchanged.
 
     XLA on CPUs aborts the process when it compiles an all-reduce of a complex constant (jaxlib 0.10 to 0.12).
     """
@@ -142,7 +142,7 @@ def opaque_false(array: jax.Array) -> Any:
 def isolate_lists(
     function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
 ) -> list[Any]:
-    """Applies `function` to lists of arrays, such that XLA does not fuse its operations with any outside.
+    """Applies `function` to lists of arrays, so that XLA fuses none of its operations with other code.
 
     Args:
         function: Maps the lists to a flat list of results: `results_per_list` for each list, of the shape and dtype of
@@ -170,7 +170,7 @@ def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[A
 
 
 def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
-    """Applies `function` to a list of arrays, such that XLA does not fuse its operations with any outside.
+    """Applies `function` to a list of arrays, so that XLA fuses none of its operations with other code.
 
     Args:
         function: Maps the list to a list of results of any shapes and dtypes.
@@ -185,7 +185,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
 
 
 def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Stacks lists of arrays, such that XLA does not fuse the stacking with the computation of the arrays.
+    """Stacks lists of arrays, so that XLA does not fuse the stacking with the computation of the arrays.
 
     Without the boundary, XLA may compute a component inside the kernel that writes the stacked array. The kernel, and
     with it the contraction of `a * b + c * d`, depends on the number of components, i.e. the number of replicas on the
@@ -202,7 +202,7 @@ def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def unstack_isolated(arrays: Sequence[Any]) -> list[list[Any]]:
-    """Splits arrays along axis 0, such that XLA does not fuse the split with other operations.
+    """Splits arrays along axis 0, so that XLA does not fuse the split with other operations.
 
     Without the boundary, XLA may read a component inside the kernel that uses it. The kernel, and with it the
     contraction of `a * b + c * d`, depends on whether it has to slice an array of several components.

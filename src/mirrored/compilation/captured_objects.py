@@ -225,7 +225,7 @@ def attributes_of(owner: object) -> dict[str, Any]:
 
 
 class Progress:
-    """A snapshot of a Python iterator's position, to detect whether a trace has advanced it.
+    """A snapshot of a Python iterator's position, to detect whether a trace has advanced the iterator.
 
     Args:
         iterator: An iterator.
@@ -242,7 +242,7 @@ class Progress:
         self._before = _marks(iterator)
 
     def has_moved(self) -> bool:
-        """Returns whether the iterator has advanced since the snapshot, as far as this can be observed."""
+        """Returns whether the iterator has advanced since the snapshot; False if this cannot be observed."""
         after = _marks(self._iterator)
         return len(after) != len(self._before) or not all(map(_is_same, self._before, after))
 
@@ -308,7 +308,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> Iterator[Name
 
 
 def refuse_forgotten(created: Sequence[Any], called: str) -> None:
-    """Raises an error if nothing but the trace refers to a variable that a traced function has created.
+    """Raises an error if a traced function has created a variable to which only the trace refers.
 
     Args:
         created: The variables created in the trace.

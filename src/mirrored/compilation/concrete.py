@@ -101,7 +101,7 @@ class ConcreteFunction:
         return [named.get(place, f"args_{place}") for place in range(len(self._places))]
 
     def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the positional and keyword arguments for a call with these arrays and the fixed other values."""
+        """Returns the positional and keyword arguments for a call with the given arrays and the fixed other values."""
         leaves = list(self._leaves)
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array
@@ -200,7 +200,7 @@ class Pure:
 
 
 def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: str) -> Pure:
-    """Traces a function that uses variables, and returns it as a pure function of their values (`Pure`).
+    """Traces a function that uses variables, and returns a pure function of the variables' values (`Pure`).
 
     Args:
         python_function: A Python function that may read and assign variables, such as `Function.python_function`.

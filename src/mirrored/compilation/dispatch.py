@@ -1,4 +1,4 @@
-"""Runs compiled steps that donate variable buffers, limits steps in flight, and compares workers' arguments."""
+"""Runs compiled steps with donated variable buffers, limits steps in flight, compares arguments of workers."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ class DonatingStep:
         self.interruption: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Ends a failed step: its variables keep their values, or are lost if XLA has deleted the buffers."""
+        """Ends a failed step: variables keep their old values, unless XLA has already deleted their buffers."""
         self._why = first_line(error)
         self.finish()
         if not self.results:
             self._steps.dispatch.forget()
 
     def finish(self) -> None:
-        """Stores the step's results in the variables if it ran; otherwise marks variables without a buffer as lost."""
+        """Stores the step's results in the variables; without results, marks variables with deleted buffers as lost."""
         steps, job = self._steps, self._steps.dispatch.job
         if job is not None and not self.results:
             job.settle()
@@ -190,7 +190,7 @@ def _wait_for_oldest() -> None:
 
 
 def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
-    """Marks variables as lost whose new values could not be computed because a step failed on the device.
+    """Makes reads of variables raise an error if a failed step has not computed the variables' new values.
 
     The error can be that of another program, which leaves these variables whole.
 

@@ -35,7 +35,7 @@ _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 class PythonState:
-    """The iterators, random generators and containers that a function can reach, recorded before its trace.
+    """A record, made before a trace, of the iterators, random generators and containers that a function can reach.
 
     Directly reachable are the arguments, the closures and globals of the function and of functions that it calls in its
     module, and the container items and attributes in them that the code names. Objects nested more deeply
@@ -136,7 +136,7 @@ class PythonState:
 
 
 def exhausted(name: str) -> ArgumentError:
-    """Returns the error for a Python iterator that ends (StopIteration) inside a compiled function."""
+    """Returns the error for a Python iterator that ends (StopIteration) while a compiled function is traced."""
     return ArgumentError(
         name,
         found="a Python iterator or generator in the function raised StopIteration",

@@ -259,7 +259,7 @@ class Function(Code):
         return notice
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Lowers the program for these arguments by JAX, without running it, for inspecting its HLO.
+        """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.
 
         Its HLO is `.compile().as_text()`.
         """
@@ -268,7 +268,7 @@ class Function(Code):
         return self._undriven(arguments, strategies).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """Traces this function for the given arguments, and returns it as a `ConcreteFunction` for such arrays.
+        """Traces this function for the given arguments, and returns the traced program as a `ConcreteFunction`.
 
         All other arguments are fixed.
 
@@ -297,7 +297,7 @@ class Function(Code):
 
     @property
     def input_signature(self) -> Sequence[Any] | None:
-        """The shapes and dtypes that were passed to `function`, which arguments must have."""
+        """The declared shapes and dtypes that arguments must have (argument `input_signature` of `function`)."""
         return self._input_signature
 
     def traced_inputs(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -314,7 +314,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns this function compiled as the function of `strategy.run`, cached per strategy and key.
+        """Returns this function compiled to run on a strategy's replicas (`Strategy.run`), cached per strategy and key.
 
         Args:
             strategy: The strategy of the run.

@@ -234,7 +234,7 @@ class Program:
         return [*last, *moved]
 
     def lower(self, arrays: Sequence[Any]) -> Any:
-        """Lowers the program for these arrays by JAX, for inspecting its HLO."""
+        """Lowers the program for the given arrays with JAX, to inspect its HLO."""
         settle_all((*self._donated, *self._kept))
         with lock:
             values = [variable.borrowed() for variable in (*self._donated, *self._kept)]

@@ -70,7 +70,7 @@ class _Content:
 
 
 def static_key(value: Any) -> tuple[Any, ...]:
-    """Returns the cache key of an argument that is not an array, by its content even if it is mutable.
+    """Returns the cache key of a non-array argument, computed from the argument's content even if it is mutable.
 
     Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. A hashable object is compared by
     its own ``==``. An object that hashes by identity is assumed not to change.
@@ -232,7 +232,7 @@ class Arguments:
     key: tuple[Hashable, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the positional and keyword arguments of the call with other arrays in place of its own."""
+        """Returns the call's positional and keyword arguments, with `arrays` in place of the original arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, arrays, strict=True):
             old = leaves[place]
@@ -403,7 +403,7 @@ def _static_key(leaf: object) -> Hashable:
 
 
 def difference(old: Arguments, new: Arguments) -> str:
-    """Returns a one-line description of how the arguments differ from earlier ones, so that a retrace was needed."""
+    """Returns a one-line description of how a call's arguments differ from earlier ones, which required a retrace."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(

@@ -1,4 +1,4 @@
-"""Detects which of a job's machines this launcher is on, from the variables of Slurm, Kubernetes or Open MPI."""
+"""Detects which of a job's machines this launcher is on, from environment variables of Slurm, Kubernetes or MPI."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class MachinePlace:
 
 
 def detect(environment: Mapping[str, str], hostname: str | None = None) -> MachinePlace | None:
-    """Detects this machine's index in a job that Slurm, Kubernetes or `mpirun` started; None without such a job.
+    """Returns this machine's index, the number of machines and the coordinator of a Slurm, Kubernetes or MPI job.
+
+    Returns None if no such scheduler has started this process.
 
     Raises:
         AllocationError: The environment says that there are other launchers, but not how to reach them.

@@ -22,7 +22,7 @@ _LIMIT_BYTES: Final = 4 * 2**30
 
 
 def cache_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns environment variables that turn on JAX's persistent compilation cache, except those already set.
+    """Returns environment variables that turn on JAX's persistent compilation cache, except variables already set.
 
     The zero compile time and the entry size of -1 make JAX cache every program, also small and quickly compiled ones.
     """

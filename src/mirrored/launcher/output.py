@@ -173,7 +173,7 @@ class Output:
 
     @property
     def has_room(self) -> bool:
-        """Whether terminal and log files can take more output; else the launcher stops reading the workers' pipes.
+        """Whether terminal and log files can take more output; if not, the launcher stops reading the workers' pipes.
 
         Then the workers' output stays in their pipes.
         """

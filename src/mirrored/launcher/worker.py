@@ -1,4 +1,4 @@
-"""A worker process as its launcher sees it, with its output and its message about a failure."""
+"""A worker process as seen by its launcher: process, output pipes, and message about a failure."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Worker:
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Reads the worker's messages; returns whether the worker has failed and asks to print its error."""
+        """Reads the worker's messages; returns whether the worker has failed and asks permission to print its error."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)

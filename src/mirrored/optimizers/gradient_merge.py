@@ -133,7 +133,7 @@ def _sums(gradients: Sequence[Any]) -> list[jax.Array]:
 
 
 def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
-    """Returns already aggregated gradients unchanged, after checking that none is a per-replica value.
+    """Returns already summed gradients unchanged, after checking that none is a per-replica value.
 
     Raises:
         ArgumentError: A gradient is a per-replica value.

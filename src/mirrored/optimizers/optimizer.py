@@ -168,7 +168,7 @@ class Optimizer:
     # Updates
 
     def build(self, var_list: PyTree) -> None:
-        """Creates the optimizer's state variables for these variables now, instead of at their first update.
+        """Creates the optimizer's state variables for given model variables now, instead of at their first update.
 
         They form one group, which shares a step counter.
 

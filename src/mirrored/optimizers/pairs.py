@@ -20,7 +20,7 @@ Pair = tuple[Any, Variable]
 
 
 def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
-    """Returns a list of (gradient or None, variable), after splitting a given pair of trees into one pair per variable.
+    """Returns gradients and variables as a list of pairs; splits a pair of trees into one pair per variable.
 
     Raises:
         StructureError: An element is not such a pair.

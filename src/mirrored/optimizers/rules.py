@@ -58,7 +58,7 @@ class LearningRate:
 
     @property
     def variables(self) -> list[Variable]:
-        """The variable that holds a constant learning rate, in a list; empty before its creation and for a schedule."""
+        """The variable of a constant learning rate, as a list; empty before its creation and for a schedule."""
         return [] if self._variable is None else [self._variable]
 
     def build(self) -> None:
@@ -156,7 +156,7 @@ def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformat
 
 
 def scaled(*parts: optax.GradientTransformation) -> TransformFactory:
-    """Returns a function from a learning rate to an optax chain of `parts` and scaling by ``-learning_rate``."""
+    """Returns a function from a learning rate to the optax chain of `parts` and the factor ``-learning_rate``."""
     return lambda learning_rate: optax.chain(*parts, scale_by_rate(learning_rate))
 
 

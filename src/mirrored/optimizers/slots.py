@@ -85,7 +85,7 @@ class SlotLayout:
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Returns the layout of the optax state for these parameters, computed from shapes only."""
+    """Returns the layout of the optax state for given parameters, computed from shapes only."""
     random: list[str | None] = []
 
     def init(arrays: optax.Params) -> Any:
@@ -143,7 +143,7 @@ TransformFactory = Callable[[Any], optax.GradientTransformation]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SlotKey:
-    """Hashable key of a slot variable: path in the optax state, and the variable or group that owns it.
+    """A hashable key of a slot variable: the path in the optax state, and the owning variable or group.
 
     Attributes:
         address: The path in the optax state, without the variable's name.
@@ -170,12 +170,12 @@ class UpdatePlan:
     slots: tuple[SlotKey, ...]
 
     def members(self, cohort: int) -> list[str]:
-        """Returns the names of this update's variables that were first updated together, as the given group."""
+        """Returns the names of this update's variables that belong to one cohort (group with a common step counter)."""
         return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of the slot that holds a state array of one variable, or of a group without a variable."""
+    """Returns the key of the slot for one array of an optax state, which one variable or a group of variables owns."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
@@ -196,12 +196,12 @@ class UpdateRule:
     clipping: Clipping
 
     def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
-        """Returns the layout of the optax state for these parameters (arrays, variables or descriptions)."""
+        """Returns the layout of the optax state for given parameters (arrays, variables or descriptions)."""
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(jnp.zeros(())), describe(parameters))
 
     def initial_state(self, parameters: Arrays, learning_rate: float | jax.Array | None) -> list[jax.Array]:
-        """Returns the initial optax state for these parameters, as a list of arrays in layout order."""
+        """Returns the initial optax state for given parameters, as a list of arrays in layout order."""
         with jax.numpy_dtype_promotion("standard"):
             return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
 
@@ -250,7 +250,7 @@ def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """Variables that an optimizer first updated together, with state that they share, such as a step counter.
+    """A group of variables that an optimizer first updated in one call, with shared state such as a step counter.
 
     Attributes:
         variables: The variables, in the order in which they were added.
@@ -308,7 +308,7 @@ class Slots:
         return _by_label(found.values())
 
     def groups(self) -> tuple[SlotGroup, ...]:
-        """Returns the groups of variables that were first updated together, each with its shared slots."""
+        """Returns the groups of variables (`SlotGroup`) that share optimizer state, each with the shared slots."""
         found = []
         for cohort in sorted(set(self._cohorts.values())):
             members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)
@@ -317,7 +317,7 @@ class Slots:
         return tuple(found)
 
     def missing(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns those of `variables` for which the optimizer has no slots yet."""
+        """Returns the given variables for which the optimizer has no slots yet."""
         return [variable for variable in variables if id(variable) not in self._names]
 
     def build(self, variables: Sequence[Variable], learning_rate: float | jax.Array | None) -> None:
@@ -349,7 +349,7 @@ class Slots:
         self._names.update({id(variable): name for name, variable in named.items()})
 
     def plan(self, variables: Sequence[Variable]) -> UpdatePlan:
-        """Returns which slots an update of these variables reads and writes, as an `UpdatePlan`."""
+        """Returns which slots an update of the given variables reads and writes, as an `UpdatePlan`."""
         identity = tuple(map(id, variables))
         if identity not in self._plans:
             names = tuple(self._names[id(variable)] for variable in variables)

@@ -48,12 +48,12 @@ class Exchange:
 
     @property
     def counted_bytes(self) -> float:
-        """The bytes that XLA's cost analysis counts for these collectives: operands and results."""
+        """The bytes that XLA's cost analysis counts for this group of collectives: operands and results."""
         whole = 2.0 if _PASSES.get(self.kind, 1) == 2 else 1.0 + 1.0 / self.group_size
         return whole * self.times * self.payload_bytes
 
     def seconds(self, network: Network) -> float:
-        """Returns the predicted time of these collectives on a given network.
+        """Predicts the time that this group of collectives takes per training step on a given network.
 
         The model is the faster of two algorithms: a ring, where each device forwards every byte once or twice in
         pieces, and a tree, which sends the whole payload at each level but has few levels.

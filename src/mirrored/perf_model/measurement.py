@@ -64,7 +64,7 @@ class Parts:
 
     @property
     def local(self) -> int:
-        """The number of local devices of the platform (CPU or GPU) that the training step runs on."""
+        """The number of this process's devices on the platform (CPU, GPU or TPU) of the training step."""
         return len(self.step.devices)
 
     @property
@@ -119,7 +119,7 @@ class Parts:
         return self._costs[replicas]
 
     def more(self, replicas: int) -> float:
-        """Returns the compute cost per replica, for a number of replicas, relative to that of a single replica.
+        """Returns the compute cost per replica with `replicas` replicas, divided by the cost with one replica.
 
         It is less than 1 if the update is sharded.
 

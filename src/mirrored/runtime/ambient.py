@@ -45,7 +45,7 @@ class Ambient:
     creators: tuple[Callable[..., Any], ...] = ()
 
     def fork(self, **changes: Any) -> Ambient:
-        """Returns a copy of this thread context with some fields changed, for another thread or a nested block."""
+        """Returns a copy of this thread's context with some fields changed, for another thread or a nested block."""
         return dataclasses.replace(self, **changes)
 
 
@@ -95,7 +95,7 @@ def replace_current(context: Ambient) -> None:
 
 
 class ReadableVariable(Protocol):
-    """Interface of a variable, as far as listeners of reads and writes (such as tapes) may use it."""
+    """Interface of a variable, limited to what listeners of reads and writes (such as tapes) may use."""
 
     @property
     def trainable(self) -> bool:
@@ -136,7 +136,7 @@ class ReadListener(Protocol):
         ...
 
     def on_write(self) -> None:
-        """Is called before one or several variables are assigned."""
+        """Receives a notification before one or several variables are assigned."""
         ...
 
     def tracks(self, value: object) -> bool:
@@ -157,7 +157,7 @@ def unlisten(listener: ReadListener) -> None:
 
 
 def announce_read(variable: ReadableVariable, value: jax.Array) -> jax.Array:
-    """Passes a value read from `variable` through all listeners, and returns what the reader gets.
+    """Passes a value read from `variable` through all listeners (such as tapes), and returns the resulting value.
 
     The outermost listener comes first.
     """

@@ -32,7 +32,7 @@ def guard_storage(guard: Guard) -> None:
 
 
 def or_undone(call: Callable[[], T]) -> T:
-    """Calls `call` and returns its result; if it raises, undoes all its variable assignments.
+    """Calls a function and returns its result; after an exception, undoes the function's variable assignments.
 
     Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
     """

@@ -203,7 +203,7 @@ class IteratedWhileTracing(BaseException):
 
 
 class EndOfElements(StopIteration):
-    """The StopIteration at the end of a dataset in a function that runs as Python because it iterates.
+    """The `StopIteration` at a dataset's end, raised in a function that runs as Python instead of being traced.
 
     Args:
         error: The error that the caller of the driven function receives if no loop handles the end.
@@ -238,7 +238,7 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """A cache of compiled replica functions, for those that a function running as Python passes to `Strategy.run`.
+    """A cache of compiled replica functions for `Strategy.run` calls in a `function` that runs as plain Python.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the identities of the objects that it closes over.
@@ -253,7 +253,7 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the compiled replica function, or `function` itself if it has had too many different closures."""
+        """Returns `function` compiled, or `function` itself after too many versions with different closures."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:

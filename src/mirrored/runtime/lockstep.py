@@ -301,7 +301,7 @@ class Merge:
     tapes: int = 0
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Executes the operation for all replicas, and undoes its variable assignments if it raises."""
+        """Executes the operation for all replicas; after an exception, undoes the operation's variable assignments."""
         return or_undone(lambda: self.run(payloads))
 
 

@@ -48,11 +48,11 @@ class OverlayStore(VariableStore):
             yield
 
     def values(self) -> list[Any]:
-        """Returns the values assigned so far, which are tracers of the differentiation, in order of assignment."""
+        """Returns the values (tracers of the differentiation) that were assigned so far, in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:
-        """Assigns the collected values to the variables in the store below, after the differentiation.
+        """Assigns the collected values to the variables in the underlying store, after the differentiation.
 
         Args:
             values: The concrete values for the tracers that `values` has returned, in the same order.
@@ -130,7 +130,7 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns a new overlay store, and `function` wrapped such that its variable assignments go there."""
+    """Returns a new overlay store, and `function` wrapped so that its variable assignments go to that store."""
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

@@ -47,7 +47,7 @@ class ReplicaRunner(abc.ABC):
     creations: dict[tuple[int, str], int]
 
     def current_store(self) -> VariableStore:
-        """Returns the variable store for replicas that start now: that of the run, or its overlay.
+        """Returns the variable store that newly started replicas use: the run's store, or an overlay on it.
 
         The overlay is used in a merge that is differentiated.
         """
@@ -55,11 +55,11 @@ class ReplicaRunner(abc.ABC):
         return here.store if here.runner is self and isinstance(here.store, OverlayStore) else self.store
 
     def trace_key(self, local: int) -> Hashable:
-        """Returns the key that separates one replica's entries in JAX's tracing caches from those of others."""
+        """Returns the key that separates a replica's entries in JAX's tracing caches from other replicas' entries."""
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
-        """Separates the replicas' cached traces of the jitted function that JAX is tracing, if any.
+        """Makes JAX cache separate traces per replica for the jitted function that it is tracing, if any.
 
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
@@ -92,7 +92,7 @@ class ReplicaRunner(abc.ABC):
         return [[self.reduced_component(array, k) for k in range(self.num_local)] for array in whole]
 
     def first(self, components: Sequence[Any]) -> Any:
-        """Broadcasts the first replica's array to all replicas, given each local replica's array."""
+        """Broadcasts the first replica's array to all replicas, given one array per local replica."""
         return self.gather([[component[None] for component in components]], 0)[0][0]
 
     @abc.abstractmethod

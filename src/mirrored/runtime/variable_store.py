@@ -1,4 +1,4 @@
-"""Variable stores: hold the values that variables have during a run or a trace, until these end.
+"""Variable stores, which hold the values of variables during a run or trace, until the run or trace ends.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """Interface of a variable, as far as a variable store uses it."""
+    """Interface of a variable, limited to what a variable store uses."""
 
     name: str
     device_assignment: Any
@@ -102,7 +102,7 @@ class VariableStore(abc.ABC):
     _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
 
     def or_undone(self, call: Callable[[], T]) -> T:
-        """Calls `call` and returns its result; if it raises, drops the assignments that it has made in this store.
+        """Calls a function and returns its result; after an exception, drops its assignments from this store.
 
         Calls can be nested.
         """
@@ -129,21 +129,21 @@ class VariableStore(abc.ABC):
 
     @abc.abstractmethod
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that restores the value that `variable` has in this store now."""
+        """Returns a function that sets `variable` in this store back to the value that it has now."""
 
     def outermost(self) -> VariableStore:
         """Returns the variable store of the enclosing function or run, also from inside a branch or loop body."""
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Returns a variable's value unchanged, and notes if a jitted function that JAX is tracing captures it."""
+        """Returns a variable's value unchanged, and records the read if JAX is tracing a jitted function."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
         return value
 
     def on_write(self) -> None:
-        """Makes JAX trace jitted functions again that may have captured the old value of an assigned variable."""
+        """Makes JAX retrace jitted functions that may have captured the old value of an assigned variable."""
         caches.renew()
 
     def tracks(self, value: object) -> bool:
@@ -179,7 +179,7 @@ class VariableStore(abc.ABC):
 
 @jax.custom_jvp
 def read_again(newest: jax.Array, before: jax.Array) -> Any:
-    """Returns a variable's newly assigned value such that gradients flow to the variable's old value.
+    """Returns a variable's newly assigned value, connected so that its gradients flow to the old value.
 
     An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
     to the inputs of the assigned value. A tape around a compiled function or run sees all of that as one operation with
@@ -195,7 +195,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components, such that gradients of all of them flow to `one`.
+    """Returns a sync-on-read variable's stacked components, connected so that all gradients flow to `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -322,7 +322,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns a variable's value for all replicas from before the run."""
+        """Returns the value that a variable had for all replicas before the run."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
@@ -384,7 +384,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """The source of a tracer in a traced run: a variable, or one local replica's component of a variable."""
+    """A reference from a tracer to the variable, or one replica's component, whose value the tracer represents."""
 
     variable: VariableLike
     local: int | None
@@ -394,12 +394,12 @@ class Captured(Bookkeeping):
 
 
 class LocalReplicas(Protocol):
-    """Interface of the object that runs a device's replicas, as far as `TracedReplicaStore` uses it."""
+    """Interface of the object that runs a device's replicas, limited to what `TracedReplicaStore` uses."""
 
     num_local: int
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """All-gathers an array from all replicas, in replica order, given those of this device."""
+        """Returns all replicas' components of an array (all-gather), given those of this device's replicas."""
         ...
 
     def component(self, value: Leaf, local: int) -> Any:

@@ -92,7 +92,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that a compiled run updates a variable created outside any scope once, not once per replica.
+    """Warns that a compiled run assigns a variable created outside any scope only once, not once per replica.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -162,7 +162,7 @@ class OutSpecs:
 
     @property
     def key(self) -> Hashable:
-        """A hashable cache key that identifies these `out_specs`."""
+        """A hashable cache key for this `out_specs` argument."""
         return (self._treedef, tuple(self._specs)) if self.is_given else None
 
     def replicated(self, result: PyTree) -> list[bool]:
@@ -191,7 +191,7 @@ class OutSpecs:
         ]
 
     def as_arrays(self, result: PyTree) -> Any:
-        """Converts numbers to arrays in the results that `out_specs` declares replicated, for one replica."""
+        """Converts numbers to arrays in one replica's results, where `out_specs` declares results as replicated."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
@@ -215,7 +215,7 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
-    """Warns if a step function receives its own per-replica results, so that model state diverges.
+    """Warns if a function gets per-replica results of its earlier run as arguments, so that model state diverges.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 
@@ -251,7 +251,7 @@ def as_array(value: object) -> Any:
 
 
 def mark_made_by(result: PyTree, functions: Makers) -> None:
-    """Records in each per-replica value of a result which functions passed to `run` have computed it."""
+    """Records in each per-replica value of a result which functions passed to `run` have computed the value."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions

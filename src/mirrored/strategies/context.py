@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaContext:
-    """The interface through which code inside `Strategy.run` sees its replica and communicates with the others.
+    """The interface through which code inside `Strategy.run` sees its replica and communicates with other replicas.
 
     `get_replica_context()` returns it inside `run`, and, with one replica, outside any strategy.
 

@@ -405,7 +405,7 @@ def run_eager(
 
 
 def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes an eager `run` with a single replica, and undoes its variable assignments if it fails."""
+    """Executes an eager `run` with a single replica; if the run fails, undoes its variable assignments."""
     here, trace = ambient(), current_trace()
     try:
         with turn():
@@ -422,12 +422,15 @@ def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls `fn` as a single replica inside a trace or another `run`, and undoes its assignments if it fails."""
+    """Calls `fn` as a single replica inside a trace or another `run`; if `fn` fails, undoes its assignments."""
     return or_undone(lambda: fn(*args, **kwargs))
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
-    """Executes a `run` called from `merge_call`, with the replicas and uncommitted assignments of the outer `run`."""
+    """Executes a `Strategy.run` that is called inside `merge_call`, as part of the outer run.
+
+    It uses the replicas of the outer run, and sees the assignments that the outer run has not committed yet.
+    """
     if specs.is_given:
         raise ContextError(
             "Strategy.run",

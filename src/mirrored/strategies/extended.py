@@ -163,7 +163,7 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: object) -> Iterator[None]:
-        """Creates the variables of a ``with`` block on the devices of another variable: those of all replicas.
+        """Creates the variables of a ``with`` block on the devices of another variable, i.e. of all replicas.
 
         Raises:
             ArgumentError: `colocate_with_variable` is not a variable of this strategy.
@@ -180,7 +180,7 @@ class StrategyExtended:
             yield
 
     def non_slot_devices(self, var_list: object) -> Any:
-        """Returns the device names of variables that are not optimizer slots: those of all replicas."""
+        """Returns the names of the devices for variables that are not optimizer slots: the devices of all replicas."""
         return self.parameter_devices
 
     # Devices
@@ -196,7 +196,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold variables: those of every replica."""
+        """The names of the devices that hold variables: the devices of all replicas."""
         return self.worker_devices
 
     @property

@@ -1,4 +1,4 @@
-"""Merges the loops and branches of a device's virtual replicas into one, where they contain collectives.
+"""Merges the virtual replicas' copies of loops and branches with collectives into one for all replicas.
 
 The local replicas of a device are traced one after another. If each of them reduces something in a `scan`, the body
 contains one `scan` per local replica, each with that replica's part of the collective
@@ -42,7 +42,7 @@ _Walk = Generator[tuple[Any, _Values], _Values, _Values]
 
 
 def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
-    """Merges the loops, branches and calls with collectives of a device's virtual replicas in a traced program.
+    """Merges, in a traced program, the virtual replicas' copies of each loop, branch or call with collectives.
 
     Raises:
         MergeError: The local replicas' programs do not contain the same collectives.

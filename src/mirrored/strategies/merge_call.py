@@ -97,7 +97,7 @@ Lists = Sequence[Sequence[Any]]
 def all_reduce_recorded(
     reduce: Callable[[Any, Lists], list[list[Any]]], op: ReduceOp, arrays: Lists
 ) -> list[list[Any]]:
-    """All-reduces arrays over several workers such that a gradient tape can differentiate the result.
+    """All-reduces arrays over several workers, as an operation that a gradient tape can differentiate.
 
     Their gradient is the all-reduce of the upstream gradients.
 
@@ -125,7 +125,7 @@ def gather_recorded(
     axis: int,
     device_assignment: DeviceAssignment,
 ) -> Any:
-    """All-gathers arrays over several workers such that a gradient tape can differentiate the result.
+    """All-gathers arrays over several workers, as an operation that a gradient tape can differentiate.
 
     Each gradient is a slice of the upstream gradients' sum.
     """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the arrays of all replicas of all processes along `axis`, whose sizes may differ.
+    """Concatenates the replicas' arrays of all processes along `axis`; sizes along `axis` may differ.
 
     Args:
         components: The components of the replicas of this process, in replica order.
@@ -157,7 +157,7 @@ def _warn_of_mean_of_means() -> None:
 
 
 def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
-    """Converts a leaf with one component per replica, such as a sync-on-read variable, to `PerReplica`."""
+    """Converts a value with one component per replica, such as a sync-on-read variable, to `PerReplica`."""
     if isinstance(leaf, PerReplica) or leaf is None:
         return leaf
     if isinstance(leaf, Mirrored):

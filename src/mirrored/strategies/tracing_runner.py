@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """The source of a tracer that stands for a replicated argument of `run`, as one virtual replica sees it."""
+    """A reference from a tracer to the replicated argument of `run` that the tracer represents for one replica."""
 
     value: Any
     local: int
@@ -152,7 +152,7 @@ class TracingRunner(ReplicaRunner):
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Stacks each array of all replicas to ``[replicas, ...]``, once for every replica of this device."""
+        """Stacks all replicas' components of each array to ``[replicas, ...]``, once per replica of this device."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
         return self.strategy.cross_device_ops.stack_each(parts, self.group_info)
 
@@ -201,7 +201,7 @@ class TracingRunner(ReplicaRunner):
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """All-gathers an array from all replicas, in replica order, given those of this device."""
+        """Returns all replicas' components of an array (all-gather), given those of this device's replicas."""
         parts = [jnp.asarray(component) for component in components]
         stacked = stack_isolated([parts])[0] if self.strategy.cross_device_ops.as_written else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:
@@ -240,7 +240,7 @@ def has_gradient(value: Operand) -> bool:
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Returns the program of a run changed such that gradients of captured values are summed in a fixed order.
+    """Rewrites the program of a run so that gradients of captured values are summed in a fixed order.
 
     The new body has one constant per captured value, which `fan_out` copies to the local replicas.
 
@@ -327,7 +327,7 @@ def _to_first_row(mesh: Mesh, value: object) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def first_row(mesh: Mesh, rows: jax.Array) -> Any:
-    """Returns equal rows ``[devices, ...]``, one on each device, as one replicated array.
+    """Converts an array ``[devices, ...]`` of equal rows, one per device, to one replicated row.
 
     The cotangent goes to the first device alone.
     """
@@ -339,7 +339,7 @@ first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def one_row_each(mesh: Mesh, value: object) -> Any:
-    """Returns a replicated value as a sharded array ``[devices, ...]`` with one equal row per device.
+    """Converts a replicated value to a sharded array ``[devices, ...]`` with one equal row per device.
 
     The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
     """
@@ -352,7 +352,7 @@ one_row_each.defvjp(
 
 
 def unstack_in_fixed_order(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Splits stacked arrays into the replicas' components such that XLA fuses the split with nothing else.
+    """Splits stacked arrays into the replicas' components, so that XLA fuses the split with nothing else.
 
     The backward pass stacks the cotangents behind a fusion boundary too.
     """

@@ -175,7 +175,7 @@ class Walk:
         return Walk(self._owner, self._recorder, recorded=self._recorded, forget=False)
 
     def pull(self, seeds: dict[Key, Any], wanted: Iterable[Key]) -> dict[Key, Any]:
-        """Computes the cotangents (gradients) of the sources from those of the targets.
+        """Computes the cotangents (gradients) of the sources from the cotangents of the targets.
 
         Args:
             seeds: The cotangents of the targets.

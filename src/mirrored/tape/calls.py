@@ -40,7 +40,7 @@ def process(
     watched: tuple[int, ...],
     name: str,
 ) -> list[Any]:
-    """Applies a function with a custom derivative under a tape, and linearizes it at this call.
+    """Applies a function with a custom derivative under a tape, and linearizes the function at the given operands.
 
     A derivative rule written in Python thus sees concrete values if there are any.
 
@@ -79,7 +79,7 @@ def process_library(
     keys: list[Key],
     watched: tuple[int, ...],
 ) -> list[Any]:
-    """Applies a `jax.custom_jvp` function of JAX itself, such as `jax.nn.relu`, by an operation traced only once.
+    """Applies a `jax.custom_jvp` function of JAX itself, such as `jax.nn.relu`, which is traced only once.
 
     Such a function closes over nothing.
 

@@ -83,7 +83,7 @@ _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
 def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Returns the cached differentiable operation that applies a JAX primitive with these parameters.
+    """Returns the cached differentiable operation that applies a JAX primitive with given parameters.
 
     Donation is disabled, because the records may still need the operands as residuals. Parameters that are not hashable
     give a new operation.
@@ -98,7 +98,7 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Creates a differentiable operation that applies a JAX primitive with these parameters, uncached."""
+    """Creates a differentiable operation that applies a JAX primitive with given parameters, uncached."""
     nested = without_compiler_options(params)
     as_written, params = nested is not params, nested
     if primitive.multiple_results:

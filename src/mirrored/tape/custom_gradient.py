@@ -165,7 +165,7 @@ class CustomRecord(Record):
         self.reached_variables: list[int] = []
 
     def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
-        """Adds the variables that the function has read and the tape watches to this record's inputs."""
+        """Adds watched variables that the function has read to the inputs of this tape record."""
         assert tape.recorder is not None
         self.variables = variables
         self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]

@@ -56,7 +56,7 @@ class MergePullback:
 
 
 class MergePart:
-    """What one replica's tape needs to record a collective: its pullback and the replica's index.
+    """The data with which one replica's tape records a collective: pullback (VJP function) and replica index.
 
     Attributes:
         merge_pullback: The pullback of the merge.

@@ -44,7 +44,7 @@ class QuickRules:
         self._state: tuple[Any, dict[Any, tuple[Rule, Any]]] = (None, {})
 
     def find(self, operation: Operation, values: Sequence[Any], watched: tuple[int, ...]) -> Rule:
-        """Returns the VJP rule of `operation` for these operands, of which those at positions `watched` are tracked."""
+        """Returns the cached VJP rule of `operation` with respect to the operands at positions `watched`."""
         settings, entries = self._state
         now = context_key()
         if now != settings or len(entries) > self._most:
@@ -69,7 +69,7 @@ class QuickRules:
 
 
 def direct(function: Callable[[Any], Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Wraps a function of one array such that an eager tape records it quickly, as a single operation.
+    """Wraps a function of one array so that an eager tape records it quickly, as a single operation.
 
     Context: any. The wrapper takes the fast path if an eager tape tracks the argument and that tape is the current
     trace. Otherwise it calls `otherwise`.
@@ -175,11 +175,11 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation for a program derived from this operation, with the same custom-derivative status."""
+        """Returns an operation for another program, with the compile and custom-derivative settings of this one."""
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
-        """Returns the VJP rule for inputs of these types, of which those at positions `watched` are differentiated.
+        """Returns the VJP rule for given input types, with respect to the inputs at positions `watched`.
 
         The rule closes over no values. So it is derived without a token of `_jax.caches`, and all traces share it.
         """
@@ -193,7 +193,7 @@ class Operation:
 
 
 class Residual:
-    """Where a tape record takes a saved value (residual) from: an input, a forward result or a constant."""
+    """The source of a saved value (residual) of a tape record: an input, a forward result or a constant."""
 
     INPUT, RESULT, CONSTANT = range(3)
 

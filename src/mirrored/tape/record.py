@@ -36,7 +36,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Inputs to which an operation cannot propagate gradients, with the reason and the error to raise.
+    """Inputs of an operation that get no gradient from it, with the reason and the error to raise.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
@@ -69,7 +69,7 @@ class Loss:
 
 
 def closed_over(keys: Sequence[Key], name: str) -> Loss:
-    """Returns the description of values without gradient that a custom-derivative function closes over."""
+    """Returns a `Loss` for values that a custom-derivative function closes over, which get no gradient."""
     return Loss(
         keys,
         name,
@@ -104,7 +104,7 @@ class Record:
         self.inputs: Sequence[Any] | None = None
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Computes the cotangents of this operation's watched inputs from those of its results.
+        """Computes the cotangents of this operation's watched inputs from the cotangents of its results.
 
         Args:
             cotangents: One cotangent per result, or None.
@@ -290,7 +290,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Recorder:
-    """What a tape has recorded since its creation or reset: operations, tracked arrays and watched variables.
+    """The contents of a tape since its creation or reset: operations, tracked arrays and watched variables.
 
     Attributes:
         records: The records of operations, in order.

@@ -1,4 +1,4 @@
-"""`Recording`: the part of `GradientTape` that implements the ``with`` block and what is watched."""
+"""`Recording`: the base class of `GradientTape`, with the ``with`` block and the methods for watching."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Recording:
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """Pauses recording during a ``with`` block, so that no gradient flows through its operations.
+        """Pauses recording during a ``with`` block, so that no gradient flows through the block's operations.
 
         Raises:
             TapeError: The tape is not recording.

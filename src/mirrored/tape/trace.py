@@ -344,7 +344,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     # Operands
 
     def sort(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
-        """Separates operands into plain values and the keys and positions of the tracked ones.
+        """Returns operands as plain values, together with the keys and positions of the tracked operands.
 
         While `touched` is set, notes the keys there and returns no tracked operands.
         """
@@ -386,7 +386,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Suspends this tape for a ``with`` block: primitives go to the JAX trace below it.
+        """Suspends this tape during a ``with`` block, which executes under the JAX trace that encloses the tape.
 
         If that trace is eager, the block also runs without the tape's token of `_jax.caches`.
         """
@@ -410,7 +410,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
-        """Runs a ``with`` block without recording, and collects the keys of the tracked values that it uses."""
+        """Runs a ``with`` block without recording, and collects the keys of the tracked values that the block uses."""
         before = self.touched
         touched: dict[Key, None] = {}
         self.touched = touched
@@ -433,7 +433,7 @@ def _source_sharding(value: jax.Array, source: jax.sharding.Sharding | None) -> 
 
 
 def run_under(trace: Trace, operation: Operation, values: Sequence[Any]) -> list[Any]:
-    """Runs a differentiable operation on `values` under a given JAX trace.
+    """Applies a differentiable operation to arrays under a JAX trace, which executes, records or inlines it.
 
     An eager trace runs it compiled, a tape records it, and any other trace inlines it into its program.
     """

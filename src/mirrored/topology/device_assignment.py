@@ -231,7 +231,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """The one-dimensional `jax.sharding.Mesh` of the devices, whose axis is named `AXIS`."""
+        """The `jax.sharding.Mesh` of the replicas' devices, with the single axis ``"replica"``."""
         # Explicit axes, the default of jax.make_mesh, would make shardings a part of the array types in user code.
         return Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
 

@@ -54,7 +54,7 @@ def job_is_formed() -> None:
 
 
 def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidence | None:
-    """Returns evidence in the environment that this process is one of several, or None if there is none.
+    """Returns the environment variables that show that this process is one of several, or None if none do.
 
     Args:
         environment: The environment to read. Default: `os.environ`.

@@ -13,7 +13,7 @@ from mirrored.values.distributed_values import DistributedValues, Mirrored, PerR
 
 
 def is_leaf(value: object) -> bool:
-    """Returns whether `value` is a pytree leaf: None or a distributed value.
+    """Returns whether `value` is treated as a pytree leaf in addition to JAX's leaves: None or a distributed value.
 
     Variables are leaves for JAX anyway.
     """
@@ -55,7 +55,7 @@ def select(structure: PyTree, replica: int) -> Any:
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """Converts a list of one pytree per replica to one tuple of replicas' leaves per leaf position.
+    """Converts one pytree per replica to a list that has, per leaf position, the tuple of the replicas' leaves.
 
     The structure is returned as well.
 

@@ -78,7 +78,7 @@ class TensorShape(tuple[Any, ...]):
         return self._dims is not None and None not in self._dims
 
     def is_compatible_with(self, other: Dims) -> bool:
-        """Returns whether an array could have both this shape and another."""
+        """Returns whether this shape and another agree in rank and dimensions, wherever both are known."""
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None:
             return True
@@ -87,12 +87,12 @@ class TensorShape(tuple[Any, ...]):
         )
 
     def assert_is_compatible_with(self, other: Dims) -> None:
-        """Raises ValueError unless an array could have both this shape and another."""
+        """Raises ValueError unless this shape and another agree in rank and dimensions, wherever both are known."""
         if not self.is_compatible_with(other):
             raise ValueError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: Dims) -> TensorShape:
-        """Returns a shape with the known dimensions of both this shape and another.
+        """Returns this shape with its unknown dimensions filled in from a compatible other shape.
 
         Raises:
             ValueError: The shapes are not compatible.
@@ -117,7 +117,7 @@ class TensorShape(tuple[Any, ...]):
         return self.merge_with([None] * rank)
 
     def most_specific_compatible_shape(self, other: Dims) -> TensorShape:
-        """Returns the shape with the dimensions that this shape and another share, others unknown."""
+        """Returns a shape with the dimensions in which this shape and another agree; the others are unknown."""
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None or len(own) != len(theirs):
             return TensorShape(None)

@@ -1,4 +1,4 @@
-"""Reads and assigns variables in each context, by their synchronization and aggregation rules."""
+"""Reads and assigns variables in each context, according to their synchronization and aggregation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Assignment:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the store of the current run or trace that holds a variable's value; None for its own storage.
+    """Returns the store of the current run or trace that holds a variable's value; None if the variable holds it.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
@@ -144,7 +144,7 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
 
 
 def check_writable(variable: Variable, store: VariableStore | None, called: str) -> None:
-    """Raises an error under a JAX transform, where an assignment would happen only during tracing."""
+    """Raises an error if the caller is under a JAX transform, which could not record an assignment."""
     _check_writable(variable, store, called, recording_parent(current_trace()))
 
 
@@ -216,12 +216,12 @@ def component(variable: Variable, replica: int) -> Any:
 
 
 def check_assignable(variable: Variable, called: str) -> None:
-    """Raises an error under a JAX transform, where an assignment would happen only during tracing."""
+    """Raises an error if the caller is under a JAX transform, which could not record an assignment."""
     check_writable(variable, store_of(variable, ambient()), called)
 
 
 def write(assignment: Assignment, value: object) -> Any:
-    """Assigns a value to a variable by its synchronization and aggregation, and returns the new value."""
+    """Assigns a value according to the variable's synchronization and aggregation, and returns the new value."""
     return _write(assignment, value, ambient(), recording_parent(current_trace()))
 
 

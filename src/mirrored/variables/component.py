@@ -37,7 +37,7 @@ class VariableComponent(ArrayOperators):
 
     @property
     def name(self) -> str:
-        """The name of this copy: the variable's, with ``/replica_1`` and so on for all but the first copy."""
+        """The variable's name, with ``/replica_1`` and so on appended for every copy but the first."""
         base = self._variable.name
         if self._replica == 0:
             return base

@@ -34,7 +34,7 @@ Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Metaclass of `Variable`, which makes all replicas of a run that create a variable share one object.
+    """Metaclass of `Variable`, by which all replicas of a run that create a variable get the same object.
 
     It also applies the creators of `variable_creator_scope`.
     """
@@ -275,7 +275,7 @@ class Awaiting:
         return self._array
 
     def await_value(self) -> None:
-        """Lets a checkpoint that was restored earlier supply the new variable's value at its first use."""
+        """Registers a restored checkpoint to supply the new variable's value at the variable's first use."""
         ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)

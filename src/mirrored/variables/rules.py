@@ -26,7 +26,7 @@ from mirrored.errors import ArgumentError, VariableError
 
 
 class VariableAggregation(enum.Enum):
-    """How the values of several replicas are reduced to one: NONE, SUM, MEAN or ONLY_FIRST_REPLICA.
+    """Enum: how the values of several replicas are reduced to one (NONE, SUM, MEAN or ONLY_FIRST_REPLICA).
 
     Every argument that takes a `VariableAggregation` also takes a `ReduceOp` subclass or any callable from
     ``[replicas, ...]`` to ``[...]``.
@@ -46,7 +46,7 @@ class VariableAggregation(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When the replicas' copies of a variable are synchronized: at every assignment, or at cross-replica reads.
+    """Enum: when the replicas' copies of a variable are synchronized, at assignments or at cross-replica reads.
 
     TensorFlow: `tf.VariableSynchronization`. AUTO means ON_WRITE, as in TensorFlow.
     """

@@ -156,7 +156,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that stores the next value in the next variable each time it is advanced."""
+    """Returns an iterator that stores one value in one variable at each step, for given variables and values."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 
@@ -180,7 +180,7 @@ def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 
 def note_former(variables: Iterable[Any]) -> None:
-    """Saves the values of variables before an assignment inside `or_undone`, for undoing it."""
+    """Saves the old values of variables before an assignment inside `or_undone`, which may restore them."""
     before = thread.before
     assert before is not None
     for variable in variables:
@@ -190,7 +190,7 @@ def note_former(variables: Iterable[Any]) -> None:
 
 
 def or_undone(call: Callable[[], T]) -> T:
-    """Calls `call` and returns its result; if it raises, restores the variables that it has assigned.
+    """Calls a function and returns its result; after an exception, restores the variables that it assigned.
 
     Reads inside `call` return the new values, as everywhere outside of runs of several replicas. Calls can be nested.
     """
@@ -217,7 +217,7 @@ guard_storage(or_undone)
 
 
 def together(assign: Callable[[], None]) -> None:
-    """Calls `assign` and then stores all its variable assignments atomically, or none if it raises.
+    """Calls a function, then stores all its variable assignments atomically; none if the function raises.
 
     Reads inside `assign` return the old values.
     """

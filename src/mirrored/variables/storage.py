@@ -65,7 +65,7 @@ def _over(
 
 
 def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replica: bool) -> tuple[Any, ...]:
-    """Splits a variable's stored value into one array per replica of this process, on that replica's device."""
+    """Splits a variable's stored value into one array per replica of this process, each on its replica's device."""
     by_device = {shard.device: shard.data for shard in whole.addressable_shards}
     shards = [by_device[device] for device in device_assignment.addressable_devices]
     local = device_assignment.local
@@ -86,7 +86,7 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """Moves an array to the device of the array `other`, if there is one, so that both can be combined."""
+    """Moves an array to the device of another array, unless that is None, so that both can be combined."""
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
@@ -157,7 +157,7 @@ class VariableStorage(Awaiting):
             settle()
 
     def borrowed(self) -> Any:
-        """Returns the whole stored value for use only while the state lock is held, without protecting its buffers.
+        """Returns the whole stored value, for use while the state lock is held; a step may donate it later.
 
         The value is not marked as shared.
         """

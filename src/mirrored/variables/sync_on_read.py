@@ -64,7 +64,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def write_components(assignment: Assignment, value: Operand, store: VariableStore | None, here: Ambient) -> None:
-    """Assigns all replicas' components of a sync-on-read variable, from a per-replica value or a single one."""
+    """Assigns all replicas' components of a sync-on-read variable, from a per-replica value or one value for all."""
     _check_determines_all(assignment, value)
     variable = assignment.variable
     if here.runner is not None and store is not None:

@@ -278,7 +278,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return access.read(self)
 
     def check_assignable(self, called: str) -> None:
-        """Raises an error under a JAX transform, where an assignment would happen only during tracing."""
+        """Raises an error if the caller is under a JAX transform, which could not record an assignment."""
         access.check_assignable(self, called)
 
     # Python protocols
