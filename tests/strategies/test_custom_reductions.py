@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.collectives import ReductionToOneDevice
 
 
 def squares(per_replica: jax.Array) -> jax.Array:
@@ -67,3 +68,38 @@ def test_a_custom_aggregation_is_applied_on_any_number_of_replicas(
 def test_one_replica_is_too_few_for_a_trimmed_mean() -> None:
     with pytest.raises(mr.errors.ArgumentError, match="k=1 for 1 replicas"):
         strategy_of(1).reduce(mr.collectives.TrimmedMean(1), jnp.ones(2), axis=None)
+
+
+class Weighted:
+    """Reductions that read an attribute, which changes between calls."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+    def reduce(self, per_replica: jax.Array) -> jax.Array:
+        return self.weight * jnp.sum(per_replica, axis=0)
+
+    def add(self, components: list[jax.Array]) -> jax.Array:
+        return self.weight * sum(components[1:], components[0])
+
+
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (1, 2), (2, 2), (2, 4)])
+def test_eager_reductions_read_the_state_of_the_moment(devices: int, replicas: int) -> None:
+    names = [f"CPU:{index}" for index in range(devices)]
+    weighted = Weighted()
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas)
+    adding = mr.MirroredStrategy(
+        names, num_replicas=replicas, cross_device_ops=ReductionToOneDevice(accumulation_fn=weighted.add)
+    )
+    with strategy.scope():
+        v = mr.Variable(0.0, aggregation=weighted.reduce)
+    ones = strategy.run(lambda: jnp.float32(1.0))
+    for weight in (1.0, 5.0):
+        weighted.weight = weight
+        assert float(strategy.reduce(weighted.reduce, ones, axis=None)) == weight * replicas
+        strategy.run(lambda: v.assign(jnp.float32(1.0)))
+        assert float(v) == weight * replicas
+        totals = strategy.run(lambda: mr.get_replica_context().all_reduce(weighted.reduce, jnp.float32(1.0)))
+        assert {float(one) for one in strategy.experimental_local_results(totals)} == {weight * replicas}
+        if replicas > 1:
+            assert float(adding.reduce("SUM", adding.run(lambda: jnp.float32(1.0)), axis=None)) == weight * replicas

@@ -50,6 +50,11 @@ class CrossDeviceOps(abc.ABC):
         """Whether XLA compiles programs that use this algorithm without merging equal computations."""
         return False
 
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether the algorithm calls a function of the user, which may read state that changes between calls."""
+        return False
+
     @final
     def reduce_arrays(
         self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group

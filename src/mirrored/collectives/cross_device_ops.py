@@ -123,6 +123,11 @@ class ReductionToOneDevice(CrossDeviceOps):
     reduce_to_device: Any = None
     accumulation_fn: Callable[[list[Any]], Any] | None = None
 
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether `accumulation_fn` is given."""
+        return self.accumulation_fn is not None
+
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """Sums arrays over replicas with an all-gather and local additions."""
         add = self.accumulation_fn or functools.partial(functools.reduce, operator.add)

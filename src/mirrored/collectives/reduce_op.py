@@ -92,6 +92,11 @@ class ReduceOp(metaclass=_Members):
         """The name of the reduction, as `name`, for compatibility with TensorFlow's enum."""
         return self.name
 
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether the reduction is code of the user, which may read state that changes between calls."""
+        return not type(self).__module__.startswith("mirrored.")
+
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}"
 
@@ -131,6 +136,11 @@ class CallableReduction(ReduceOp):
     """A `ReduceOp` that calls a user's function on the stacked values of all replicas."""
 
     fn: Callable[[Any], Any]
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Always True."""
+        return True
 
     def __call__(self, per_replica: jax.Array) -> Any:
         """Calls the callable with the stacked components."""

@@ -14,13 +14,13 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.dispatch import jit
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.watchdog.collective_log import collective_log
 
 if TYPE_CHECKING:
     from mirrored.collectives.algorithm import CrossDeviceOps
-    from mirrored.collectives.reduce_op import ReduceOp
 
 
 def group_of(device_assignment: DeviceAssignment) -> Group:
@@ -77,7 +77,10 @@ def _compiled_reduction(
 
 
 def reduce_stacked(
-    algorithm: CrossDeviceOps, op: ReduceOp, arrays: Sequence[Any], device_assignment: DeviceAssignment
+    algorithm: CrossDeviceOps,
+    op: ReduceOp | str | Callable[[Any], Any],
+    arrays: Sequence[Any],
+    device_assignment: DeviceAssignment,
 ) -> list[Any]:
     """Reduces arrays ``[replicas, ...]`` over their first axis with a given all-reduce algorithm.
 
@@ -87,6 +90,7 @@ def reduce_stacked(
     """
     if not arrays:
         return []
+    op = as_reduce_op(op)
     if any(is_live_box(array) for array in arrays):
         one_device = Group(axis=None, devices=1, local=device_assignment.num_replicas)
         together = _on_same_devices(arrays, device_assignment)
@@ -96,8 +100,20 @@ def reduce_stacked(
         ]
     if any(isinstance(array, Tracer) for array in arrays):
         return list(_reduction(algorithm, op, device_assignment, len(arrays))(*arrays))
+    # The user's Python code runs at every eager call: a cached trace would keep the state that it read at the first one
+    # (a global, an attribute of the object behind a bound method).
+    calls_user_code = op.calls_user_code or algorithm.calls_user_code
+    if calls_user_code and not device_assignment.spans_processes:
+        one_device = Group(axis=None, devices=1, local=device_assignment.num_replicas)
+        near = [jax.device_put(array, device_assignment.devices[0]) for array in arrays]
+        lists = [[array[k] for k in range(device_assignment.num_replicas)] for array in near]
+        return [
+            jax.device_put(reduced, device_assignment.replicated)
+            for reduced in algorithm.reduce_arrays(op, lists, one_device)
+        ]
     placed = [jax.device_put(array, device_assignment.sharded) for array in arrays]
-    compiled = _compiled_reduction(algorithm, op, device_assignment, len(placed))
+    compile_ = _compiled_reduction.__wrapped__ if calls_user_code else _compiled_reduction
+    compiled = compile_(algorithm, op, device_assignment, len(placed))
     return list(_logged(f"reduce {op!r}", device_assignment, lambda: compiled(*placed)))
 
 
