@@ -215,8 +215,18 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
     if not is_eval(current_trace()) or ambient().listeners:
         return update
     cache = optimizer.__dict__.setdefault("_mirrored_updates", {})
-    settings = tuple((k, v) for k, v in vars(optimizer).items() if isinstance(v, (bool, int, float, str)))
-    key = (present, settings)
+    key = (present, _settings(optimizer))
     if key not in cache:
         cache[key] = jax.jit(update)
     return cache[key]  # type: ignore[no-any-return]
+
+
+def _settings(optimizer: Optimizer) -> tuple[Any, ...]:
+    """Returns the scalar settings of an optimizer and of those that it wraps (`LossScaleOptimizer`), by name."""
+    found: list[Any] = []
+    for name, value in vars(optimizer).items():
+        if isinstance(value, (bool, int, float, str)):
+            found.append((name, value))
+        elif isinstance(value, keras.optimizers.Optimizer):
+            found.append((name, _settings(value)))
+    return tuple(found)
