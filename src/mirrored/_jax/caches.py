@@ -25,9 +25,10 @@ from mirrored._jax.private import util as _util
 # contain the *user contexts* (`jax.make_user_context`). This module owns two of them. The first distinguishes tapes and
 # traces:
 #
-# - An eager tape uses the fixed token `TAPE`. Inside a tape, a variable read is hoisted as a reference that is resolved
-#   at each call, and a helper that captured a box is evicted (`forget_traces`, below). So one token serves all tapes,
-#   and the next tape traces nothing again.
+# - An outermost eager tape uses the fixed token `TAPE`, also for the tapes inside it. A variable that a helper reads
+#   becomes a `ReadTracer` (`_jax.boxes`), which is resolved at each call of the helper. A helper that closes over a box
+#   (an array that the tape tracks) loses its traces before the tape's next primitive runs (`forget_traces`, below). So
+#   one token serves all tapes, and the next tape traces only such helpers again.
 # - The trace of a compiled function closes over values that live only for that trace. It uses a new token (`fresh`),
 #   and takes another one (`renew`) at every assignment of a variable in the trace, because helpers may have captured
 #   the old value. The value of a variable read also belongs to the current tapes and replica. Once a helper has read a
@@ -35,9 +36,10 @@ from mirrored._jax.private import util as _util
 #   replicas of the trace share one token, because most helpers read no variable.
 #
 # The second distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
-# `num_replicas_in_sync` contains the value as a constant. From the first such read in the process on, each replica has
-# its own traces, for the rest of the process. Until then, all replicas share traces, which are separate from those
-# outside `run`.
+# `num_replicas_in_sync` contains the value as a constant; the trace of a helper that calls a collective contains the
+# part of one replica. From the first such helper in the process on, each replica has its own traces, for the rest of
+# the process. Until then, all replicas share traces, which are separate from those outside `run`. (A compiled run with
+# one replica per device does not count: it traces only one replica.)
 #
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
@@ -83,7 +85,7 @@ class _Sharing:
     """The tokens that one trace of a compiled function has used, and whether its tapes and replicas still share one.
 
     Attributes:
-        apart: Whether each tape and replica has its own token, and hence its own traces of helpers.
+        apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
         tokens: All tokens of the trace. No other trace uses them.
     """
 
@@ -131,8 +133,9 @@ def note_read() -> None:
     """Records that JAX is tracing a function that reads a variable, so that other tapes and replicas retrace it.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. The next call of the helper
-    traces it again. From then on its traces are reused only under the same tapes and in the same replica: every thread
-    takes a new token when it opens or closes a tape, or when its replica continues.
+    traces it again. From then on its traces are reused only until the next change: a thread takes a new token when a
+    tape opens, closes, is reset or watches a variable, and when a replica starts or continues. A return to an earlier
+    tape or replica takes a new token, too, and not the earlier one.
     """
     sharing = _sharing.get()
     if sharing is not None and not sharing.apart:
@@ -184,7 +187,11 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Makes this thread use a replica's cached traces again, after other replicas have run in between."""
+    """Sets a replica's token in this thread again, after other replicas have run in between.
+
+    If a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for
+    that trace (`moved`), so helpers are traced again.
+    """
     _replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
 
@@ -192,9 +199,10 @@ def resume_replica(own: Hashable) -> None:
 def tell_replicas_apart(own: Hashable) -> None:
     """Separates JAX's cached traces of different replicas from now on, instead of sharing them.
 
-    Called while JAX traces a helper that has read a value of its replica, such as the replica id, which the trace
-    contains as a constant. Before this call all replicas share one trace per helper, because each trace is compiled.
-    JAX caches the trace in progress under the shared token, which is never used again.
+    Called while JAX traces a helper that has read a value of its replica, such as the replica id, or has called a
+    collective (`ReplicaRunner.tell_apart`): the trace contains this as a constant. Before this call all replicas share
+    one trace per helper, because every further trace costs a compilation. JAX caches the trace in progress under the
+    shared token, which is never used again.
 
     Args:
         own: The token of the replica that runs in this thread.
@@ -237,7 +245,7 @@ def _collect(frame: FrameType, found: dict[int, Any]) -> None:
 
 
 def forget_traces(functions: Iterable[Any]) -> None:
-    """Evicts every trace of `functions` from JAX's tracing caches of this thread."""
+    """Evicts every trace of `functions` from JAX's tracing caches, which all threads share."""
     caches = [cache for cache in list(_util._caches) if hasattr(cache, "evict_weakref")]
     for function in functions:
         for cache in caches:

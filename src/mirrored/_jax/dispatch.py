@@ -23,15 +23,18 @@ from mirrored._threads import Claim, is_refusal, start
 
 # Dispatching a jitted function so that its results survive an exception in the calling thread.
 #
-# Python checks for signals and injected exceptions after each call. An exception that arrives between the dispatch of a
-# donating program, which deletes its arguments, and the instruction that stores its results would lose both. Two
-# mechanisms close that gap:
+# CPython runs signal handlers and raises injected exceptions only in Python bytecode: after a call, at the start of a
+# Python function, and where a loop jumps back. It never does so inside a C call that runs no Python code, unless the C
+# function itself checks for signals while it waits, as `Lock.acquire` does. An exception that arrives between the
+# dispatch of a donating program, which deletes its arguments, and the instruction that stores its results would lose
+# both. Two mechanisms close that gap:
 #
-# - On JAX's fast path the call is pure C++. `consume` runs it and stores its results from within one C call, where
-#   Python makes no such check.
+# - On JAX's fast path the call is pure C++. `consume` runs it and stores its results from within one C call that runs
+#   no Python code.
 # - On a cache miss (the first call, another sharding, another setting) JAX traces, compiles and executes in Python.
 #   That part runs in a separate thread, which receives neither signals nor exceptions that are injected into the
-#   caller. The caller waits for it, and defers an exception that interrupts the wait.
+#   caller. The caller waits for it, and defers an exception that interrupts the wait. If Python cannot start another
+#   thread, that part runs in the caller, unprotected.
 #
 # Supports JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``.
 
@@ -81,7 +84,7 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def settle(self) -> None:
-        """Waits until the call has ended, or cancels the call if its thread never started."""
+        """Waits until the call has ended. After an interruption, cancels it if its thread has not begun the call."""
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
             self.error = self.interruption or RuntimeError("the call was cancelled before it began")
@@ -108,12 +111,15 @@ class DispatchJob:
 class Dispatch:
     """A jitted function whose tracing and compilation run in a separate thread, where no signal interrupts them.
 
+    That thread runs a cache miss as a whole: tracing, compilation, and the execution of that call. Later calls on the
+    fast path run in the caller.
+
     Args:
         jitted: The result of `jax.jit`, for a function that returns a list.
         compiling: Returns the context manager in which the function is traced and compiled.
 
     Attributes:
-        job: The cache miss of the newest call; None if it had none.
+        job: The latest cache miss. The caller sets it to None before a call, to find out whether that call has one.
         function: The jitted function to call.
     """
 

@@ -168,7 +168,7 @@ def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
 
 
 def kinds_of(eqns: Sequence[Any], axis: str | None) -> list[Kind]:
-    """Classifies each of several jaxpr equations by `kind_of`, for one mesh axis."""
+    """Classifies jaxpr equations as calls, loops, branches, collectives over one mesh axis, or other operations."""
     return [kind_of(eqn, axis) for eqn in eqns]
 
 

@@ -129,9 +129,10 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether JAX has detached `trace` from the traces around it, as it does for an inner jaxpr.
+    """Returns whether the outermost trace in the parent chain of `trace` builds a jaxpr, so it is not an eager tape.
 
-    That is the case if JAX has set aside the current trace while it created `trace`.
+    If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
+    the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.
     """
     staging = False
     while not is_eval(trace):
@@ -153,9 +154,10 @@ def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
 
 # Capture tracers: stand for values that a traced function closes over, and later become its arguments.
 #
-# Supports JAX 0.10 to 0.12. A tracer that belongs to no running trace is a constant for every trace. JAX hoists it
-# through nested `jit`, `scan`, `cond` and `checkpoint`, and returns it among the constants of the outermost jaxpr.
-# There it is found by its type, and replaced by the argument that its `source` determines.
+# Supports JAX 0.10 to 0.12. A trace that builds a jaxpr turns every tracer that it does not own into a constant.
+# JAX hoists it through nested `jit`, `scan`, `cond` and `checkpoint`, and returns it among the constants of the
+# outermost jaxpr. There it is found by its type, and replaced by the argument that its `source` determines. JAX reports
+# a leaked tracer only if such a constant reaches execution; here it is replaced before.
 
 
 class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]

@@ -291,7 +291,7 @@ class PositionLeaf(Leaf):
 
     @property
     def owner(self) -> int:
-        """The Python `id` of the iterator."""
+        """The Python `id` of the iterator whose position this adapter saves."""
         return id(self.iterator)
 
     def outline(self) -> Saved:

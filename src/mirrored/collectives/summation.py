@@ -21,7 +21,8 @@ class Group:
     """The replicas that take part in a reduction, as seen from the `shard_map` body of one device.
 
     There are R = `devices` x `local` replicas. Replica r is virtual replica ``r % local`` of device ``r // local``.
-    (The code calls several replicas per device *folding*, and those of one device *local* replicas.)
+    (The code calls several replicas per device *folding*. The *local* replicas of a group are those of one device, as
+    in a compiled run; `runtime.lockstep` defines the term for all runs.)
 
     Attributes:
         axis: The mesh axis of the devices. None if there is one device, which needs no collectives.
@@ -54,11 +55,11 @@ def sum_along(array: jax.Array, axes: int | tuple[int, ...]) -> Any:
     return jnp.sum(array, axes, dtype=array.dtype if jnp.issubdtype(array.dtype, jnp.integer) else None)
 
 
-# Conversions of 16-bit floats for sums and means, which accumulate in float32 and round once.
+# Conversions of floats of at most 16 bits for sums and means, which accumulate in float32 and round once.
 
 
 def widen(array: jax.Array) -> Any:
-    """Converts 16-bit floats to float32, for accumulation; returns other arrays unchanged.
+    """Converts floats of at most 16 bits to float32, for accumulation; returns other arrays unchanged.
 
     The explicit rounding is needed because XLA may keep excess precision across a pair of conversions.
     """
@@ -69,7 +70,7 @@ def widen(array: jax.Array) -> Any:
 
 
 def narrow(array: jax.Array, dtype: DTypeLike) -> Any:
-    """Rounds a float32 sum back to the 16-bit float `dtype`; for other dtypes returns the array unchanged."""
+    """Rounds a float32 sum back to a float `dtype` of at most 16 bits; for other dtypes returns the array unchanged."""
     info = _narrow_float(dtype)
     if info is None:
         return array
@@ -131,9 +132,10 @@ def not_constant(value: Any) -> Any:
 
 
 def opaque_false(array: jax.Array) -> Any:
-    """Returns a scalar False that XLA cannot constant-fold, because it is computed from `array`.
+    """Returns a scalar False that XLA cannot constant-fold, unless `array` is itself a compile-time constant.
 
-    The exponential of a number that is not positive is at most 1, and a comparison with NaN is False.
+    It is computed from the first element: the exponential of a number that is not positive is at most 1, and a
+    comparison with NaN is False.
     """
     first = jnp.real(jnp.ravel(array)[0]).astype(jnp.float32)
     return jnp.exp(-jnp.abs(first)) > 2.0
@@ -171,6 +173,9 @@ def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[A
 
 def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
     """Applies `function` to a list of arrays, so that XLA fuses none of its operations with other code.
+
+    Use it in traces: every eager call compiles again, because JAX keys compiled programs by the identity of the branch
+    functions, of which one is new. `isolate_lists` avoids that.
 
     Args:
         function: Maps the list to a list of results of any shapes and dtypes.

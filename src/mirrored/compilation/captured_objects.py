@@ -1,4 +1,4 @@
-"""Finds the Python objects that a traced function can reach, changes or creates."""
+"""Finds the Python objects that a traced function reads, modifies or creates."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ class DonatingSteps:
     Each call is one step. The caller holds the state lock.
 
     Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
-    would lose the variables' values. Python delivers signals and injected exceptions only between calls. The step is
-    therefore one call: a chain of C iterators that dispatches the program, records its results, and stores the new
-    values of variables. Python code that has to run (on a cache miss) runs in another thread (see
-    `mirrored._jax.dispatch`).
+    would lose the variables' values. CPython runs signal handlers and raises injected exceptions only in Python
+    bytecode, never inside a C call that runs no Python code. The step is therefore one C call: it consumes a chain of C
+    iterators that dispatches the program, records its results, and stores the new values of variables. Python code that
+    has to run (on a cache miss) runs in another thread. `mirrored._jax.dispatch` has the details.
 
     Args:
         dispatch: The program. It takes the donated arrays first, and returns the values of `assigned` first.
@@ -52,7 +52,10 @@ class DonatingSteps:
         self.donated = self.assigned[:count]
 
     def __call__(self, operands: Sequence[Any]) -> DonatingStep:
-        """Executes a step. If it raises, the variables have all their old values, or all their new values.
+        """Executes a step. If it raises, the variables have all their old or all their new values, or are lost.
+
+        They are lost if XLA has deleted the donated buffers and there are no results: the donated variables then have
+        no value (`lose`), and the others keep their old values.
 
         Args:
             operands: The operands of the program that are not donated.
@@ -119,7 +122,10 @@ class DonatingStep:
         self.interruption: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Ends a failed step: variables keep their old values, unless XLA has already deleted their buffers."""
+        """Ends a step that raised: stores its results if it ran; otherwise its variables keep their values or are lost.
+
+        They are lost if XLA has deleted their buffers.
+        """
         self._why = first_line(error)
         self.finish()
         if not self.results:

@@ -112,7 +112,8 @@ class FeedItem:
     Attributes:
         value: The batch on its devices.
         examples: Number of examples in the batch.
-        state: The position in the data after the batch. (By then the input thread may have read further.)
+        state: The reader's state right after this batch. The iterator saves the state of the item that it handed out
+            last, so batches that were read ahead are read again after a restore.
         error: The exception raised instead of a batch, or the StopIteration at the end.
     """
 
@@ -191,7 +192,7 @@ class Feed:
                 with eager():
                     item = self._produce()
             self._ready.append(item)
-        except BaseException as error:  # also an interrupt between reading an item and appending it
+        except BaseException as error:  # also an interrupt: raised in its turn, as the reader's position is uncertain
             self._ended = True
             self._ready.append(FeedItem(error=error))
         # Many in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
@@ -246,7 +247,10 @@ class Feed:
             return item
 
     def _take(self) -> FeedItem:
-        """Removes and returns the first ready item such that an interrupt anywhere in here loses or repeats no item."""
+        """Takes the first ready item from the queue; an interrupt in here neither drops an item nor takes it twice.
+
+        An item that was taken but did not reach the training loop is returned again by `next`.
+        """
         self._drop_given()
         item = self._given = self._ready[0]
         self._drop_given()
@@ -268,7 +272,10 @@ class Feed:
         )
 
     def close(self) -> None:
-        """Stops the prefetching thread, waits for its end, and closes the dataset that it reads."""
+        """Stops the input thread, waits at most 5 s for its end, and closes the dataset that it reads.
+
+        A source from which the thread still reads stays open.
+        """
         with self._changed:
             if self._stopped:
                 return
@@ -276,7 +283,7 @@ class Feed:
             self._ready.clear()
             self._changed.notify_all()
         worker = self._worker
-        # A worker that begins later finds that the feed is stopped.
+        # An input thread that begins later finds that the feed is stopped.
         runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
         if worker is not None and runs and not sys.is_finalizing():
             worker.join(_JOIN_SECONDS)

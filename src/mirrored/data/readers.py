@@ -27,7 +27,8 @@ _NOTHING: Final = object()
 class Layout:
     """The structure, shapes and dtypes of the latest batch, to create an empty batch of the same structure.
 
-    A worker that continues at the end of its own data has no batch that shows what its empty batches look like.
+    A worker that is restored from a position at the end of its own data reads no batch that could show what its empty
+    batches look like. The saved position therefore contains the layout.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Reader(Protocol):
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves the reader to a read position that `get_state` returned."""
+        """Moves a newly opened reader, which has read nothing, to a read position that `get_state` returned."""
         ...
 
     def close(self) -> None:
@@ -219,7 +220,11 @@ class GlobalBatches:
         return placer.batch(read)
 
     def get_state(self) -> Any:
-        """Returns how far the reader has read: the dataset iterator's state and the number of examples read."""
+        """Returns how far the reader has read: the dataset iterator's state and the number of examples read.
+
+        The state also contains the number of examples that a restored reader has yet to skip (`leave_out`), the size of
+        a full batch (`full`), and the layout, if it is recorded.
+        """
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
@@ -231,8 +236,9 @@ class GlobalBatches:
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a saved read position; if the dataset does not support that, skips examples from the start.
 
-        It is impossible if the source has no position, or has another batch size than when the position was saved
-        (`Source.restore`, which may read a batch to find out).
+        The reader is newly opened and has read nothing. The dataset cannot restore the position if its source has none,
+        or has another batch size than when the position was saved (`Source.restore` may read a
+        batch from a second iterator to find out).
         """
         self._consumed = state["consumed"]
         self.layout.set_state(state)
@@ -326,7 +332,8 @@ class ElementsInTurn:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a read position; the number of datasets must be the same as when the position was saved.
 
-        The elements before the position of a source that cannot save one, such as a list, are read again.
+        The reader is newly opened and has read nothing. The elements before the position of a source that cannot save
+        one, such as a list, are read again.
         """
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(

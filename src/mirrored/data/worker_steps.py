@@ -71,7 +71,9 @@ def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
 class SameBatches:
     """A check that all workers read the same global batches; compares batches 1, 2, 4, 8, ... between workers.
 
-    Comparing at powers of two detects data that diverges at a later batch, at a cost per step that tends to zero.
+    If the workers' data differ from some batch on, the comparison at the next power of two finds it, and the cost per
+    step tends to zero. A single unequal batch in between is not found. The end of the data is not compared: equal data
+    end together.
 
     Args:
         reader: Reads the global batches.

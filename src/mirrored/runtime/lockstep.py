@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 # Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
 # once, in the thread that started them (the driver). Then the replicas continue in index order. If the merge raises an
 # `Exception`, its assignments are undone and every replica raises it where it waits, as if it had run the merge itself.
-# An exception that leaves one replica unwinds and joins all of them. The same runner serves eager code and tracing: the
-# threads copy all of JAX's thread-local state, so several replicas can be traced into one program.
+# An exception that escapes from a replica's function ends the run: all other replicas are unwound, all threads are
+# joined, and `LockStep.run` raises the exception. The same runner serves eager code and tracing: the threads copy all
+# of JAX's thread-local state, so several replicas can be traced into one program.
 
 _MAX_INTERRUPTIONS: Final = 2
 Carrier = Callable[[], Callable[[], None]]
@@ -151,8 +152,9 @@ class _Replica:
 def _unwind(replicas: Sequence[_Replica]) -> None:
     """Ends and joins all replicas, even if exceptions interrupt the wait; then raises the first of these.
 
-    A replica ends when it reaches a merge or its end. If the user interrupts the wait several times, the thread is
-    abandoned, and its assignments are dropped.
+    A replica that waits at a merge ends at once; a running one ends at its next merge or when its function returns. At
+    the third interruption the wait is given up: the threads that still run are abandoned. Their staged assignments are
+    dropped, but not their assignments to plain variables, which are not staged (`runtime.variable_store`).
     """
     interruptions = 0
     interruption: BaseException | None = None
@@ -180,8 +182,11 @@ class LockStep:
     def run(self, bodies: Sequence[Callable[[], Any]], contexts: Sequence[Ambient]) -> list[Any]:
         """Runs the replicas' functions to completion in threads, and returns their results in replica order.
 
+        Of the merges that the replicas call at the same time, only that of the first replica is executed, with the
+        payloads of all.
+
         Raises:
-            MergeError: The replicas call different merges, or different numbers of merges.
+            MergeError: The replicas call merges with different names or `tapes`, or different numbers of merges.
         """
         state = capture_thread_state()
         adopt = [carrier() for carrier in _carriers]
@@ -287,11 +292,12 @@ class Merge:
 
     Attributes:
         name: What the user called, for messages: ``"ReplicaContext.all_reduce"``.
-        run: Maps one payload per local replica to one result per local replica. Called once, in cross-replica context.
-            A payload and a result are flat lists. A tape unwraps and records the arrays in them, and passes all other
-            objects on.
+        run: Maps one payload per local replica to one result per local replica. Called once, in cross-replica context:
+            every replica passes a `Merge`, and only that of the first replica is executed. A payload and a result are
+            flat lists. A tape unwraps and records the arrays in them, and passes all other objects on.
         nested: The implementation under a JAX transform, where the local replicas cannot wait for each other. It
-            records this local replica's part of the merge, for a later fusion. None: not supported under transforms.
+            records a placeholder for this replica's part of the collective; `strategies.fusing` combines it with those
+            of the other local replicas. None: not supported under transforms.
         tapes: The number of tapes that record it in this replica.
     """
 
@@ -312,7 +318,7 @@ class RecordsMerges(Protocol):
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
         """Executes a collective or `merge_call` and records it on the tape; returns tracked results.
 
-        It waits at the merge with the concrete arrays of `payload`.
+        It waits at the merge with the untracked values of `payload`.
         """
         ...
 
@@ -322,8 +328,8 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
 
     The merge runs once for all replicas.
 
-    Context: replica context. With one local replica the merge runs in place, so that enclosing tapes record its
-    operations like any others.
+    Context: replica context. Without a runner, or with one local replica in a compiled run, the merge runs in place, so
+    that enclosing tapes record its operations like any others.
 
     Raises:
         MergeError: The call is under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica function,

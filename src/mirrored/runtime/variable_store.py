@@ -3,9 +3,15 @@
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
   returns the staged value, or a capture tracer before the first assignment.
-- `ReplicaStore`: for one `run`. Every local replica has its own staged values, which are committed together at the end.
+- `ReplicaStore`: for one `run`. Every local replica has its own staged values, which are committed together at the
+  end: an eager run writes them to storage; a compiled run returns them as results, which become the staged values of
+  the enclosing store.
+- `OverlayStore` (`mirrored.runtime.overlay_store`): for a function that JAX differentiates. It holds assignments back
+  until the differentiation is complete.
 
 Staged values reach the variables' storage only if the run or function succeeds. A failure leaves variables unchanged.
+There is one exception: in an eager run of several replicas, a plain variable (one of no strategy) has no staged values.
+If the run fails, the values assigned to it remain, except those that a failed merge has assigned.
 """
 
 from __future__ import annotations
@@ -85,8 +91,8 @@ class VariableStore(abc.ABC):
     """Base class of stores that hold variable values during a run or trace, before they are committed.
 
     Attributes:
-        captures: Whether the store belongs to the trace of a function or run. A read then returns a tracer that may
-            also be used under nested transforms (`jit`, `scan`, ...), out of which JAX hoists it as a constant.
+        captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested
+            transforms (`jit`, `scan`, ...) may close over what it returns: JAX hoists it out of them as a constant.
         base_trace: The JAX trace that the store belongs to.
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
@@ -123,7 +129,7 @@ class VariableStore(abc.ABC):
         return result
 
     def note(self, variable: VariableLike) -> None:
-        """Saves the variable's value in this store before an assignment, so that `or_undone` can restore it."""
+        """Remembers a variable's value before an assignment, so that a merge that fails can undo the assignment."""
         if self._undo is not None and id(variable) not in self._undo:
             self._undo[id(variable)] = self.restoring(variable)
 
@@ -136,7 +142,7 @@ class VariableStore(abc.ABC):
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Returns a variable's value unchanged, and records the read if JAX is tracing a jitted function."""
+        """Returns a variable's value unchanged; records a read by a nested transform, because JAX may cache its trace."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
@@ -293,7 +299,8 @@ class StagedAssignment(Bookkeeping):
         variable: The variable.
         locals: The newest component of each local replica; None for a replica that has not assigned it.
         where: The line of the last assignment of each component.
-        whole: The mirrored value that a merge assigned last, unless a replica has assigned the variable since.
+        whole: The value for all replicas, which a merge has assigned, or which was joined from the components at a read
+            and kept. None if a replica has assigned the variable since.
     """
 
     variable: VariableLike

@@ -64,7 +64,7 @@ class Assignment:
         return self.method == "assign"
 
     def old(self) -> Any:
-        """Returns the variable's stored value, which `assign_add` and `assign_sub` change; None for `assign`.
+        """Returns the variable's value before `assign_add` or `assign_sub`; None for `assign`, which does not need it.
 
         So `assign` also works on a variable whose value is lost.
         """

@@ -4,13 +4,15 @@ A donating step passes the buffers of its variables to XLA, which deletes them w
 results are stored, the variables hold deleted buffers. Three kinds of code must never see this state:
 
 - *Exception handlers* in the thread that runs the step (after Ctrl-C, a signal handler that raises, or an exception
-  that another thread injects). Python raises such exceptions between bytecodes. A donating step is therefore one chain
-  of C iterators, which dispatches the program and stores the results (`compilation.dispatch.DonatingSteps`). All other
-  code stores values by `store_all`, also in one C call.
-- *Other threads*. A writer holds `lock`. A reader takes no lock. It first registers: it marks the variable as shared
-  if it hands out the value, or adds the variable to `state.reading` if it copies the value to the host. It then
-  checks that no step is in progress and that none has ended in the meantime (`state.version`). A step first announces
-  itself (`state.step`) and then copies the buffers of registered readers. The GIL ensures that at least one sees the
+  that another thread injects). CPython runs signal handlers and raises injected exceptions only in Python bytecode,
+  never inside a C call that runs no Python code (details in `mirrored._jax.dispatch`). A donating step is therefore one
+  C call, which consumes a chain of C iterators: they dispatch the program and store the results
+  (`compilation.dispatch.DonatingSteps`). All other code stores values by `store_all`, also in one C call.
+- *Other threads*. A writer holds `lock`. A reader of one value takes no lock, unless it finds a step: then it waits for
+  the lock and tries again. It first registers: it marks the variable as shared if it hands out the value, or adds the
+  variable to `state.reading` if it copies the value to the host. It then checks that no step is in progress and that
+  none has ended in the meantime (`state.version`). A step first announces itself (`state.step`). It then donates copies
+  of the registered variables' buffers, so that readers keep the originals. The GIL ensures that at least one sees the
   other.
 - *Code that runs after an exception in the remaining window* (an exception while another one is handled).
   `state.step` is still set, and the next access finishes the step from the results that it has recorded.
@@ -38,10 +40,11 @@ tracing: Final = threading.RLock()
 """Held while a function is traced, which may create variables. Lock order: this lock before `lock`."""
 
 running: Final = threading.RLock()
-"""Held during an eager run, by the thread that called `run`. Lock order: `turn` takes it before the other two.
+"""The assignment lock (`turn`): held while values are read and then replaced, and during an eager run.
 
-The replicas of a run read variables one after another, and their assignments are stored at the end. No other thread may
-replace values in between, whether by a run, a compiled step, an assignment, an optimizer or a restore.
+Lock order: this lock before the other two. In an eager run, the thread that called `run` holds it: the replicas read
+variables one after another, and their assignments are stored at the end. No other thread may replace values in between,
+whether by a run, a compiled step, an assignment, an optimizer or a restore.
 """
 _NO_TURN: Final = nullcontext()
 
@@ -102,7 +105,8 @@ thread: Final = _LockThread()
 def turn() -> AbstractContextManager[Any]:
     """Returns the lock that serializes reads followed by assignments of variables across threads.
 
-    It serializes such operations across threads. A thread waits here while another one executes an eager run.
+    This is the assignment lock (`running`). Entering it waits while another thread holds it, for instance during an
+    eager run. In a thread that needs no lock (`excuse`, `without_turns`), the result is an empty context manager.
 
     Raises:
         ContextError: The call is in a callback of a compiled program, which would deadlock.
@@ -219,7 +223,8 @@ guard_storage(or_undone)
 def together(assign: Callable[[], None]) -> None:
     """Calls a function, then stores all its variable assignments atomically; none if the function raises.
 
-    Reads inside `assign` return the old values.
+    Without a variable store, reads inside `assign` return the old values; with one, they return the new values of the
+    variables that it stages.
     """
     if thread.kept_back is not None:
         assign()
