@@ -36,8 +36,8 @@ class Optimizer:
     `build` or update call. Variables added later start at step 0, as in a separate optimizer. A transform that computes
     over all gradients (a global norm) computes over all gradients of the call. `iterations` counts calls.
 
-    The transform is traced once for each set of variables, also in eager code. Python state that it reads is fixed then;
-    a value that changes belongs in `learning_rate` or in the transform's state (`optax.inject_hyperparams`).
+    The transform is traced once for each set of variables, also in eager code. Python state that it reads is fixed
+    then: a value that changes belongs in `learning_rate` or in the transform's state (`optax.inject_hyperparams`).
 
     Args:
         transform: An `optax.GradientTransformation`. With `learning_rate`, a function from a learning rate to a

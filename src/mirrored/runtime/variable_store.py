@@ -142,7 +142,7 @@ class VariableStore(abc.ABC):
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Returns a variable's value unchanged; records a read by a nested transform, because JAX may cache its trace."""
+        """Returns a variable's value unchanged; records a read by a nested transform, whose trace JAX may cache."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
