@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from mirrored._jax.traces import eager, is_eager
@@ -146,7 +147,13 @@ class Feed:
         self._stats, self._stall_seconds = stats, stall_seconds
         self._ready: collections.deque[FeedItem] = collections.deque()
         self._given: FeedItem | None = None  # the item that `next` returned last
-        self._changed = threading.Condition()
+        self._claims: dict[str, object] = {}  # who was first to do what may be done once
+        # Two events, each with at most one entry: the queue has an item, and it has room. An event is only a hint: who
+        # waits checks the queue itself. `SimpleQueue` is written in C. `threading.Condition` is written in Python, so
+        # that Ctrl-C in `next` could leave its lock held, and `close`, which the garbage collector calls in any thread,
+        # would wait for it forever.
+        self._arrived: SimpleQueue[None] = SimpleQueue()
+        self._has_room: SimpleQueue[None] = SimpleQueue()
         self._uses_worker = self._was_started = False
         self._worker: threading.Thread | None = None  # set by the input thread
         self._stopped = self._ended = False
@@ -214,37 +221,43 @@ class Feed:
         start(threading.Thread(target=context.run, args=(self._work,), name=_THREAD_NAME, daemon=True))
         self._was_started = True
 
+    def _is_first(self, action: str) -> bool:
+        """Returns True to one caller per action, in one C call."""
+        me = object()
+        return self._claims.setdefault(action, me) is me
+
     def _work(self) -> None:
-        with self._changed:
-            if self._worker is not None:  # the interrupted start and the repeated one have each launched a thread
-                return
-            self._worker = threading.current_thread()
+        if not self._is_first("work"):  # the interrupted start and the repeated one have each launched a thread
+            return
+        self._worker = threading.current_thread()
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._ahead)
-                if self._stopped:
-                    return
+            while not self._stopped and len(self._ready) >= self._ahead:
+                self._has_room.get()
+            if self._stopped:
+                return
             try:
                 item = self._produce()
             except BaseException as error:  # the training loop raises it, with its traceback
                 item = FeedItem(error=error)
-            with self._changed:
-                self._ready.append(item)
-                self._changed.notify_all()
-                if item.error is not None:
-                    self._ended = True
-                    return
+            if item.error is not None:
+                self._ended = True
+            self._ready.append(item)
+            _signal(self._arrived)
+            if item.error is not None:
+                return
 
     def _from_worker(self) -> FeedItem:
-        with self._changed:
-            self._drop_given()
-            while not self._ready:
-                self._changed.notify_all()  # an interrupt may have come before the one below
-                if not self._changed.wait(self._stall_seconds) and not self._ready:
+        self._drop_given()
+        while not self._ready:
+            _signal(self._has_room)  # an interrupt may have come before the one below
+            try:
+                self._arrived.get(timeout=self._stall_seconds)
+            except Empty:
+                if not self._ready:
                     self._report_stall()
-            item = self._take()
-            self._changed.notify_all()
-            return item
+        item = self._take()
+        _signal(self._has_room)
+        return item
 
     def _take(self) -> FeedItem:
         """Takes the first ready item from the queue; an interrupt in here neither drops an item nor takes it twice.
@@ -276,12 +289,11 @@ class Feed:
 
         A source from which the thread still reads stays open.
         """
-        with self._changed:
-            if self._stopped:
-                return
-            self._stopped = self._ended = True
-            self._ready.clear()
-            self._changed.notify_all()
+        if not self._is_first("close"):
+            return
+        self._stopped = self._ended = True
+        self._ready.clear()
+        _signal(self._has_room)
         worker = self._worker
         # An input thread that begins later finds that the feed is stopped.
         runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
@@ -294,3 +306,9 @@ class Feed:
                 )
                 return
         self._close_source()
+
+
+def _signal(event: SimpleQueue[None]) -> None:
+    """Sets an event, unless it is set."""
+    if event.empty():
+        event.put(None)
