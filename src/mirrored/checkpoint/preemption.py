@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final
 
@@ -61,7 +63,11 @@ class Preemption:
     """The SIGTERM handler of this process; all workers' handlers agree on the training step after which to exit."""
 
     def __init__(self) -> None:
-        self._noticed, self._stopped = threading.Event(), threading.Event()
+        # The handler writes to a `SimpleQueue`, whose `put` is reentrant. `Event.set` takes a lock, for which a second
+        # SIGTERM that arrives in the handler of the first one would wait forever.
+        self._has_signal = False
+        self._signals: SimpleQueue[None] = SimpleQueue()
+        self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._polls = 0
         self._due: int | None = None
@@ -82,25 +88,28 @@ class Preemption:
         with self._lock:
             self._polls += 1
             if self._thread is None:
-                return self._noticed.is_set()
+                return self._has_signal
             return self._due is not None and self._polls >= self._due
 
     def _reset(self) -> None:
         """Restores the previous SIGTERM handler in a forked child, which saves no checkpoints."""
         self._thread, self._due = None, None
-        self._noticed, self._lock = threading.Event(), threading.Lock()
+        self._has_signal, self._lock = False, threading.Lock()
         _made.clear()
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             # None means that the previous handler was not installed from Python.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._noticed.set()
+        self._has_signal = True
+        self._signals.put(None)
 
     def _watch(self) -> None:
         try:
             while not self._stopped.is_set():
-                if self._noticed.wait(_LOOK_SECONDS):
+                with contextlib.suppress(Empty):
+                    self._signals.get(timeout=_LOOK_SECONDS)
+                if self._has_signal:
                     _publish(f"{_ROOT}/notice", "SIGTERM")
                 if distributed.look(f"{_ROOT}/notice") is not None:
                     self._choose_step()
