@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored._typing import Leaf
-from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read
+from mirrored.runtime.ambient import ReadableVariable, ambient
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -197,27 +197,6 @@ def read_again(newest: jax.Array, before: jax.Array) -> Any:
 @read_again.defjvp
 def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     return primals[0], tangents[1]
-
-
-@jax.custom_jvp
-def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components, connected so that all gradients flow to `one`.
-
-    The gradient with respect to such a variable is the sum of those with respect to its components.
-    """
-    return stacked
-
-
-@components_of.defjvp
-def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
-
-
-def announced_components(variable: VariableLike, stacked: jax.Array) -> Any:
-    """Notifies tapes that a sync-on-read variable is read, and returns the stacked components of all replicas."""
-    if not jnp.issubdtype(variable.dtype, jnp.inexact):
-        return stacked
-    return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
 class FunctionStore(VariableStore):

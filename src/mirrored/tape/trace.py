@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from mirrored.runtime.lockstep import Merge
     from mirrored.tape.record import Recorder
 
-
 _FIRST: tuple[int, ...] = (0,)
 _BOTH: tuple[int, ...] = (0, 1)
-
 _quick_rules = QuickRules()
 
 
