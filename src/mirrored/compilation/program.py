@@ -24,7 +24,8 @@ from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, first_line, lose_failed
 from mirrored.compilation.signature import Arguments
 from mirrored.errors import ContextError, DeviceError
-from mirrored.runtime.ambient import announce_read, announced_components, within
+from mirrored.runtime.ambient import announce_read, within
+from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, read_again
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica

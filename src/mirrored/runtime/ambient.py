@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-import jax
-import jax.numpy as jnp
-
 if TYPE_CHECKING:
+    import jax
+
     from mirrored.runtime.hooks import Driver
     from mirrored.runtime.replica_runner import ReplicaRunner
     from mirrored.runtime.variable_store import VariableStore
@@ -165,27 +164,6 @@ def announce_read(variable: ReadableVariable, value: jax.Array) -> jax.Array:
     for listener in ambient().listeners:
         value = listener.on_read(variable, value)
     return value
-
-
-@jax.custom_jvp
-def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components, connected so that all gradients flow to `one`.
-
-    The gradient with respect to such a variable is the sum of those with respect to its components.
-    """
-    return stacked
-
-
-@components_of.defjvp
-def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
-
-
-def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
-    """Notifies tapes that a sync-on-read variable is read, and returns the stacked components of all replicas."""
-    if not jnp.issubdtype(variable.dtype, jnp.inexact):
-        return stacked
-    return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
 def is_tracked(value: object) -> bool:

@@ -27,7 +27,8 @@ from mirrored.analysis.loss_scaling import LossScaling, Mean
 from mirrored.analysis.replication_check import Origin, check_replication
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import LossScaleWarning, StructureError
-from mirrored.runtime.ambient import ambient, announce_read, announced_components, within
+from mirrored.runtime.ambient import ambient, announce_read, within
+from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.variable_store import Captured, FunctionStore, VariableStore
 from mirrored.runtime.variable_store import StagedAssignment as Assigned
 from mirrored.strategies import tracing_runner

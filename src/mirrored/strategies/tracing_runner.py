@@ -376,7 +376,7 @@ _unstack.defvjp(
 def announced_components(variable: Variable, stacked: jax.Array) -> Any:
     """Notifies tapes that a sync-on-read variable is read, and returns the stacked components of all replicas.
 
-    Like `ambient.announced_components`, but the strategy's algorithm sums the components' cotangents.
+    Like `component_reads.announced_components`, but the strategy's algorithm sums the components' cotangents.
     """
     if not has_gradient(variable):
         return stacked
