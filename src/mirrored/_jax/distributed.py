@@ -43,7 +43,7 @@ class DetectionError(Exception):
 
 
 def detect(timeout_seconds: int) -> Detected | None:
-    """Returns the multi-process cluster that JAX detects in the environment, or None if there is none.
+    """Returns the multi-process cluster that JAX detects in the environment, or None.
 
     Args:
         timeout_seconds: How long to wait until the coordinator's host has an address (Kubernetes, Cloud TPU).

@@ -110,7 +110,7 @@ def share_identity(trace: Trace) -> None:
 
 
 def parent_of(trace: Any) -> Any:
-    """Returns the enclosing JAX trace, to which `trace` passes primitives on; None if there is none or unknown."""
+    """Returns the JAX trace to which `trace` passes primitives on, or None if it has none or an unknown one."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 

@@ -43,7 +43,7 @@ def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
 
 
 def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | None = None) -> str | None:
-    """Returns the path of the newest complete checkpoint in a folder; None if there is none.
+    """Returns the path of the newest complete checkpoint in a folder, or None.
 
     Args:
         directory: The folder; it need not exist.

@@ -267,7 +267,7 @@ def has_no_value_yet(value: object) -> bool:
 
 
 def variable_behind(value: object) -> Variable | None:
-    """Returns the `mirrored.Variable` that stores the value of a Keras variable, or None if there is none."""
+    """Returns the `mirrored.Variable` that stores the value of a Keras variable, or None."""
     ours = getattr(value, "mirrored", None) if _is(value, "Variable") else None
     return ours if isinstance(ours, Variable) else None
 

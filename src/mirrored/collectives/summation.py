@@ -109,7 +109,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
     return values[0]
 
 
-def not_constant(value: Any) -> Any:
+def not_constant(value: jax.Array) -> jax.Array:
     """Hides a complex value from XLA's constant folding; returns other values unchanged.
 
     XLA on CPUs aborts the process when it compiles an all-reduce of a complex constant (jaxlib 0.10 to 0.12).

@@ -59,7 +59,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
     return pairs
 
 
-def _dense(gradient: Any, variable: Variable) -> Any:
+def _dense(gradient: object, variable: Variable) -> object:
     """Returns sparse rows (`tf.IndexedSlices`) as an array of the variable's shape; other gradients unchanged."""
     if not isinstance(gradient, SparseRows):
         return gradient

@@ -155,7 +155,7 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint in the folder; None if there is none."""
+        """The path of the newest checkpoint in the folder, or None."""
         return self._manager.latest_checkpoint
 
     def save(

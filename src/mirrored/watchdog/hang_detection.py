@@ -12,7 +12,7 @@ _REMEDY = "move the call out of the Python branch that only some workers enter"
 
 
 def apart(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes the first collective at which two workers execute different operations; None if there is none.
+    """Describes the first collective at which two workers execute different operations, or None.
 
     Such workers cannot continue: each waits for the other, or has already exchanged data with another operation.
     """

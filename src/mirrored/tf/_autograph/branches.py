@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored._typing import Leaf, PyTree
+from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.tf._autograph.state import (
     RETURN_VALUE,
     GetState,
@@ -98,7 +98,7 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     return value or second() if not isinstance(value, jax.Array) else value if known else second()
 
 
-def _one_of(operator: str, value: Any, second: Callable[[], Any]) -> Any:
+def _one_of(operator: str, value: Operand, second: Callable[[], Any]) -> Any:
     """Returns `value` or `second()`, whichever the value of `value` selects at run time, as Python does.
 
     The second operand assigns variables only if it is selected.
