@@ -1,8 +1,9 @@
-"""`CrossDeviceOps`: the base class of all-reduce algorithms, and the packing of arrays into buckets."""
+"""`CrossDeviceOps`: the base class of all-reduce algorithms, the default `AllReduce`, and bucketing of arrays."""
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import itertools
 import math
@@ -14,7 +15,7 @@ from jax import lax
 
 from mirrored._jax.arrays import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype, check_reduction
-from mirrored.collectives.summation import Group, floating, narrow, widen
+from mirrored.collectives.summation import Group, floating, narrow, not_constant, tree_sum, widen
 from mirrored.errors import StructureError
 
 if TYPE_CHECKING:
@@ -277,3 +278,28 @@ def _split(positions: Sequence[int], sizes: Sequence[int], count: int) -> list[l
         buckets[-1].append(position)
         filled += size
     return buckets
+
+
+# The default algorithm.
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduce(CrossDeviceOps):
+    """The default all-reduce algorithm: sums virtual replicas on each device, then all-reduces all arrays at once.
+
+    Across processes, small arrays share one bucket. The backend chooses the order of sums across devices.
+    """
+
+    def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
+        """Sums all arrays over replicas with a single all-reduce."""
+        totals = [not_constant(tree_sum(components)) for components in arrays]
+        axis = group.axis
+        if axis is not None and totals:
+            pack = 0 if not group.spans_processes else SMALL_BYTES
+            totals = over_small_buckets(lambda buffers: lax.psum(tuple(buffers), axis), totals, small_bytes=pack)
+        return for_each_local(totals, group)
+
+
+def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
+    """Returns a copy of each array's sum for every virtual replica of a device, as `CrossDeviceOps.sum` must."""
+    return [[total] * group.local for total in totals]

@@ -24,31 +24,15 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored.collectives.algorithm import SMALL_BYTES, over_buckets, over_small_buckets, stack_all
+from mirrored.collectives.algorithm import AllReduce as AllReduce
 from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
+from mirrored.collectives.algorithm import for_each_local, over_buckets, stack_all
 from mirrored.collectives.fixed_order_tree import OrderedTree as OrderedTree
 from mirrored.collectives.summation import Group, not_constant, tree_sum
 from mirrored.errors import ArgumentError
 
 if TYPE_CHECKING:
     import jax
-
-
-@dataclasses.dataclass(frozen=True)
-class AllReduce(CrossDeviceOps):
-    """The default all-reduce algorithm: sums virtual replicas on each device, then all-reduces all arrays at once.
-
-    Across processes, small arrays share one bucket. The backend chooses the order of sums across devices.
-    """
-
-    def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums all arrays over replicas with a single all-reduce."""
-        totals = [not_constant(tree_sum(components)) for components in arrays]
-        axis = group.axis
-        if axis is not None and totals:
-            pack = 0 if not group.spans_processes else SMALL_BYTES
-            totals = over_small_buckets(lambda buffers: lax.psum(tuple(buffers), axis), totals, small_bytes=pack)
-        return _for_each_local(totals, group)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +58,7 @@ class NcclAllReduce(CrossDeviceOps):
         axis = group.axis
         if axis is not None:
             totals = over_buckets(lambda buffer: lax.psum(buffer, axis), totals, num_packs=self.num_packs)
-        return _for_each_local(totals, group)
+        return for_each_local(totals, group)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +88,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         if group.axis is not None:
             collective = functools.partial(_two_levels, axis=group.axis, devices=group.devices)
             totals = over_buckets(collective, totals, num_packs=self.num_packs, multiple=group.devices)
-        return _for_each_local(totals, group)
+        return for_each_local(totals, group)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +115,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """Sums arrays over replicas with an all-gather and local additions."""
         add = self.accumulation_fn or functools.partial(functools.reduce, operator.add)
-        return _for_each_local([add(list(stack_all(components, group))) for components in arrays], group)
+        return for_each_local([add(list(stack_all(components, group))) for components in arrays], group)
 
 
 def check_packs(called: str, num_packs: object) -> None:
@@ -148,10 +132,6 @@ def check_packs(called: str, num_packs: object) -> None:
         rule="num_packs, the number of buckets per dtype, must be an integer of 0 or more",
         remedy="omit num_packs (the default is 1), or pass 0 to disable bucketing",
     )
-
-
-def _for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    return [[total] * group.local for total in totals]
 
 
 def _two_levels(buffer: jax.Array, axis: str, devices: int) -> Any:

@@ -9,9 +9,8 @@ from typing import Any, Final, NoReturn
 
 from mirrored._typing import PyTree
 from mirrored.data.calling import function_seconds
-from mirrored.data.feed import Feed, FeedItem, InputStats
+from mirrored.data.feed import Feed, FeedItem, InputStats, close_at_exit, warn_exhausted
 from mirrored.data.input_options import InputOptions
-from mirrored.data.iteration import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 from mirrored._jax import caches
 from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thread_state
@@ -15,12 +16,11 @@ from mirrored._jax.traces import current_trace, recording_parent
 from mirrored._threads import Claim, start
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, ambient, entered
-from mirrored.runtime.atomic import or_undone
 
 if TYPE_CHECKING:
     from mirrored.runtime.replica_runner import ReplicaRunner
 
-    pass
+T = TypeVar("T")
 
 
 # Runs local replicas in lock-step, in threads of which exactly one runs at a time.
@@ -369,3 +369,37 @@ def _refused(merge: Merge) -> MergeError:
         remedy="call it in the replica function itself, on the value that the transform returns (a GradientTape is "
         "no transform)",
     )
+
+
+# Atomic assignments: all variable assignments of a run or `merge_call` that raises an exception are undone.
+#
+# Assignments are staged in the variable store of the context, or go to the storage of variables. The store undoes its
+# own; `mirrored.variables`, which is in a higher layer, registers the guard for storage.
+
+
+class Guard(Protocol):
+    """A function that calls another function and undoes its variable assignments if it raises an exception."""
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Returns the result of `call`, and undoes its assignments if it raises."""
+        ...
+
+
+_storage_guard: list[Guard] = []
+
+
+def guard_storage(guard: Guard) -> None:
+    """Registers the function that undoes assignments to stored variable values after an exception."""
+    _storage_guard[:] = [guard]
+
+
+def or_undone(call: Callable[[], T]) -> T:
+    """Calls a function and returns its result; after an exception, undoes the function's variable assignments.
+
+    Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
+    """
+    store = ambient().store
+    if store is None or not store.captures:  # plain variables have no staged values in an eager run
+        for guard in _storage_guard:
+            call = functools.partial(guard, call)
+    return call() if store is None else store.or_undone(call)

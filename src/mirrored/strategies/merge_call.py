@@ -18,8 +18,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.atomic import or_undone
-from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.lockstep import Merge, or_undone, run_merge
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures

@@ -1,10 +1,10 @@
-"""`GradientTape`: records operations and computes gradients and Jacobians of them."""
+"""`GradientTape`: records operations and computes gradients and Jacobians of them; `unrecorded` suspends all tapes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from mirrored.tape.backward import (
 )
 from mirrored.tape.record import Key
 from mirrored.tape.recording import Recording
+from mirrored.tape.trace import TapeTrace
 
 _log = logging.getLogger("mirrored.tape")
 
@@ -320,3 +321,23 @@ def _placed_or_zeros(
         if type(home) is Array and home.sharding.device_set != gradient.sharding.device_set:
             return jax.device_put(gradient, home.sharding)
     return gradient
+
+
+def unrecorded() -> ExitStack:
+    """Returns a context manager that suspends all gradient tapes, for instance while variables are updated.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from mirrored.tape import GradientTape, unrecorded
+        >>> x = jnp.array(3.0)
+        >>> with GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     with unrecorded():
+        ...         y = x * x
+        >>> print(tape.gradient(y, x))
+        None
+    """
+    stack = ExitStack()
+    while isinstance(trace := current_trace(), TapeTrace):
+        stack.enter_context(trace.under_parent())
+    return stack

@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol, TypeVar
 from mirrored._jax.dispatch import consume
 from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.atomic import guard_storage
+from mirrored.runtime.lockstep import guard_storage
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.iteration import close_at_exit, warn_exhausted
+from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
