@@ -110,9 +110,7 @@ def test_every_package_is_documented():
         assert __import__(f"mirrored.{name}", fromlist=["_"]).__doc__
 
 
-def test_a_former_name_of_an_error_is_served_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="was renamed to ReplicaDivergenceError"):
-        former = mr.errors.SynchronyError
-    assert former is mr.errors.ReplicaDivergenceError
-    with pytest.raises(AttributeError, match="has no attribute 'SynchronError'"):
-        _ = mr.errors.SynchronError
+def test_former_names_are_not_served():
+    with pytest.raises(AttributeError, match="has no attribute 'SynchronyError'"):
+        _ = mr.errors.SynchronyError
+    assert not hasattr(mr.MirroredStrategy(), "layout")

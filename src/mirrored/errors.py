@@ -43,9 +43,6 @@ Every error message states what was called, what was found, the rule, and the re
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Final
-
 
 class MirroredError(Exception):
     """Base class of all errors raised by mirrored.
@@ -217,21 +214,3 @@ class LossScaleWarning(UserWarning):
     The gradients are then N times too large, for N replicas. Only compiled steps emit this warning: the check analyzes
     their program, and an eager run has none. To check an eager step, compile it once with `mirrored.function`.
     """
-
-
-# Former name -> the class. Each is served with a DeprecationWarning until version 0.3.
-_RENAMED: Final = {"SynchronyError": ReplicaDivergenceError}
-
-
-if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
-
-    def __getattr__(name: str) -> type[MirroredError]:
-        """Returns the error class that has this former name, with a DeprecationWarning."""
-        if name not in _RENAMED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(
-            f"mirrored.errors.{name} was renamed to {_RENAMED[name].__name__}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return _RENAMED[name]

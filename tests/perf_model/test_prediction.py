@@ -152,7 +152,7 @@ def test_a_step_observed_on_several_devices_is_checked_there(bench):
 
 def test_measurements_are_announced_with_their_number(observation, bench):
     told = []
-    plan(observation, [2], bench, network=None, shared=True, told=lambda *one: told.append(one))
+    plan(observation, [2], bench, network=None, shared=True, report=lambda *one: told.append(one))
     assert [number for _, number, _ in told] == list(range(len(told)))
     assert {total for _, _, total in told} == {len(told)}
     assert told[-1][0] == "all-reduces over 2 devices"

@@ -63,7 +63,7 @@ def show_plan(
             lambda: _run(program, arguments), steps=steps, seconds=_LONG_ENOUGH_SECONDS, called="mirrored plan"
         )
         plan = make_plan(
-            observation, counts, network=network, keeps=keeps, speed=speed, shared=shared, told=bar.show
+            observation, counts, network=network, keeps=keeps, speed=speed, shared=shared, report=bar.show
         )  # fmt: skip
     if as_json:
         print(json.dumps(as_data(plan), indent=1))

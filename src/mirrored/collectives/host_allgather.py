@@ -24,7 +24,7 @@ from mirrored.errors import AbsentWorkerError, DisagreementError
 from mirrored.settings import AGREEMENT_SECONDS
 from mirrored.watchdog.collective_log import collective_log
 
-_ROOT: Final = "mirrored/agreement"
+_ROOT: Final = "mirrored/host_allgather"
 
 
 class _Allgathers:

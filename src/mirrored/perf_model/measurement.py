@@ -15,7 +15,7 @@ from mirrored.perf_model.timing import Machine, measure_machine
 
 _MOST_BATCH_SIZES = 4
 _NOTHING = Exchange("psum", 1, 0)
-Told = Callable[[str, int, int], None]
+ReportProgress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Parts:
         here: Whether the replicas share this machine.
         network: The user's description of the network; None to measure all-reduces.
         instruments: The microbenchmarks.
-        told: Called before each measurement with its description, its index and the number of measurements.
+        report: Called before each measurement with its description, its index and the number of measurements.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Parts:
         here: bool,
         network: Network | None,
         instruments: Instruments,
-        told: Told,
+        report: ReportProgress,
     ) -> None:
         self.step = step
         self._instruments = instruments
         self._compute_benchmarks: dict[tuple[int, int], ComputeBenchmark] = {}
         self._allreduce_benchmarks: dict[int, AllReduceBenchmark] = {}
         self._costs: dict[int, StepCost] = {}
-        self._measure(wanted, here, network, told)
+        self._measure(wanted, here, network, report)
 
     @property
     def local(self) -> int:
@@ -129,18 +129,20 @@ class Parts:
         moved = one.moved_bytes - sum(exchange.counted_bytes for exchange in one.exchanges)
         return self.machine.seconds(one.flops, moved) / max(self.machine.seconds(alone.flops, alone.moved_bytes), 1e-12)
 
-    def _measure(self, wanted: Sequence[tuple[int, int]], here: bool, network: Network | None, told: Told) -> None:
+    def _measure(
+        self, wanted: Sequence[tuple[int, int]], here: bool, network: Network | None, report: ReportProgress
+    ) -> None:
         compute_cases = self._compute_cases(wanted, here)
         allreduce_cases = self._allreduce_cases(wanted if network is None else (), here)
         total = 1 + len(compute_cases) + len(allreduce_cases)
-        told("compute rate and memory bandwidth of a device", 0, total)
+        report("compute rate and memory bandwidth of a device", 0, total)
         self.machine = self._instruments.measure_machine()
         for number, (devices, share) in enumerate(compute_cases, 1):
             at_once = "" if devices == 1 else f", {devices} at once"
-            told(f"a replica's program with {share} examples{at_once}", number, total)
+            report(f"a replica's program with {share} examples{at_once}", number, total)
             self._compute_benchmarks[devices, share] = self._instruments.benchmark_compute(self.step, share, devices)
         for number, devices in enumerate(allreduce_cases, 1 + len(compute_cases)):
-            told(f"all-reduces over {devices} devices", number, total)
+            report(f"all-reduces over {devices} devices", number, total)
             largest = max(self.work(devices).exchanges, key=lambda one: one.payload_bytes, default=_NOTHING)
             self._allreduce_benchmarks[devices] = self._instruments.benchmark_allreduce(
                 self.step.devices[:devices], largest.payload_bytes, largest.merged

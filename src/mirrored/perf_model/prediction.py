@@ -9,7 +9,7 @@ from typing import Final
 
 from mirrored.errors import ArgumentError
 from mirrored.perf_model.exchange import Network
-from mirrored.perf_model.measurement import Instruments, Parts, Told
+from mirrored.perf_model.measurement import Instruments, Parts, ReportProgress
 from mirrored.perf_model.step_cost import TracedStep
 from mirrored.perf_model.step_detection import DetectedStep
 
@@ -110,7 +110,7 @@ def make_plan(
     speed: float = 1.0,
     shared: bool = False,
     instruments: Instruments = _MEASURE,
-    told: Told | None = None,
+    report: ReportProgress | None = None,
 ) -> ScalingPlan:
     """Predicts the time of a detected training step for other numbers of replicas.
 
@@ -139,7 +139,7 @@ def make_plan(
             replicas that share this machine.
         shared: Whether the replicas share this machine, as simulated devices do.
         instruments: The microbenchmarks.
-        told: Called before each measurement with its description, its index and the number of measurements.
+        report: Called before each measurement with its description, its index and the number of measurements.
 
     Returns:
         The plan.
@@ -157,7 +157,7 @@ def make_plan(
         )
     step = TracedStep(observation)
     wanted = [(count, _share(step, count, keeps)) for count in sorted(set(replicas))]
-    parts = Parts(step, wanted, here=shared, network=network, instruments=instruments, told=told or _silent)
+    parts = Parts(step, wanted, here=shared, network=network, instruments=instruments, report=report or _silent)
     model = _Model(parts, observation, network, speed)
     predict = functools.partial(model.here, network=network) if shared else model.elsewhere
     alone = predict(1, step.share)

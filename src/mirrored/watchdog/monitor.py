@@ -36,7 +36,7 @@ from mirrored.watchdog.peer_connection import Address, PeerConnection
 from mirrored.watchdog.worker_progress import WorkerProgress
 
 _ROOT: Final = "mirrored/watch"
-_ADDRESS_KEY: Final = "mirrored/lifeline"
+_ADDRESS_KEY: Final = "mirrored/watchdog"
 _ADDRESS_SECONDS: Final = 60.0
 _INTERVAL_SECONDS: Final = 1.0
 # A mismatch must be seen twice: the workers post at different times, so that one look may mix old and new progress.
