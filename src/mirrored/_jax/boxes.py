@@ -1,22 +1,28 @@
 """The `jax.Array` subclass for arrays that a gradient tape tracks (boxes), and tracers that stand for boxes.
 
 A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape tracks it. It is not a
-tracer. When a primitive is applied to a box, JAX looks up a value handler, which replaces the box as follows:
+tracer, because code that rejects tracers or treats arrays specially must accept it (`device_put`, ahead-of-time
+compiled calls, pickle, dlpack, `jax.device_get`, NumPy, ...).
 
-- under its own tape (or another one): by the box itself, which the tape's trace unwraps and records;
-- under a nested transform inside the tape: by a `BoxTracer`, which belongs to no running trace. JAX hoists it as a
-  constant through `jit`, `scan`, `cond` and `checkpoint`, and returns it to the tape. (A bare array would be embedded
+When a primitive is applied to a box, JAX calls the function that is registered for the operand's type
+(`dtypes.register_canonicalize_value_handler`; here `_value_for_jax`). It returns:
+
+- the box itself, if the current trace is that of a tape (the box's own or another). That trace unwraps the box and
+  records the operation.
+- a `BoxTracer`, if the current trace is another transform inside the tape's block. This tracer belongs to a trace that
+  is never current. JAX hoists it out of `jit`, `scan`, `cond` and `checkpoint` as an operand of the outer primitive.
+  The tape's trace, which executes that primitive, replaces it by the box (`resolved`). (A bare array would be embedded
   in the jaxpr, and its gradient would be lost.)
-- anywhere else: by the payload.
+- the payload in any other case.
 
-Code that treats arrays specially (`device_put`, ahead-of-time compiled calls, pickle, dlpack, `jax.device_get`, NumPy,
-...) therefore handles a box as an array.
+The C++ fast path of `jax.jit` does not know the type `Box`, so a call with a box always takes JAX's slower Python path,
+which binds the primitive `jit`. A function that was compiled ahead of time binds none; it gets the payload in `_shard`.
 
-A `ReadTracer` stands for the value of a variable at the time of execution. A variable read inside a nested transform
-under an eager tape returns it. JAX may keep the traced helper permanently; each call of it reads the variable again.
+A `ReadTracer` stands for the value of a variable at the time of execution. Reading a variable inside a transform under
+an eager tape returns one. JAX may cache the enclosing jitted function's trace; each call reads the variable again.
 
-Supports JAX 0.10 to 0.12: a subclass of `jax.Array` with the attributes of `ArrayImpl` and JAX's table of array
-methods.
+Relies on these private parts of JAX 0.10 to 0.12: the attributes of `ArrayImpl`, the table of array methods, the value
+handlers, and `dimension_as_value`.
 """
 
 from __future__ import annotations
@@ -123,7 +129,9 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """A function that returns the constant for JAX to embed where a trace captures this tracked array."""
+        """A function that returns what a jaxpr that captures this array contains: its `BoxTracer` or its payload."""
+        # JAX has this hook for symbolic dimensions: `DynamicJaxprTrace.to_jaxpr_tracer` calls `x.dimension_as_value()`
+        # for any captured object that has it, and embeds the result.
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
 
     # Methods that do not go through JAX's table
@@ -169,6 +177,7 @@ class Box(jax.Array):
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
     """Returns the contents by which `jax.closure_convert` recognises a tracer as an array to differentiate."""
+    # It hoists a captured constant only if that is, or contains (`_contents`), a `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
     differentiated: Any = object.__new__(_ad.JVPTracer)
@@ -291,8 +300,9 @@ def stand_in(box: Box) -> BoxTracer:
 
 
 def _value_for_jax(box: Box) -> Any:
+    """Returns what a JAX primitive gets as its operand instead of a box: the cases in this module's docstring."""
     trace = _trace_now.trace
-    if hasattr(trace, "process_merge"):
+    if hasattr(trace, "process_merge"):  # the trace of a tape
         return box
     if box.owner.recorder is None or trace is None or trace is _core.eval_trace:
         return box.payload
@@ -300,7 +310,10 @@ def _value_for_jax(box: Box) -> Any:
 
 
 def _shard(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
-    """Passes boxes as payloads to a compiled program; warns if it was compiled ahead of time and their tape records."""
+    """Passes the payloads of boxes to a compiled program; warns if a tape should have recorded the call.
+
+    Under that tape, only a program compiled ahead of time, which binds no primitive, gets boxes.
+    """
     if any(box.owner.recorder is not None and box.owner is _trace_now.trace for box in boxes):
         warnings.warn(
             "A function that was compiled ahead of time (jax.jit(f).lower(...).compile()) was called with an array "

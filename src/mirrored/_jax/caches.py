@@ -18,31 +18,35 @@ from mirrored._jax.private import core as _core
 from mirrored._jax.private import distributed as _distributed
 from mirrored._jax.private import util as _util
 
-# Tokens in the keys of JAX's tracing caches: a jitted helper that was traced in one context is not reused in another.
+# Tokens in the keys of JAX's tracing caches: the trace of a jitted helper under one tape, trace or replica is not
+# reused under another.
 #
-# JAX traces a persistent `@jax.jit` helper once per argument shapes and keeps the jaxpr, including the tracers over
-# which the helper closed. Under another tape or trace, those would be stale. The keys of all relevant JAX caches
-# contain the *user contexts* (`jax.make_user_context`). This module owns two of them. The first distinguishes tapes and
-# traces:
+# JAX traces a persistent `@jax.jit` helper once per combination of argument shapes and dtypes. It keeps the jaxpr,
+# including the tracers over which the helper closed. Under another tape or trace, those would be stale. The keys of all
+# relevant JAX caches contain the *user contexts* (`jax.make_user_context`). This module owns two of them. The first
+# distinguishes tapes and traces:
 #
-# - An outermost eager tape uses the fixed token `TAPE`, also for the tapes inside it. A variable that a helper reads
-#   becomes a `ReadTracer` (`_jax.boxes`), which is resolved at each call of the helper. A helper that closes over a box
-#   (an array that the tape tracks) loses its traces before the tape's next primitive runs (`forget_traces`, below). So
-#   one token serves all tapes, and the next tape traces only such helpers again.
+# - All eager tapes use the one token `TAPE`: the outermost tape sets it, nested tapes keep it. A variable that a helper
+#   reads becomes a `ReadTracer` (`_jax.boxes`), which is resolved at each call of the helper. If a helper closes over a
+#   box (an array that the tape tracks), its traces are evicted before the tape's next primitive runs (`forget_traces`,
+#   below), since JAX cannot evict them while it traces. So one token serves all tapes, and the next tape traces only
+#   such helpers again.
 # - The trace of a compiled function closes over values that live only for that trace. It uses a new token (`fresh`),
 #   and takes another one (`renew`) at every assignment of a variable in the trace, because helpers may have captured
-#   the old value. The value of a variable read also belongs to the current tapes and replica. Once a helper has read a
+#   the old value. What a read returns also depends on the open tapes and on the replica. Once a helper has read a
 #   variable (`note_read`), each change of tape or replica (`moved`) takes a new token. Until then, all tapes and
 #   replicas of the trace share one token, because most helpers read no variable.
 #
 # The second distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
 # `num_replicas_in_sync` contains the value as a constant; the trace of a helper that calls a collective contains the
-# part of one replica. From the first such helper in the process on, each replica has its own traces, for the rest of
-# the process. Until then, all replicas share traces, which are separate from those outside `run`. (A compiled run with
-# one replica per device does not count: it traces only one replica.)
+# placeholder for one replica's operand of it (`Merge.nested`). Once the process has traced one such helper, each
+# replica has its own traces until the process ends. Until then, all replicas share traces, which are separate from
+# those outside `run`. (A compiled run with one replica per device does not count: it traces only one replica.)
 #
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
+#
+# A tuple token `(_TRACE, n)` marks the trace of a compiled function; the other tokens are strings or None.
 
 TAPE = "mirrored.tape"
 RUN = "mirrored.run"
@@ -132,10 +136,10 @@ def renew() -> None:
 def note_read() -> None:
     """Records that JAX is tracing a function that reads a variable, so that other tapes and replicas retrace it.
 
-    JAX caches the trace in progress under the token from its start, which is replaced here. The next call of the helper
-    traces it again. From then on its traces are reused only until the next change: a thread takes a new token when a
-    tape opens, closes, is reset or watches a variable, and when a replica starts or continues. A return to an earlier
-    tape or replica takes a new token, too, and not the earlier one.
+    JAX caches the trace in progress under the token from its start, which is replaced here. So the next call traces the
+    helper once more. From then on its traces are reused only until the tape or the replica changes: a thread takes a
+    new token when a tape opens, closes, is reset or watches a variable, and when a replica starts or continues. A
+    return to an earlier tape or replica takes a new token, too, and not the earlier one.
     """
     sharing = _sharing.get()
     if sharing is not None and not sharing.apart:
@@ -200,9 +204,9 @@ def tell_replicas_apart(own: Hashable) -> None:
     """Separates JAX's cached traces of different replicas from now on, instead of sharing them.
 
     Called while JAX traces a helper that has read a value of its replica, such as the replica id, or has called a
-    collective (`ReplicaRunner.tell_apart`): the trace contains this as a constant. Before this call all replicas share
-    one trace per helper, because every further trace costs a compilation. JAX caches the trace in progress under the
-    shared token, which is never used again.
+    collective (`ReplicaRunner.tell_apart`): the trace then contains a part that belongs to this replica. Before this
+    call all replicas share one trace per helper, because every further trace costs a compilation. JAX caches the trace
+    in progress under the shared token, which is never used again.
 
     Args:
         own: The token of the replica that runs in this thread.
@@ -218,8 +222,8 @@ def tell_replicas_apart(own: Hashable) -> None:
 # function and can drop the entries of one function (`evict_weakref`). The Python stack shows which functions are being
 # traced.
 #
-# Supports JAX 0.10 to 0.12: the stack frames of `jax._src` that trace hold the function in a local variable such as
-# `fun`, `f` or `fun_`.
+# Supports JAX 0.10 to 0.12: functions of `jax._src` that are tracing hold the traced function in a local variable such
+# as `fun`, `f` or `fun_`.
 
 _NAMES = ("fun", "f", "fun_", "f_", "body_fun", "cond_fun", "branches", "true_fun", "false_fun")
 
@@ -257,7 +261,8 @@ def forget_traces(functions: Iterable[Any]) -> None:
 def forget_tokens(tokens: Set[Hashable]) -> None:
     """Evicts the traces from JAX's tracing caches whose cache keys contain one of `tokens`.
 
-    A JAX cache can evict only all traces of a function, so a function's other traces are traced again when needed.
+    A JAX cache cannot evict a single trace, only all traces of a function; those under other tokens are made again when
+    they are needed.
     """
     for cache in list(_util._caches):
         if hasattr(cache, "evict_weakref"):

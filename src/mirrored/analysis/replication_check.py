@@ -36,8 +36,9 @@ from mirrored.topology.device_assignment import AXIS
 # Replication check: proves from a jaxpr which values are equal on all replicas.
 #
 # `shard_map(check_vma=False)` trusts any claim in `out_specs` that a result is replicated. This module proves the claim
-# on the jaxpr of the replica body. A value is *replicated* if it is equal on every device, and *varying* if it may
-# differ:
+# on the jaxpr of the replica body. (`check_vma=True` would require user code to mark its varying values, and says
+# nothing about several replicas on one device.) A value is *replicated* if it is equal on every device, and *varying*
+# if it may differ:
 #
 # - The per-replica batch, the replica ID and per-replica state are varying.
 # - Mirrored variables and constants are replicated.
@@ -117,8 +118,9 @@ class ReplicationCheck:
         """
         if self._flows.axis is not None:
             CollectiveSites(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
-        # Virtual replicas share fused loops and branches, and `SAME` marks their conditions. If value numbering cannot
-        # prove a condition equal on all of them, the replicas may need different iterations or branches.
+        # A loop or branch that contains a collective is traced once for all virtual replicas of a device. Its condition
+        # is an equation with the primitive `SAME` over the replicas' conditions. If value numbering cannot prove these
+        # equal, the replicas may need different iterations or branches.
         if SAME in primitive_names(self._jaxpr) and self._numbers.unequal:
             raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
@@ -220,8 +222,8 @@ def _join(steps: Sequence[PathStep]) -> PathStep:
 # Finds collectives that only some replicas would execute, which would deadlock.
 #
 # A collective is a barrier: it completes only when every device executes it. If a branch or loop has a condition that
-# differs between devices, some devices skip the collectives inside, and the others wait forever. This module raises an
-# error for such a body while it is traced.
+# differs between devices, some devices skip the collectives inside, and the others wait forever. `CollectiveSites`
+# raises an error for such a body before it is compiled.
 
 
 class CollectiveSites:
@@ -241,8 +243,8 @@ class CollectiveSites:
 
         Args:
             jaxpr: The jaxpr to check.
-            differing: For each input, constants first, whether it varies between devices. It may omit leading inputs;
-                those do not vary.
+            differing: For each input, constants first, whether it varies between devices. The sequence may omit leading
+                inputs; those do not vary.
 
         Raises:
             MergeError: A collective is in a branch or loop that some devices may execute more often than others.
@@ -331,7 +333,8 @@ def mismatched(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
 
 # Explains where the values of two virtual replicas of one device diverge.
 #
-# All virtual replicas of a device are traced into one jaxpr, so the same variable of two replicas is two values of it.
+# All virtual replicas of a device are traced into one jaxpr. What is one variable in the Python code is there a
+# separate jaxpr variable for each replica. The search compares two of these.
 
 _Pair = tuple[Any, Any]
 
@@ -359,7 +362,8 @@ class Divergence:
     def trail(self, one: Var | Literal, other: Var | Literal) -> list[PathStep]:
         """Returns the shortest chain of operations from the first difference between two replicas to the value `one`.
 
-        The search is breadth-first over pairs of corresponding operands. It visits each pair of value numbers once.
+        The search goes backwards from the pair, breadth-first over pairs of corresponding operands. It visits each pair
+        of value numbers once.
         """
         came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None] = {self._key((one, other)): None}
         queue = deque([(one, other)])

@@ -1,8 +1,9 @@
 """Value numbering: finds variables of a jaxpr that hold equal values.
 
-The virtual replicas of one device are traced into one jaxpr, so their copies of one mirrored variable are different
-jaxpr variables. Two variables get equal numbers if the same operations compute them from the same inputs. Inner jaxprs
-are compared by structure, because tracing one Python function twice may give two jaxpr objects.
+The virtual replicas of one device are traced into one jaxpr, so the new values that they compute for one mirrored
+variable are different variables of the jaxpr. Two variables get equal numbers if the same operations compute them from
+the same inputs. Inner jaxprs are compared by structure, because tracing one Python function twice may give two jaxpr
+objects.
 
 Source: value numbering by hash-consing, J. Cocke and J. T. Schwartz, "Programming Languages and Their Compilers"
 (1970).
@@ -46,7 +47,7 @@ _Site = tuple[int, ...]
 class ValueNumbering:
     """A numbering of the variables of a jaxpr, in which variables with equal numbers hold equal values.
 
-    Calls and branches are numbered inside, with the numbers of their operands. Two outputs of a call that hold the same
+    The equations inside a call or branch are numbered as if it were inlined. Two outputs of a call that hold the same
     value thus get the same number. Loops are numbered by partition refinement over their carries.
 
     Args:
@@ -139,7 +140,8 @@ class ValueNumbering:
     def _inside(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[int], here: _Site) -> list[int]:
         """Returns the numbers of a jaxpr's outputs for these operands, as if the call were inlined.
 
-        The results are cached by structure and operands, unless the jaxpr has a source that is not repeatable.
+        The results are cached by structure and operands, unless the jaxpr contains an operation that may return another
+        value each time, such as a callback (`ValueSource.repeatable`).
         """
         repeatable = not any(flow.depends & ALWAYS for flow in self._flows.of_jaxpr(jaxpr))
         key = (self.structure(jaxpr), tuple(operands))
@@ -180,7 +182,7 @@ class ValueNumbering:
             if refined == classes:
                 break
             classes = refined
-        if loop.cond is not None:
+        if loop.cond is not None:  # notes conditions that differ between replicas (`unequal`)
             self._run(loop.cond, [*loop.of_cond, *carried], here)
         groups = [*classes, *(group + loop.carries for group in _classes(leaving[loop.carries :]))]
         flows = self._flows.of(eqn)
@@ -273,7 +275,7 @@ class ArrayContents:
     """A hashable key for an array, compared by its bits.
 
     The hash covers only the shape and dtype. The bits are fetched from the device and hashed when the key is compared
-    with another of the same shape and dtype, which avoids most transfers.
+    with another of the same shape and dtype. So most arrays are never fetched.
     """
 
     __slots__ = ("_array", "_digest", "_type")

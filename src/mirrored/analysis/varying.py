@@ -157,8 +157,8 @@ _OperandPath = tuple[Sequence[PathStep], int | None]
 class _LoopVarying:
     """The varying analysis of a loop's body, with the carries that vary after any number of iterations.
 
-    A varying carry can make other carries vary in the next iteration. The analysis repeats until no carry is added, and
-    stores for each carry the iteration that made it varying.
+    A varying carry can make other carries vary in the next iteration. The analysis makes passes over the body until no
+    carry is added, and stores for each carry the pass in which it became varying.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class _LoopVarying:
         self._initial = distances
         self._carried = range(consts, consts + carries)
         self._entering = list(distances)
-        self._iterations: dict[int, VaryingAnalysis] = {}  # By carry: the iteration that made it varying.
+        self._iterations: dict[int, VaryingAnalysis] = {}  # By carry: the pass in which it became varying.
         changed = True
         while changed:
             self._last = VaryingAnalysis(body, self._entering, flows)
@@ -186,7 +186,8 @@ class _LoopVarying:
     def path_to(self, j: int) -> _OperandPath:
         """Returns the path to output `j` of the loop.
 
-        Each step goes to the iteration that made the carry varying, which is an earlier one, so the path is finite.
+        From each carry the path continues in the pass in which that carry became varying. Passes only get earlier, so
+        the path is finite.
         """
         steps: tuple[PathStep, ...] = ()
         iteration = self._iterations.get(j, self._last)
@@ -200,7 +201,7 @@ class _LoopVarying:
         return steps, self._carried[j]
 
     def _iterate(self) -> bool:
-        """Marks the carries that the last iteration made varying. Returns whether there are any."""
+        """Marks the carries that became varying in the last pass. Returns whether there are any."""
         reached = [self._last.distance(left) for left in self._body.outvars[: len(self._carried)]]
         added = [j for j, i in enumerate(self._carried) if self._entering[i] is None and reached[j] is not None]
         for j in added:

@@ -32,24 +32,26 @@ class OrderedTree(CrossDeviceOps):
 
     The tree is balanced, over replica indices, with pairs of neighbours first.
 
-    The tree is the same however many devices the R replicas are spread over, in equal blocks of consecutive indices. So
-    the sum is bit-identical on any number of devices. Each device computes the lower levels of the tree for its own
-    replicas, behind a fusion boundary (`collectives.summation`). The upper levels are all-reduces between pairs of
-    devices: one addition each, and a + b = b + a. On D devices these are log2(D) exchanges of the whole arrays. On 4
-    simulated devices, the two exchanges take as long as one all-reduce over all 4 *(measured: 1.01 times, 7.4 MB)*.
+    The R replicas are placed on devices in equal blocks of consecutive indices. The tree does not depend on the number
+    of devices, so the sum is bit-identical on any number of them. Each device computes the lower levels of the tree for
+    its own replicas, behind a fusion boundary (`collectives.summation`). The upper levels are all-reduces between pairs
+    of devices. Each is one addition, which gives the same bits in either order. On D devices these are log2(D)
+    exchanges of the whole arrays. On 4 simulated devices, the two exchanges take 1.01 times as long as one all-reduce
+    over all 4 *(measured with arrays of 7.4 MB)*.
 
-    The exchange in pairs needs subtrees that end at devices: the number of devices and the number of replicas per
-    device must be powers of two. Otherwise each device first computes the levels whose pairs all lie within devices.
-    Then an all-to-all gives it one piece of the partial sums of all devices. It computes the remaining levels for this
-    piece, and an all-gather returns all pieces to all devices.
+    The exchange in pairs needs complete subtrees on each device, and a complete tree over the devices: the number of
+    devices and the number of replicas per device must be powers of two. Otherwise each device first computes the levels
+    whose pairs all lie within devices. Then an all-to-all gives each device the same slice of every device's partial
+    sums. It computes the remaining levels for this slice, and an all-gather returns all slices to all devices.
 
     Floats of at most 16 bits are summed in float32 and rounded once.
 
-    The gradient is a sum by the same tree. Custom reductions see the same values on any number of devices. Their
-    gradients are in no fixed order: JAX first adds the cotangents of a device's replicas, in its own order, and only
-    then does the tree sum them over devices.
+    The gradient is a sum by the same tree. A reduction function of the user gets the same stack of components on any
+    number of devices (`stack_each`), but its gradient is not bit-identical: JAX first adds the cotangents of a device's
+    replicas, in its own order, and only then does the tree sum them over devices.
 
-    For equal bits the rest of the program has to be compiled as written too (`mirrored._jax.dispatch`).
+    For equal bits XLA must also compile the rest of the program without merging or reordering its operations
+    (`mirrored._jax.dispatch`).
 
     Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.
@@ -57,7 +59,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def as_written(self) -> bool:
-        """True, because merging equal computations of a device's replicas would change bits of the results."""
+        """True: XLA must not merge equal computations of a device's replicas, which would change bits."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -168,6 +170,7 @@ _all_sum.defvjp(_all_sum_forward, _all_sum_backward)
 def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
     """Sums non-empty arrays over all replicas, in the order of a fixed binary tree."""
     levels, left = 0, group.local
+    # An odd count would pair a value with one of the next device; on a single device it is passed through.
     while left > 1 and (left % 2 == 0 or group.axis is None):
         levels, left = levels + 1, (left + 1) // 2
     rows = _sum_locally(arrays, levels)
@@ -213,7 +216,8 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
     while distance < devices:
         pairs = [[i, i + distance] for i in range(devices) if not i & distance]
         # The barrier keeps XLA's pass `all-reduce-folder` (on GPUs) from folding the levels into one all-reduce, whose
-        # order of sums would be that of the library. XLA removes barriers only after this pass, in every version.
+        # order of sums would be that of the library. In jaxlib 0.10 to 0.12, XLA removes barriers only after this pass
+        # (unlike fusion, see `collectives.summation`).
         totals = list(lax.optimization_barrier(lax.psum(tuple(totals), axis, axis_index_groups=pairs)))
         distance *= 2
     return [equal_on_all_devices(total, axis) for total in totals]
@@ -249,7 +253,10 @@ def _pack_rows(rows: Sequence[Any], num_arrays: int, multiple: int) -> list[Any]
 
 
 def _sum_own_piece(rows: jax.Array, axis: str, devices: int, count: int) -> Any:
-    """Sums the rows ``[count, n]`` of all devices to ``[n]``: each device sums one piece of each row by the tree."""
+    """Sums the rows ``[count, n]`` of all devices to ``[n]``: each device adds some columns of all rows by the tree.
+
+    An all-gather joins the columns.
+    """
     pieces = rows.reshape(count, devices, -1).swapaxes(0, 1)
     exchanged = lax.all_to_all(pieces, axis, 0, 0).reshape(devices * count, -1)
     return lax.all_gather(tree_sum(list(exchanged)), axis, tiled=True)

@@ -21,8 +21,8 @@ class Group:
     """The replicas that take part in a reduction, as seen from the `shard_map` body of one device.
 
     There are R = `devices` x `local` replicas. Replica r is virtual replica ``r % local`` of device ``r // local``.
-    (The code calls several replicas per device *folding*. The *local* replicas of a group are those of one device, as
-    in a compiled run; `runtime.lockstep` defines the term for all runs.)
+    (In the code, *folding* means several replicas per device. The *local* replicas of a group are those of one device,
+    as in a compiled run; `runtime.lockstep` defines the term for all runs.)
 
     Attributes:
         axis: The mesh axis of the devices. None if there is one device, which needs no collectives.
@@ -122,13 +122,15 @@ def not_constant(value: jax.Array) -> jax.Array:
 # If XLA fuses a multiplication and the addition that follows it into one kernel, it may contract them into one
 # operation with a single rounding (FMA). Whether it fuses them depends on the surrounding program. XLA compiles a
 # conditional whose predicate is known only at run time as a separate computation: its operands and results are buffers,
-# and no fusion crosses it.
+# and no fusion crosses it. So `isolate` puts the computation into a branch of such a conditional, whose other branch is
+# never taken.
 #
 # Two alternatives do not work. `optimization_barrier` holds only until XLA removes it, which depends on the version: on
 # CPUs before fusion in jaxlib 0.10, after fusion in 0.12 *(seen in dumps of the passes)*. (It keeps collectives apart,
 # as in `fixed_order_tree`: XLA folds those before it removes barriers.) An exclusive-or of the bits with a zero known
 # only at run time prevents fusion with the operands. The kernel that reads the result, however, then differs from the
-# one that reads the result of a collective, and may round differently *(observed in momentum updates)*.
+# one that reads the result of a collective, and may round differently: the same update then has other bits on one
+# device than on several *(observed in momentum updates)*.
 
 
 def opaque_false(array: jax.Array) -> Any:

@@ -64,7 +64,8 @@ class Program:
         function: The Python function.
         arguments: The arguments of the call for which it is traced.
         donate: Whether buffers of assigned variables are donated and reused for the new values. A single step donates
-            only variables that it also reads; a program with callbacks donates none (see `_compile`).
+            only variables that it also reads, since it does not get the old values of others; a program with callbacks
+            donates none (see `_compile`).
         steps: The number of steps per execution, run as one scan. None: one step, and results have no dimension of
             steps.
         owner: The `Function` to which the program belongs. Its `traced_function` is the Python function.
@@ -244,6 +245,9 @@ class Program:
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Runs the program on the variables' current values, and assigns all new values, or none if it raises.
 
+        If a program that has donated buffers fails on the device, the variables of these buffers are lost: reading them
+        raises `LostStateError`.
+
         Args:
             arrays: The arguments' arrays, concatenated over all steps.
         """
@@ -259,7 +263,7 @@ class Program:
                 self._met.passed(results[-1])
             dispatch.launched(results[-1])
         except jax.errors.JaxRuntimeError as error:
-            # An error raised by a signal handler is not caught here: the step itself has succeeded.
+            # Only errors of the program are handled. After Ctrl-C the step has succeeded, and its values are stored.
             lose_failed(self._donated, error, waits=self._several is None)
             raise
         return self._wrapped(results)
@@ -283,7 +287,7 @@ class Program:
                 step = self._donating(rest)
             except ValueError as error:
                 raise _explained(self._name, error) or error from None
-        if step.interruption is not None:
+        if step.interruption is not None:  # an interrupt during the step, kept until its results were stored
             raise step.interruption
         return step.results
 
@@ -326,8 +330,8 @@ class Program:
     def _under_tape(self) -> Program:
         """Returns the program for calls under a tape, which traces the function once more.
 
-        A value that is read after an assignment has another derivative there, and a deterministic run sums cotangents
-        in a fixed order.
+        Two things differ under a tape: the derivative of a value that is read after an assignment, and, in a
+        deterministic run, the order in which cotangents are summed.
         """
         owner = None if self._owner is None else self._owner()
         assert owner is not None, "a program is called by its function"

@@ -26,14 +26,19 @@ T = TypeVar("T")
 # Runs local replicas in lock-step, in threads of which exactly one runs at a time.
 #
 # *Local* replicas are those that one runner executes: in an eager run those of this process, on all of its devices; in
-# a compiled run those of one device (its virtual replicas), whose trace stands for every device.
+# a compiled run those of one device (its virtual replicas); their trace is the program of every device.
 #
 # Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
 # once, in the thread that started them (the driver). Then the replicas continue in index order. If the merge raises an
-# `Exception`, its assignments are undone and every replica raises it where it waits, as if it had run the merge itself.
-# An exception that escapes from a replica's function ends the run: all other replicas are unwound, all threads are
-# joined, and `LockStep.run` raises the exception. The same runner serves eager code and tracing: the threads copy all
-# of JAX's thread-local state, so several replicas can be traced into one program.
+# `Exception`, its assignments are undone, and every replica raises the exception at its call of the merge. An exception
+# that escapes from a replica's function ends the run: all other replicas are unwound, all threads are joined, and
+# `LockStep.run` raises the exception. The same runner serves eager code and tracing: the threads copy all of JAX's
+# thread-local state, so several replicas can be traced into one program.
+#
+# Python raises KeyboardInterrupt in the main thread. That is normally the driver, which either waits for a replica or
+# runs a merge. The interrupt ends the run. It does not stop the running replica: the driver waits until that replica
+# reaches a merge or returns. Only meanwhile do two threads run at once: the `finally` blocks of replicas that were
+# waiting at a merge run beside the replica that is still running.
 
 _MAX_INTERRUPTIONS: Final = 2
 Carrier = Callable[[], Callable[[], None]]
@@ -135,14 +140,18 @@ class _Replica:
         return merge_result
 
     def unwind(self) -> None:
-        """Called by the driver: ends and joins this replica wherever it is. Can be repeated after an interruption."""
+        """Called by the driver: ends and joins this replica; can be repeated after an interruption.
+
+        A replica that waits at a merge ends at once; a running one ends at its next merge or when its function returns.
+        """
         self._unwinding = True
         has_begun = not self._claim.take("driver")
         if not has_begun:
             self.done = True  # if the thread begins later, it returns at once
         while not self.done:
             # An exception may have interrupted the driver at any point, so it is unknown who has the turn. The replica
-            # gets one in any case; a surplus turn is never used.
+            # gets one in any case. If it waits, it unwinds; if it runs, it takes the turn at its next merge and unwinds
+            # there. Turns that are left over when the thread ends are dropped with the queue.
             self._replica_turn.put(None)
             self._driver_turn.get()
         if has_begun or self._was_started:
@@ -150,11 +159,12 @@ class _Replica:
 
 
 def _unwind(replicas: Sequence[_Replica]) -> None:
-    """Ends and joins all replicas, even if exceptions interrupt the wait; then raises the first of these.
+    """Ends and joins all replicas; then raises the first exception that has interrupted the wait, if any.
 
-    A replica that waits at a merge ends at once; a running one ends at its next merge or when its function returns. At
-    the third interruption the wait is given up: the threads that still run are abandoned. Their staged assignments are
-    dropped, but not their assignments to plain variables, which are not staged (`runtime.variable_store`).
+    At the third interruption of this wait it is given up (with Ctrl-C that is the fourth, since the first one has ended
+    the run). The threads that still run are abandoned; each ends at its next merge. Their staged assignments are
+    dropped, but not those to variables outside of any strategy, which are assigned at once
+    (`runtime.variable_store`).
     """
     interruptions = 0
     interruption: BaseException | None = None
@@ -177,7 +187,6 @@ class LockStep:
     def __init__(self, called: str) -> None:
         self._called = called
         self._replicas: list[_Replica] = []
-        self._by_thread: dict[int, _Replica] = {}
 
     def run(self, bodies: Sequence[Callable[[], Any]], contexts: Sequence[Ambient]) -> list[Any]:
         """Runs the replicas' functions to completion in threads, and returns their results in replica order.
@@ -248,7 +257,7 @@ class LockStep:
                     remedy="open the tape in every replica, or in none: not in a Python branch that depends on the "
                     "replica id",
                 )
-        caches.moved()
+        caches.moved()  # the driver continues after a replica: helpers that read variables are traced again
         try:
             merge_results = merge.complete([replica.payload for replica in waiting])
         except Exception as error:
@@ -318,7 +327,7 @@ class RecordsMerges(Protocol):
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
         """Executes a collective or `merge_call` and records it on the tape; returns tracked results.
 
-        It waits at the merge with the untracked values of `payload`.
+        The replica waits at the merge with the values of `payload`, without the tape's boxes around them.
         """
         ...
 

@@ -6,16 +6,21 @@ results are stored, the variables hold deleted buffers. Three kinds of code must
 - *Exception handlers* in the thread that runs the step (after Ctrl-C, a signal handler that raises, or an exception
   that another thread injects). CPython runs signal handlers and raises injected exceptions only in Python bytecode,
   never inside a C call that runs no Python code (details in `mirrored._jax.dispatch`). A donating step is therefore one
-  C call, which consumes a chain of C iterators: they dispatch the program and store the results
+  C call: it exhausts an iterator whose steps, all written in C, dispatch the program and store each result
   (`compilation.dispatch.DonatingSteps`). All other code stores values by `store_all`, also in one C call.
-- *Other threads*. A writer holds `lock`. A reader of one value takes no lock, unless it finds a step: then it waits for
-  the lock and tries again. It first registers: it marks the variable as shared if it hands out the value, or adds the
-  variable to `state.reading` if it copies the value to the host. It then checks that no step is in progress and that
-  none has ended in the meantime (`state.version`). A step first announces itself (`state.step`). It then donates copies
-  of the registered variables' buffers, so that readers keep the originals. The GIL ensures that at least one sees the
-  other.
-- *Code that runs after an exception in the remaining window* (an exception while another one is handled).
-  `state.step` is still set, and the next access finishes the step from the results that it has recorded.
+- *Other threads*. A writer holds `lock`. A reader of one value takes no lock:
+
+  1. It registers. If it hands out the value, it marks the variable as shared; if it copies the value to the host, it
+     adds the variable to `state.reading`.
+  2. It checks that no step is in progress (`state.step`), and that none has ended since it began (`state.version`). If
+     one has, it waits for `lock` and starts again.
+
+  A step also writes before it looks. It announces itself in `state.step`. Then it looks at the registrations and
+  donates copies of those variables' buffers, so that readers keep the originals. Under the GIL, at least one of the two
+  therefore sees the other.
+- *Code that runs after an exception during the handling of another one*, for instance after a second Ctrl-C before the
+  results are stored. `state.step` is still set, and the next access finishes the step from the results that it has
+  recorded.
 """
 
 from __future__ import annotations
@@ -55,8 +60,8 @@ class StepInProgress(Protocol):
     def finish(self) -> None:
         """Completes the interrupted step, with the state lock held, when a variable is next accessed.
 
-        Stores the results if there are any. Without results, variables whose buffers were deleted are lost
-        (`VariableLike.lose`), and all others keep their values.
+        Stores the results if there are any. Without results, variables whose buffers were deleted are lost: reading
+        them raises `LostStateError` (`VariableLike.lose`). All others keep their values.
         """
         ...
 
@@ -90,8 +95,9 @@ class _LockThread(threading.local):
         kept_back: The variables and new values that `together` stores at its end.
         before: The variables assigned so far inside `or_undone`, by identity, each with the value that an exception
             restores.
-        excused: Whether this thread must not take `running`: it is a replica thread of an eager run, whose caller holds
-            the lock, or it traces. A trace holds `tracing`, and accesses storage only to create variables.
+        excused: Whether this thread must not take `running`: it is a replica thread of an eager run, which would wait
+            for its own caller, the lock's holder; or it traces and holds `tracing`, which comes later in the lock
+            order. (A trace accesses storage only to create variables.)
     """
 
     kept_back: list[tuple[Any, Any]] | None = None
@@ -144,8 +150,8 @@ def refuse_callbacks(called: str) -> None:
     """Raises an error in a callback of a running program, where waiting for that program would deadlock.
 
     Raises:
-        ContextError: This thread runs a callback: Python did not start it, or it is the thread that waits for the
-            program.
+        ContextError: The call is in a callback: its thread is one of XLA's, which Python did not start, or the thread
+            that waits for the program.
     """
     if not state.calls_back:
         return
@@ -196,7 +202,8 @@ def note_former(variables: Iterable[Any]) -> None:
 def or_undone(call: Callable[[], T]) -> T:
     """Calls a function and returns its result; after an exception, restores the variables that it assigned.
 
-    Reads inside `call` return the new values, as everywhere outside of runs of several replicas. Calls can be nested.
+    Reads inside `call` return the new values. (In a run of several replicas assignments are staged instead, and the
+    variable store undoes them.) Calls can be nested.
     """
     outer = thread.before
     before: dict[int, tuple[Any, Any]] = {}
@@ -223,8 +230,8 @@ guard_storage(or_undone)
 def together(assign: Callable[[], None]) -> None:
     """Calls a function, then stores all its variable assignments atomically; none if the function raises.
 
-    Without a variable store, reads inside `assign` return the old values; with one, they return the new values of the
-    variables that it stages.
+    Reads inside `assign` return the old values outside of runs and traces. In a run or trace, which has a variable
+    store, they return the new values of the variables that the store stages.
     """
     if thread.kept_back is not None:
         assign()
