@@ -18,7 +18,8 @@ from mirrored._jax.dispatch import DispatchJob, capture_thread_state
 from mirrored.checkpoint.writing import Writer
 from mirrored.data.feed import Feed, FeedItem, InputStats
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.lockstep import LockStep, Merge
+from mirrored.runtime.lockstep import LockStep
+from mirrored.runtime.merge import Merge
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -199,7 +199,9 @@ class GradientAccumulator:
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
         with unrecorded(), scope_of(self._variables):
-            update_with_sums([total.read_value() for total in self.variables], update, "GradientAccumulator.apply")
+            update_with_sums(
+                [total.read_value() for total in self.variables], update, "GradientAccumulator.apply", self
+            )
             self.reset()
 
     def reset(self) -> None:

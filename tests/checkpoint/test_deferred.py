@@ -483,3 +483,14 @@ def test_what_is_carried_on_and_never_comes_does_not_fail_a_strict_restore(tmp_p
     assert restored.restored.unexpected == ("model/head",)
     with pytest.raises(CheckpointMismatchError, match="model/head"):
         restored.restored.assert_consumed()
+
+
+def test_last_value_that_was_awaited_ends_the_restore(tmp_path):
+    path = Checkpoint(a=mr.Variable(1.0)).save(tmp_path / "c")
+    later = Checkpoint()
+    status = later.restore(path)
+    later.a = mr.Variable(7.0)
+    assert float(later.a) == 1.0
+    status.assert_consumed()
+    later.a = mr.Variable(7.0)  # nothing waits any more
+    assert float(later.a) == 7.0

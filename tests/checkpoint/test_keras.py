@@ -14,7 +14,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointReader
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, CheckpointMismatchError
 from mirrored.integrations.keras import keras
 
 # Keras' own `numpy()` calls NumPy in a way that NumPy 2 has deprecated.
@@ -200,3 +200,57 @@ def test_a_value_assigned_to_the_state_of_a_seed_generator_is_shared_out(tmp_pat
         parts = [np.asarray(one.read_value() if hasattr(one, "read_value") else one) for one in state.components]
         assert parts[0].tolist() == [7, 1]
         assert (parts[1][1], parts[1][0] != 7) == (1, True)
+
+
+class Attributes(keras.Model):
+    """A model whose variables have generated names: attributes, one of them private, and an item of a list."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.a, self.b = mr.Variable(value), mr.Variable(2 * value)
+        self._hidden = self.add_weight(shape=(), initializer="zeros")
+        self._hidden.assign(3 * value)
+        self.items = [mr.Variable(4 * value)]
+        self.inner = keras.layers.Dense(1)
+        self.inner.build((None, 2))
+
+    def values(self):
+        return [float(one) for one in (self.a, self.b, self._hidden, self.items[0])]
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("as_root", [False, True])
+def test_variables_without_names_go_by_attributes(tmp_path, others, as_root):
+    def checkpoint(model):
+        return Checkpoint(model) if as_root else Checkpoint(model=model)
+
+    path = checkpoint(Attributes(1.0)).save(tmp_path / "c")
+    names = {name.removeprefix("model/") for name in CheckpointReader(path).names}
+    assert {"a", "b", "_hidden", "items/0", "inner/kernel"} <= names
+    assert not [name for name in names if "ariable" in name]
+    # The number of variables that the program has created must not matter: Keras counts them in generated names.
+    kept = [mr.Variable(0.0) for _ in range(others)]
+    model = Attributes(-1.0)
+    checkpoint(model).restore(path).assert_consumed()
+    assert model.values() == [1.0, 2.0, 3.0, 4.0]
+    assert len(kept) == others
+
+
+def test_keras_optimizer_built_in_another_order_is_refused(tmp_path):
+    def make(order):
+        v, u = (keras.Variable(np.full(2, value, np.float32), name=name) for name, value in (("v", 1.0), ("u", 5.0)))
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build([{"v": v, "u": u}[name] for name in order])
+        return Checkpoint(v=v, u=u, optimizer=optimizer), v, u, optimizer
+
+    checkpoint, v, u, optimizer = make("vu")
+    optimizer.apply([jnp.ones(2), 10 * jnp.ones(2)], [v, u])
+    path = checkpoint.save(tmp_path / "c")
+    checkpoint, v, u, optimizer = make("uv")
+    before = [np.asarray(one) for one in (v.value, u.value, *(one.value for one in optimizer.variables))]
+    with pytest.raises(CheckpointMismatchError, match="with the variables u, v in this order, and in .* with v, u"):
+        checkpoint.restore(path)
+    after = [np.asarray(one) for one in (v.value, u.value, *(one.value for one in optimizer.variables))]
+    for one, two in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, two)
+    make("vu")[0].restore(path).assert_consumed()

@@ -10,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from mirrored.optimizers import rules
+from mirrored.optimizers import Optimizer, rules
 from mirrored.optimizers.gradient_merge import Clipping
 from mirrored.optimizers.rules import Decay
 from mirrored.optimizers.slots import UpdatePlan, UpdateRule, slot_key
 from mirrored.testing.parity import assert_close_by_norm
+from mirrored.variables import Variable
 
 Arrays = dict[str, jax.Array]
 
@@ -172,3 +173,11 @@ def test_a_random_key_in_the_state_moves_on():
         jax.tree.map(jnp.subtract, _optax_steps(optax.chain(transform, optax.sgd(0.1)), zeros, [zeros] * 2), first),
         1e-5,
     )
+
+
+def test_multi_steps_is_taken_as_optax_documents_it():
+    v = Variable(jnp.zeros(2))
+    optimizer = Optimizer(optax.MultiSteps(optax.sgd(0.5), 2))
+    for gradient, expected in ((1.0, 0.0), (3.0, -1.0)):  # the second step applies the mean of both gradients
+        optimizer.apply_gradients([(jnp.full(2, gradient), v)])
+        np.testing.assert_array_equal(v.numpy(), np.full(2, expected))

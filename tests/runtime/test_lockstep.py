@@ -13,7 +13,8 @@ import pytest
 
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import LockStep, Merge
+from mirrored.runtime.lockstep import LockStep
+from mirrored.runtime.merge import Merge
 
 SUM = Merge("sum", lambda payloads: [sum(payloads)] * len(payloads))
 

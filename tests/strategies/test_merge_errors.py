@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import LossScaleWarning, VariableError
+from mirrored.errors import LossScaleWarning, MergeError, VariableError
 from mirrored.runtime.variable_store import FunctionStore
 
 ways = pytest.mark.ways(replicas=(1, 4))
@@ -224,3 +224,92 @@ def test_a_nested_call_that_succeeds_is_undone_with_the_outer_one():
     with pytest.raises(Wrong):
         store.or_undone(outer)
     assert store.staged == {}
+
+
+# Calls that are not the same on all replicas. Only the values may differ.
+
+
+def _chosen(*choices: Any) -> Any:
+    """Returns the choice of the calling replica, as a Python branch on the replica id makes it in an eager run."""
+    return choices[0 if mr.get_replica_context().local_index == 0 else 1]
+
+
+def _largest(stacked: jax.Array) -> jax.Array:
+    return jnp.max(stacked, axis=0)
+
+
+def _smallest(stacked: jax.Array) -> jax.Array:
+    return jnp.min(stacked, axis=0)
+
+
+DIFFERENT: dict[str, tuple[Any, str]] = {
+    "reduction": (
+        lambda context, _: context.all_reduce(_chosen("SUM", "MEAN"), jnp.ones(2)),
+        "replica 0 called it with reduce_op SUM, and replica 1 with reduce_op MEAN",
+    ),
+    "custom reduction": (
+        lambda context, _: context.all_reduce(_chosen(_largest, _smallest), jnp.ones(2)),
+        "reduce_op _largest, and replica 1 with reduce_op _smallest",
+    ),
+    "structure": (
+        lambda context, _: context.all_reduce("SUM", {_chosen("a", "b"): jnp.ones(2)}),
+        r"the structure PyTreeDef\(\{'a': \*\}\), and replica 1 with the structure PyTreeDef\(\{'b': \*\}\)",
+    ),
+    "axis": (
+        lambda context, _: context.all_gather(jnp.ones((1, 2)), axis=_chosen(0, 1)),
+        "axis 0, and replica 1 with axis 1",
+    ),
+    "function of merge_call": (
+        lambda context, _: context.merge_call(_chosen(lambda strategy: 1, lambda strategy: 2)),
+        "the function",
+    ),
+    "variable": (
+        lambda _, made: _chosen(*made["variables"]).assign(jnp.ones(())),
+        r"with same \(id 0x.*\), and replica 1 with same \(id",
+    ),
+    "optimizer": (
+        lambda _, made: _chosen(*made["optimizers"]).apply_gradients([(jnp.ones(()), made["variables"][0])]),
+        r"SGD \(id 0x.*\), and replica 1 with SGD \(id",
+    ),
+}
+
+
+@pytest.mark.ways(modes=("eager", "folded"), replicas=(2, 4))
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_replicas_whose_collectives_differ_are_refused(way: Any, case: str) -> None:
+    call, told = DIFFERENT[case]
+    with way.strategy.scope():
+        made = {
+            "variables": [mr.Variable(0.0, name="same", aggregation=mr.VariableAggregation.SUM) for _ in range(2)],
+            "optimizers": [mr.optimizers.SGD(1.0) for _ in range(2)],
+        }
+
+    def replica() -> None:
+        call(mr.get_replica_context(), made)
+
+    with pytest.raises(MergeError, match=told):
+        way.compile(lambda: way.strategy.run(replica))()
+    assert [float(variable) for variable in made["variables"]] == [0.0, 0.0]
+
+
+@pytest.mark.ways(modes=("eager", "folded"), replicas=(2,))
+def test_functions_and_reductions_that_every_replica_makes_anew_are_the_same(way: Any) -> None:
+    class Scaled(mr.ReduceOp):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def __call__(self, per_replica: jax.Array) -> jax.Array:
+            return self.scale * jnp.sum(per_replica, axis=0)
+
+    def replica() -> Any:
+        context = mr.get_replica_context()
+        local = context.local_index
+        merged = context.merge_call(
+            lambda strategy, x: strategy.reduce("SUM", x, axis=None) + 0 * local, args=(jnp.ones(()),)
+        )
+        largest = context.all_reduce(lambda stacked: jnp.max(stacked, axis=0), jnp.float32(local))
+        return merged, largest, context.all_reduce(Scaled(2.0), jnp.float32(local))
+
+    results = way.compile(lambda: way.strategy.run(replica))()
+    assert [float(way.strategy.experimental_local_results(one)[0]) for one in results] == [2.0, 1.0, 2.0]

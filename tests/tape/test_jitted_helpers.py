@@ -5,6 +5,8 @@ JAX keeps the trace of such a helper, with what stood for the variable when it w
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -315,3 +317,60 @@ def test_a_tape_traces_a_helper_that_reads_once_more_and_no_more():
 
     mr.function(step)(X)
     assert traces == 2  # with the first read tapes are told apart; the trace under way is not used again
+
+
+def test_threads_do_not_share_the_trace_of_a_helper_over_a_tracked_array() -> None:
+    """Between a trace and its eviction another thread may run: without a token per thread it would get that trace."""
+    own = threading.local()
+
+    @jax.jit
+    def helper(x: Any) -> Any:
+        square = own.square
+        return jnp.sin(x) * square
+
+    wrong: list[tuple[float, float]] = []
+
+    def work(number: int) -> None:
+        for _ in range(8):
+            x = jnp.float32(number + 1)
+            with mr.GradientTape() as tape:
+                tape.watch(x)
+                own.square = x * x
+                y = helper(x)
+            gradient, expected = tape.gradient(y, x), jnp.cos(x) * x * x + 2 * x * jnp.sin(x)
+            if abs(float(gradient) - float(expected)) > 1e-4:
+                wrong.append((float(gradient), float(expected)))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+def test_the_tapes_of_successive_threads_share_traces() -> None:
+    traces: list[int] = []
+
+    @jax.jit
+    def helper(x: Any) -> Any:
+        traces.append(1)
+        return x * x
+
+    def work() -> None:
+        x = jnp.float32(3.0)
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            y = helper(x)
+        assert float(tape.gradient(y, x)) == 6.0
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(traces) == 1

@@ -106,3 +106,37 @@ def test_what_does_not_fit_is_refused():
         array.write(0, tf.constant(1))
     with pytest.raises(InvalidArgumentError, match="no row was ever written"):
         array.stack()
+
+
+@WRAPS
+@pytest.mark.parametrize("element_shape", [None, ()])
+def test_while_loop_carries_one(wrap, element_shape):
+    def squares(n):
+        array = tf.TensorArray(tf.float32, size=5, element_shape=element_shape)
+        _, array = tf.while_loop(
+            lambda i, array: i < n,
+            lambda i, array: (i + 1, array.write(i, tf.cast(i, tf.float32) ** 2)),
+            [tf.constant(0), array],
+        )
+        return array.stack()
+
+    np.testing.assert_allclose(wrap(squares)(tf.constant(5)), [0, 1, 4, 9, 16])
+
+
+@WRAPS
+def test_while_loop_with_one_has_gradients(wrap):
+    def powers(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loop_vars = (0, x, {"rows": tf.TensorArray(tf.float32, size=3)})
+            _, _, state = tf.while_loop(
+                lambda i, power, state: i < 3,
+                lambda i, power, state: (i + 1, power * x, {"rows": state["rows"].write(i, power)}),
+                loop_vars,
+                maximum_iterations=3,
+            )
+            total = tf.reduce_sum(state["rows"].stack())
+        return total, tape.gradient(total, x)
+
+    total, gradient = wrap(powers)(tf.constant([2.0]))
+    assert (float(total), float(gradient[0])) == (14.0, 17.0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -26,11 +27,12 @@ from mirrored._jax.private import util as _util
 # relevant JAX caches contain the *user contexts* (`jax.make_user_context`). This module owns two of them. The first
 # distinguishes tapes and traces:
 #
-# - All eager tapes use the one token `TAPE`: the outermost tape sets it, nested tapes keep it. A variable that a helper
+# - All eager tapes of a thread use one token (`tape_token`): the outermost tape sets it, nested tapes keep it. The
+#   replica threads of an eager run have the token of the thread that called `run`. A variable that a helper
 #   reads becomes a `ReadTracer` (`_jax.boxes`), which is resolved at each call of the helper. If a helper closes over a
 #   box (an array that the tape tracks), its traces are evicted before the tape's next primitive runs (`forget_traces`,
-#   below), since JAX cannot evict them while it traces. So one token serves all tapes, and the next tape traces only
-#   such helpers again.
+#   below), since JAX cannot evict them while it traces. So one token serves all tapes of the thread, and the next tape
+#   traces only such helpers again. Between a trace and its eviction another thread may run, so it has another token.
 # - The trace of a compiled function closes over values that live only for that trace. It uses a new token (`fresh`),
 #   and takes another one (`renew`) at every assignment of a variable in the trace, because helpers may have captured
 #   the old value. What a read returns also depends on the open tapes and on the replica. Once a helper has read a
@@ -48,7 +50,6 @@ from mirrored._jax.private import util as _util
 #
 # A tuple token `(_TRACE, n)` marks the trace of a compiled function; the other tokens are strings or None.
 
-TAPE = "mirrored.tape"
 RUN = "mirrored.run"
 _TRACE = "mirrored.trace"
 
@@ -83,6 +84,46 @@ def using(token: Hashable) -> Iterator[None]:
         yield
     finally:
         put(previous)
+
+
+class _TapeToken:
+    """A token for the tapes of one thread. It returns to the pool when the thread ends, so few tokens are ever made."""
+
+    _pool: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        try:
+            self.name = self._pool.pop()
+        except IndexError:
+            self.name = f"mirrored.tape.{next(_serial)}"
+
+    def __del__(self) -> None:
+        self._pool.append(self.name)
+
+
+class _TapeThread(threading.local):
+    token: _TapeToken | None = None
+
+
+_tape_thread = _TapeThread()
+
+
+def tape_token() -> str:
+    """Returns the token that the eager tapes of this thread add to the keys of JAX's tracing caches."""
+    return _own_tape_token().name
+
+
+def _own_tape_token() -> _TapeToken:
+    token = _tape_thread.token
+    if token is None:
+        token = _tape_thread.token = _TapeToken()
+    return token
+
+
+def carry_tape_token() -> Callable[[], None]:
+    """Returns a function that gives another thread, such as a replica's, the tape token of this thread."""
+    token = _own_tape_token()
+    return lambda: setattr(_tape_thread, "token", token)
 
 
 class _Sharing:

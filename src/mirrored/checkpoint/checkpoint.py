@@ -325,16 +325,18 @@ class Checkpoint:
             self._proceed(value, lambda _, leaf: leaf.owner in new)
 
     def _proceed(self, value: object, wanted: Callable[[str, Leaf], bool]) -> None:
-        if self._restoration is None:
+        restoration = self._restoration
+        if restoration is None:
             return
         try:
-            self._restoration.proceed("Checkpoint.restore", wanted)
+            restoration.proceed("Checkpoint.restore", wanted)
         except CheckpointError:
             # The caller that set the attribute gets the error; the new variables keep their initial values.
             leaves = walk([Part("new", value, Root({"new": value}, "new"))]).leaves.values()
             deferred.drop([leaf.variable for leaf in leaves if isinstance(leaf, VariableLeaf)])
             raise
-        if self._restoration.is_over():
+        # Reading a variable restores further ones, which may have ended the restore already.
+        if self._restoration is restoration and restoration.is_over():
             self._stop_waiting()
 
     def _stop_waiting(self) -> None:

@@ -22,6 +22,7 @@ from mirrored.checkpoint.objects import (
     keras_parts,
     keras_slots,
     parts_of,
+    stored_variable,
 )
 from mirrored.errors import ArgumentError
 from mirrored.variables import Variable
@@ -118,6 +119,12 @@ class _Walk:
         leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
         if leaf is None:
             return False
+        if isinstance(leaf, VariableLeaf) and leaf.variable is not part.value:  # a Keras variable over one of ours
+            known = self._names.get(id(leaf.variable), part.name)
+            self._names[id(part.value)] = known
+            if known != part.name:
+                self.graph.aliases[part.name] = known
+                return True
         self._add(part.name, leaf)
         if isinstance(leaf, (VariableLeaf, KerasLeaf)):
             self.graph.variables[part.name] = part.value
@@ -169,7 +176,7 @@ class _Walk:
     def _name_of(self, variable: Variable) -> str:
         """Returns the variable's name in the checkpoint; if it has none, its own name after a colon."""
         own = f":{variable.name.removesuffix(':0')}"
-        return self._names.get(id(variable), own)
+        return self._names.get(id(stored_variable(variable)), own)
 
     def _drop_configuration(self) -> None:
         """Removes numbers in objects that hold variables: such numbers are configuration, not state."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -208,9 +209,10 @@ def _key_name(key: object, index: int) -> str:
 # The state of Keras objects in checkpoints, found without importing Keras.
 #
 # Keras stores sublayers and variables in its own lists. A name in the checkpoint is the attribute's name if there is
-# one, otherwise a position (``layers/0``) or the variable's name (``kernel``). Keras' own paths are not used, because
-# they count the layers of the whole process.
+# one, otherwise a position (``layers/0``) or the name that was given to the variable (``kernel``). Keras' own paths and
+# generated names (``variable_3``) are not used, because they count the layers or variables of the whole process.
 
+_GENERATED: Final = re.compile(r"(strategy_)?variable(_\d+)?(:0)?", re.IGNORECASE)
 _SCALARS: Final = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
 
 
@@ -356,18 +358,40 @@ class KerasSlots:
 
 
 def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
-    for name, value in vars(layer).items():
-        if not name.startswith("_") and (_is_stateful(value) or isinstance(value, (list, tuple, dict))):
-            yield Part(name, value, Attribute(place, name))
+    attributes = vars(layer).items()
+    public = [
+        (name, value)
+        for name, value in attributes
+        if not name.startswith("_") and (_is_stateful(value) or isinstance(value, (list, tuple, dict)))
+    ]
+    for name, value in public:
+        yield Part(name, value, Attribute(place, name))
     yield from _numbered("layers", getattr(layer, "layers", None) or layer._layers, place)
-    yield from _by_name([*layer._trainable_variables, *layer._non_trainable_variables], layer, place)
+    variables = [*layer._trainable_variables, *layer._non_trainable_variables]
+    yield from _by_name([one for one in variables if not _GENERATED.fullmatch(one.name)], layer, place)
+    unnamed = [one for one in variables if _GENERATED.fullmatch(one.name)]
+    private = {id(stored_variable(value)): name for name, value in attributes if name.startswith("_")}
+    in_attributes = {id(stored_variable(one)) for _, value in public for one in (value, *_items_if_any(value))}
+    for at, one in enumerate(unnamed):
+        if id(stored_variable(one)) not in in_attributes:
+            yield Part(private.get(id(stored_variable(one)), f"variables/{at}"), one, place)
     yield from _numbered("seed_generators", layer._seed_generators, place)
     yield from _numbered("metrics", layer._metrics, place)
 
 
+def stored_variable(value: object) -> object:
+    """Returns the `mirrored.Variable` behind a Keras variable, so that both have one identity; or `value` itself."""
+    ours = variable_behind(value)
+    return value if ours is None else ours
+
+
+def _items_if_any(value: object) -> Iterator[object]:
+    return _items(value) if is_container(value) else iter(())
+
+
 def _is_stateful(value: object) -> bool:
     kinds = ("Variable", "Layer", "metrics.Metric", "random.SeedGenerator", "optimizers.Optimizer")
-    return any(_is(value, kind) for kind in kinds)
+    return isinstance(value, Variable) or any(_is(value, kind) for kind in kinds)
 
 
 def _numbered(name: str, values: Sequence[Any], place: Place) -> list[Part]:

@@ -15,6 +15,7 @@ from mirrored.checkpoint.graph import Graph
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
+from mirrored.checkpoint.objects import KerasSlots
 from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
@@ -195,6 +196,7 @@ class Restoration:
             graph = self._look()
             before, found = found, self._concerning(match(graph, self._manifest), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()
+        _check_slot_order(graph, found, self._manifest, self._directory, called)
         expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
         _check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
         todo = [found.pairs[name] for name in found.pairs if name in chosen]
@@ -241,6 +243,29 @@ def _check(found: Match, directory: Path, called: str, *, strict: bool, first: b
         remedy="build the same objects under the same names as when it was saved"
         + (", or restore only matching names with partial=True" if strict and not (found.misfits or nothing) else ""),
     )
+
+
+def _check_slot_order(graph: Graph, found: Match, manifest: Manifest, directory: Path, called: str) -> None:
+    """Raises an error if a Keras optimizer has its variables in another order than in the checkpoint.
+
+    Its slots are saved by position, so each variable would get the slots of another one.
+    """
+    names = {source: name for name, (source, _) in found.pairs.items()}
+    for optimizer, groups in graph.groups.items():
+        if not isinstance(graph.optimizers.get(optimizer), KerasSlots):
+            continue
+        here = [name for group in groups for name in group]
+        there = [names.get(name, name) for group in manifest.groups.get(optimizer, []) for name in group]
+        different = [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
+        if different and not any(name.startswith(":") for pair in different for name in pair):
+            raise CheckpointMismatchError(
+                called,
+                found=f"the optimizer {optimizer!r} was built with the variables {', '.join(here)} in this order, and "
+                f"in {directory} with {', '.join(there)}; nothing was restored",
+                rule="a Keras optimizer must have the same variables in the same order as when it was saved, because "
+                "its slots are saved by position",
+                remedy="build it in that order before it is used: optimizer.build([...])",
+            )
 
 
 def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:

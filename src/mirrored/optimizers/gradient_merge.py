@@ -20,7 +20,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
 from mirrored.optimizers.pairs import Pair, no_gradients, with_gradients
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.values.distributed_values import Mirrored, PerReplica
@@ -31,11 +31,17 @@ from mirrored.variables import Variable
 Update = Callable[[Sequence[Any]], None]
 
 
-def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> None:
+def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owner: object) -> None:
     """Sums gradients over replicas in one all-reduce, and calls `update` with the sums in cross-replica context.
 
     In replica context this is one merge. The update is computed once per device for all virtual replicas of that device
     (in eager mode, once for all replicas), so its results are replicated by construction.
+
+    Args:
+        gradients: This replica's gradients.
+        update: Receives the sums.
+        called: The caller's name, for messages.
+        owner: The object whose method calls this; all replicas must call that of the same object.
     """
     if get_replica_context() is None:
         update(_sums(gradients))
@@ -52,11 +58,15 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> N
         runner.note_summed(called, payloads[0])  # not for an update that raises
         return [[]] * len(payloads)
 
-    run_merge(Merge(called, run), arrays)
+    run_merge(Merge(called, run, given=(same_object(owner, type(owner).__name__),)), arrays)
 
 
 def update_with_sums_of(
-    pairs: Sequence[Pair], extra: Sequence[Any], update: Callable[[Sequence[Pair], Sequence[Any]], None], called: str
+    pairs: Sequence[Pair],
+    extra: Sequence[Any],
+    update: Callable[[Sequence[Pair], Sequence[Any]], None],
+    called: str,
+    owner: object,
 ) -> tuple[str, ...]:
     """Sums (gradient, variable) pairs over replicas, with zeros for missing gradients, and calls `update`.
 
@@ -67,6 +77,7 @@ def update_with_sums_of(
         extra: Arrays that are also summed over replicas.
         update: Receives the (sum, variable) pairs and the sums of `extra`, in cross-replica context.
         called: The caller's name, for messages.
+        owner: The object whose method calls this; all replicas must call that of the same object.
 
     Returns:
         The names of the variables for which no replica has a gradient.
@@ -82,7 +93,7 @@ def update_with_sums_of(
             variables = [variable for _, variable in present]
             update(list(zip(sums[: len(present)], variables, strict=True)), sums[len(present) :])
 
-        update_with_sums([*(gradient for gradient, _ in present), *extra], with_variables, called)
+        update_with_sums([*(gradient for gradient, _ in present), *extra], with_variables, called, owner)
         return absent
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
@@ -95,7 +106,8 @@ def update_with_sums_of(
         return [absent] * len(payloads)
 
     own = [(None if gradient is None else as_array(gradient), variable) for gradient, variable in pairs]
-    return tuple(run_merge(Merge(called, run), [own, [as_array(value) for value in extra]]))
+    merge = Merge(called, run, given=(same_object(owner, type(owner).__name__),))
+    return tuple(run_merge(merge, [own, [as_array(value) for value in extra]]))
 
 
 def _aligned(

@@ -66,7 +66,7 @@ class Optimizer:
 
     def __init__(
         self,
-        transform: optax.GradientTransformation | Callable[..., optax.GradientTransformation],
+        transform: optax.GradientTransformation | optax.MultiSteps | Callable[..., optax.GradientTransformation],
         name: str | None = None,
         *,
         learning_rate: LearningRateLike | None = None,
@@ -74,6 +74,8 @@ class Optimizer:
         global_clipnorm: float | None = None,
         clipvalue: float | None = None,
     ) -> None:
+        if isinstance(transform, optax.MultiSteps):  # the class with `init` and `update`, which is no transformation
+            transform = transform.gradient_transformation()
         made = isinstance(transform, optax.GradientTransformation)
         if made is (learning_rate is not None) or not (made or callable(transform)):
             raise ArgumentError(
@@ -238,7 +240,7 @@ class Optimizer:
             present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
             check_gradients(present, called, in_replica=get_replica_context() is not None)
             if experimental_aggregate_gradients and not skip_gradients_aggregation:
-                absent = update_with_sums_of(pairs, values, update, called)
+                absent = update_with_sums_of(pairs, values, update, called, self)
             else:
                 present, absent = with_gradients(pairs, called)
                 arrays = as_they_are([*(gradient for gradient, _ in present), *values], called)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import contextvars
-import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final
 
 from mirrored._jax import caches
 from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thread_state
-from mirrored._jax.traces import current_trace, recording_parent
 from mirrored._threads import Claim, start
 from mirrored.errors import MergeError
-from mirrored.runtime.ambient import Ambient, ambient, entered
-
-if TYPE_CHECKING:
-    from mirrored.runtime.replica_runner import ReplicaRunner
-
-T = TypeVar("T")
-
+from mirrored.runtime.ambient import Ambient, entered
+from mirrored.runtime.merge import Merge
 
 # Runs local replicas in lock-step, in threads of which exactly one runs at a time.
 #
@@ -53,6 +45,9 @@ def carry(carrier: Carrier) -> None:
             called first in each replica thread.
     """
     _carriers.append(carrier)
+
+
+carry(caches.carry_tape_token)
 
 
 class _Unwind(BaseException):
@@ -242,21 +237,7 @@ class LockStep:
         assert merge is not None
         for replica in waiting[1:]:
             assert replica.merge is not None
-            if replica.merge.name != merge.name:
-                raise MergeError(
-                    self._called,
-                    found=f"replica 0 called {merge.name} while replica {replica.index} called {replica.merge.name}",
-                    rule="every replica must make the same collective and merge_call calls, in the same order",
-                    remedy="do not call them in a Python branch that depends on the replica id",
-                )
-            if replica.merge.tapes != merge.tapes:
-                raise MergeError(
-                    merge.name,
-                    found=f"{_tapes(merge)} it in replica 0 and {_tapes(replica.merge)} it in replica {replica.index}",
-                    rule="the gradient of a collective is a collective, so all replicas must record it, or none",
-                    remedy="open the tape in every replica, or in none: not in a Python branch that depends on the "
-                    "replica id",
-                )
+            _check_same_merge(self._called, merge, replica.merge, replica.index)
         caches.moved()  # the driver continues after a replica: helpers that read variables are traced again
         try:
             merge_results = merge.complete([replica.payload for replica in waiting])
@@ -279,6 +260,37 @@ class LockStep:
         )
 
 
+def _check_same_merge(called: str, merge: Merge, other: Merge, index: int) -> None:
+    """Raises an error if replica `index` has called another collective or `merge_call` than replica 0.
+
+    Raises:
+        MergeError: The operation, an argument that must be equal, or the number of recording tapes differs.
+    """
+    if other.name != merge.name:
+        raise MergeError(
+            called,
+            found=f"replica 0 called {merge.name} while replica {index} called {other.name}",
+            rule="every replica must make the same collective and merge_call calls, in the same order",
+            remedy="do not call them in a Python branch that depends on the replica id",
+        )
+    for mine, theirs in zip(merge.given, other.given, strict=True):
+        if mine.differs_from(theirs):
+            raise MergeError(
+                merge.name,
+                found=f"replica 0 called it with {mine}, and replica {index} with {theirs}",
+                rule="every replica must make the same collective and merge_call calls, with the same reduction, axis, "
+                "structure, function, variable and optimizer",
+                remedy="do not choose these by the replica id or the replica's data; only the values may differ",
+            )
+    if other.tapes != merge.tapes:
+        raise MergeError(
+            merge.name,
+            found=f"{_tapes(merge)} it in replica 0 and {_tapes(other)} it in replica {index}",
+            rule="the gradient of a collective is a collective, so all replicas must record it, or none",
+            remedy="open the tape in every replica, or in none: not in a Python branch that depends on the replica id",
+        )
+
+
 def _tapes(merge: Merge) -> str:
     return (
         "no tape records"
@@ -287,128 +299,3 @@ def _tapes(merge: Merge) -> str:
         if merge.tapes == 1
         else f"{merge.tapes} tapes record"
     )
-
-
-# Merges: operations over all local replicas of a run, such as collectives and `merge_call`.
-#
-# `run_merge` is the only way from replica to cross-replica context. Each local replica waits at a barrier with its
-# payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
-
-
-@dataclasses.dataclass(frozen=True)
-class Merge:
-    """An operation that all replicas call together, such as a collective or `merge_call`.
-
-    Attributes:
-        name: What the user called, for messages: ``"ReplicaContext.all_reduce"``.
-        run: Maps one payload per local replica to one result per local replica. Called once, in cross-replica context:
-            every replica passes a `Merge`, and only that of the first replica is executed. A payload and a result are
-            flat lists. A tape unwraps and records the arrays in them, and passes all other objects on.
-        nested: The implementation under a JAX transform, where the local replicas cannot wait for each other. It
-            records a placeholder for this replica's part of the collective; `strategies.fusing` combines it with those
-            of the other local replicas. None: not supported under transforms.
-        tapes: The number of tapes that record it in this replica.
-    """
-
-    name: str
-    run: Callable[[Sequence[Any]], Sequence[Any]]
-    nested: Callable[[int, list[Any]], list[Any]] | None = None
-    tapes: int = 0
-
-    def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Executes the operation for all replicas; after an exception, undoes the operation's variable assignments."""
-        return or_undone(lambda: self.run(payloads))
-
-
-@runtime_checkable
-class RecordsMerges(Protocol):
-    """Interface of a tape's JAX trace that records collectives and `merge_call`."""
-
-    def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Executes a collective or `merge_call` and records it on the tape; returns tracked results.
-
-        The replica waits at the merge with the values of `payload`, without the tape's boxes around them.
-        """
-        ...
-
-
-def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
-    """Waits until all replicas have called this collective or `merge_call`; returns this replica's result.
-
-    The merge runs once for all replicas.
-
-    Context: replica context. Without a runner, or with one local replica in a compiled run, the merge runs in place, so
-    that enclosing tapes record its operations like any others.
-
-    Raises:
-        MergeError: The call is under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica function,
-            and is not an `all_reduce` or `all_gather`.
-    """
-    runner = ambient().runner
-    if runner is None:
-        return list(merge.complete([payload])[0])
-    if runner.in_place:
-        if not _is_transformed(runner):
-            return list(runner.run_merge(merge, payload))
-        if merge.nested is None:
-            raise _refused(merge)
-        return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
-    trace = current_trace()
-    if trace is runner.base_trace:
-        return list(runner.run_merge(merge, payload))
-    if isinstance(trace, RecordsMerges):
-        return trace.process_merge(merge, payload)
-    if merge.nested is None:
-        raise _refused(merge)
-    local = ambient().replica.local_index
-    runner.tell_apart(local)
-    return merge.nested(local, payload)
-
-
-def _is_transformed(runner: ReplicaRunner) -> bool:
-    return recording_parent(current_trace()) is not runner.base_trace
-
-
-def _refused(merge: Merge) -> MergeError:
-    return MergeError(
-        merge.name,
-        found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
-        rule="only all_reduce and all_gather can be called inside jit, scan, cond or vmap; "
-        f"{merge.name} runs Python code once for all replicas",
-        remedy="call it in the replica function itself, on the value that the transform returns (a GradientTape is "
-        "no transform)",
-    )
-
-
-# Atomic assignments: all variable assignments of a run or `merge_call` that raises an exception are undone.
-#
-# Assignments are staged in the variable store of the context, or go to the storage of variables. The store undoes its
-# own; `mirrored.variables`, which is in a higher layer, registers the guard for storage.
-
-
-class Guard(Protocol):
-    """A function that calls another function and undoes its variable assignments if it raises an exception."""
-
-    def __call__(self, call: Callable[[], T], /) -> T:
-        """Returns the result of `call`, and undoes its assignments if it raises."""
-        ...
-
-
-_storage_guard: list[Guard] = []
-
-
-def guard_storage(guard: Guard) -> None:
-    """Registers the function that undoes assignments to stored variable values after an exception."""
-    _storage_guard[:] = [guard]
-
-
-def or_undone(call: Callable[[], T]) -> T:
-    """Calls a function and returns its result; after an exception, undoes the function's variable assignments.
-
-    Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
-    """
-    store = ambient().store
-    if store is None or not store.captures:  # plain variables have no staged values in an eager run
-        for guard in _storage_guard:
-            call = functools.partial(guard, call)
-    return call() if store is None else store.or_undone(call)

@@ -15,7 +15,7 @@ from mirrored.runtime.overlay_store import OverlayStore
 if TYPE_CHECKING:
     import jax
 
-    from mirrored.runtime.lockstep import Merge
+    from mirrored.runtime.merge import Merge
     from mirrored.runtime.variable_store import ReplicaStore, VariableStore
     from mirrored.topology.device_assignment import DeviceAssignment
 

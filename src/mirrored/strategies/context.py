@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from mirrored._jax.arrays import as_array
 from mirrored._typing import PyTree
 from mirrored.collectives.algorithm import reduced_alone
-from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype
+from mirrored.collectives.reduce_op import CallableReduction, ReduceOp, as_reduce_op, check_dtype
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.merge import Given, Merge, code_of, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.merge_call import call_merged, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_sums_rows, mean_of_rows, refuse_rows
@@ -130,7 +130,7 @@ class ReplicaContext:
             reduced, given = [], []
         else:
             mask = [None if isinstance(leaf, SparseRows) else leaf is not None for leaf in leaves]
-            *reduced, given = run_merge(_all_reduction(runner, op), [*arrays, mask])
+            *reduced, given = run_merge(_all_reduction(runner, op, treedef), [*arrays, mask])
         remaining = iter(reduced)
         results = [
             self._all_rows(op, leaf) if isinstance(leaf, SparseRows) else next(remaining) if here else None
@@ -175,7 +175,10 @@ class ReplicaContext:
 
         replicas = runner.device_assignment.num_replicas
         merge = Merge(
-            "ReplicaContext.all_gather", run, lambda local, parts: nested_gather(parts, axis, local, replicas)
+            "ReplicaContext.all_gather",
+            run,
+            lambda local, parts: nested_gather(parts, axis, local, replicas),
+            given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef)),
         )
         return structures.unflatten(treedef, run_merge(merge, arrays))
 
@@ -210,7 +213,7 @@ class ReplicaContext:
         return f"ReplicaContext(replica {replica} of {self.num_replicas_in_sync})"
 
 
-def _all_reduction(runner: ReplicaRunner, op: ReduceOp) -> Merge:
+def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.PyTreeDef) -> Merge:
     """Returns the `Merge` (one operation over all replicas of a run) of an all-reduce.
 
     A replica's payload is its arrays, then the mask that `_columns` describes. Its result is the reduced arrays, then
@@ -230,7 +233,9 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp) -> Merge:
         return [*nested_reduce(op, arrays, local, replicas), [here is not False for here in mask]]
 
     replicas = runner.device_assignment.num_replicas
-    return Merge("ReplicaContext.all_reduce", run, nested)
+    reduction = op.fn if isinstance(op, CallableReduction) else op
+    given = (Given((op.name, code_of(reduction)), "reduce_op", op.name), Given(treedef, "the structure", treedef))
+    return Merge("ReplicaContext.all_reduce", run, nested, given=given)
 
 
 def _columns(

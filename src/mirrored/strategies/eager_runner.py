@@ -22,7 +22,8 @@ from mirrored.collectives.stacked import on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import ContextError, TransformError
 from mirrored.runtime.ambient import ambient, is_tracked, thread, within
-from mirrored.runtime.lockstep import LockStep, Merge, carry, or_undone
+from mirrored.runtime.lockstep import LockStep, carry
+from mirrored.runtime.merge import Merge, or_undone
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import ReplicaStore, StagedAssignment
 from mirrored.strategies.checks import OutSpecs, as_array, checked_components, label_of, would_differ

@@ -22,7 +22,8 @@ from mirrored.collectives.stacked import group_of, reduce_stacked
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.lockstep import LockStep, Merge
+from mirrored.runtime.lockstep import LockStep
+from mirrored.runtime.merge import Merge
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import Bookkeeping, Captured, TracedReplicaStore
 from mirrored.strategies.context import ReplicaContext

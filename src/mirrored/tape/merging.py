@@ -16,6 +16,7 @@ even if no cotangent has reached it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,7 @@ import jax
 
 from mirrored._jax.boxes import another_object
 from mirrored._jax.jaxprs import aval_of, is_inexact
-from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.overlay_store import assignments_apart
 from mirrored.tape.operation import linearize_with
 from mirrored.tape.record import Key, Pulled, Record, Runner, no_cotangent
@@ -79,7 +80,9 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
             return run_merge(merge, values)
-        recorded = Merge(merge.name, lambda payloads: _forward(merge, payloads), tapes=merge.tapes + 1)
+        recorded = dataclasses.replace(
+            merge, run=lambda payloads: _forward(merge, payloads), nested=None, tapes=merge.tapes + 1
+        )
         *results, part = run_merge(recorded, values)
     residuals = results[part.num_results :]
     own = results[: part.num_results]
@@ -145,7 +148,10 @@ class MergeRecord(Record):
             for cotangent, aval in zip(arrived, merge_pullback.results[index], strict=True)
             if is_inexact(aval)
         ]
-        merge = Merge(f"the gradient of {self.name}", lambda payloads: _backward(merge_pullback, payloads))
+        which = same_object(merge_pullback, "the collective")
+        merge = Merge(
+            f"the gradient of {self.name}", lambda payloads: _backward(merge_pullback, payloads), given=(which,)
+        )
         pulled = run_merge(merge, [*self.residuals, *given])
         return [(i, pulled[position]) for i, position in enumerate(self.watched) if pulled[position] is not None]
 

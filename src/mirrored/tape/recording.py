@@ -73,12 +73,12 @@ class Recording:
 
     def _start(self) -> None:
         # JAX includes the current token of `_jax.caches` in the keys of its tracing caches, so a helper that was traced
-        # outside the tape is not reused in it. All outermost eager tapes share the token TAPE, so a new tape does not
-        # cause retraces.
+        # outside the tape is not reused in it. All eager tapes of a thread share a token, so a new tape does not cause
+        # retraces.
         self._trace.enter(current_trace(), caches.current(), self._recorder)
         put_trace(self._trace)
         if self._trace.eager and self._trace.outer_token is None:
-            caches.put(caches.TAPE)
+            caches.put(caches.tape_token())
         caches.moved()
         listen(self)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mirrored._jax.boxes import BoxTracer, ReadTracer
     from mirrored._jax.jaxprs import Primitive
     from mirrored._jax.local_collectives import WrappedFun
-    from mirrored.runtime.lockstep import Merge
+    from mirrored.runtime.merge import Merge
     from mirrored.tape.record import Recorder
 
 _FIRST: tuple[int, ...] = (0,)

@@ -20,7 +20,7 @@ from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient, announce_write
-from mirrored.runtime.lockstep import Merge
+from mirrored.runtime.merge import Merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
@@ -421,7 +421,7 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
         store.set_whole(variable, assignment.combined(store.whole(variable), merged), assignment.where)
         return [None] * len(payloads)
 
-    runner.run_merge(Merge(assignment.called, run), value)
+    runner.run_merge(Merge(assignment.called, run, given=(same_object(variable, variable.name),)), value)
 
 
 def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:

@@ -34,7 +34,7 @@ from typing import Any, Final, Protocol, TypeVar
 from mirrored._jax.dispatch import consume
 from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.lockstep import guard_storage
+from mirrored.runtime.merge import guard_storage
 
 T = TypeVar("T")
 

@@ -26,6 +26,7 @@ from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_se
 from mirrored.tf._ops.arrays import executing_eagerly
 from mirrored.tf._ops.blocks import choose, trace_block
 from mirrored.tf._ops.loops import Loop, LoopMismatch
+from mirrored.tf._ops.tensor_array import TensorArray
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor
@@ -36,13 +37,25 @@ _Tested: TypeAlias = Mapping[Operand, _Branch] | Iterable[tuple[Operand, _Branch
 
 
 def _tensors_of(structure: PyTree) -> list[jax.Array]:
-    return [as_tensor(one) for one in flatten(structure) if one is not None]
+    """Returns the tensors of a structure, those inside each `tf.TensorArray` included; None has none."""
+    return [tensor for one in flatten(structure) for tensor in jax.tree.leaves(_state(one))]
+
+
+def _state(one: Operand | TensorArray | None) -> Any:
+    """Returns a loop variable as a tensor; a `tf.TensorArray` and None stay as they are."""
+    return one if one is None or isinstance(one, TensorArray) else as_tensor(one)
 
 
 def _refilled(structure: PyTree, tensors: Sequence[jax.Array]) -> Any:
     """Returns the structure with new tensors; None stays None."""
     iterator = iter(tensors)
-    return pack_sequence_as(structure, [None if one is None else next(iterator) for one in flatten(structure)])
+    filled = [jax.tree.map(lambda _: next(iterator), _state(one)) for one in flatten(structure)]
+    return pack_sequence_as(structure, filled)
+
+
+def _is_grown(before: object, after: object) -> bool:
+    """Returns whether a loop's body stores a `tf.TensorArray` as one tensor, which had no row before the loop."""
+    return isinstance(before, TensorArray) and isinstance(after, TensorArray) and before.__grown__(after) is not None
 
 
 def known_bool(value: Operand) -> bool | None:
@@ -202,7 +215,7 @@ def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: 
     state, count = loop_vars, 0
     while (limit is None or count < limit) and bool(as_tensor(cond(*state))):
         state, count = _like(loop_vars, body(*state)), count + 1
-    return pack_sequence_as(loop_vars, [None if one is None else as_tensor(one) for one in flatten(state)])
+    return pack_sequence_as(loop_vars, [_state(one) for one in flatten(state)])
 
 
 def _like(loop_vars: PyTree, result: PyTree) -> Any:
@@ -214,14 +227,26 @@ def _like(loop_vars: PyTree, result: PyTree) -> Any:
 
 
 def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: PyTree, limit: int | None) -> Any:
+    after: Any = loop_vars
+
     def holds(flat: Sequence[jax.Array]) -> jax.Array:
         return as_tensor(test(*_refilled(loop_vars, flat)))
 
-    def step(flat: Sequence[jax.Array]) -> list[jax.Array]:
-        return _tensors_of(_like(loop_vars, body(*_refilled(loop_vars, flat))))
+    def step(flat: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        nonlocal after
+        after = _like(loop_vars, body(*_refilled(loop_vars, flat)))
+        grows = any(_is_grown(one, other) for one, other in zip(flatten(loop_vars), flatten(after), strict=False))
+        return flat if grows else _tensors_of(after)  # `flat` is ignored: the body is traced again
 
     try:
-        flat = Loop.traced(_tensors_of(loop_vars), step, holds).run(limit=limit)
+        loop = Loop.traced(_tensors_of(loop_vars), step, holds)
+        grown = [
+            one.__grown__(other) if _is_grown(one, other) else one
+            for one, other in zip(flatten(loop_vars), flatten(after), strict=False)
+        ]
+        if any(new is not one for new, one in zip(grown, flatten(loop_vars), strict=True)):
+            return _traced_loop(test, body, pack_sequence_as(loop_vars, grown), limit)
+        flat = loop.run(limit=limit)
     except (LoopMismatch, ValueError) as error:
         if isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
             raise

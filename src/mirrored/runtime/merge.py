@@ -1,0 +1,190 @@
+"""Merges: operations over all local replicas of a run, such as collectives and `merge_call`.
+
+`run_merge` is the only way from replica to cross-replica context. Each local replica waits at a barrier with its
+payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from mirrored._jax.traces import current_trace, recording_parent
+from mirrored.errors import MergeError
+from mirrored.runtime.ambient import ambient
+
+if TYPE_CHECKING:
+    from mirrored.runtime.replica_runner import ReplicaRunner
+
+T = TypeVar("T")
+
+
+class Given(NamedTuple):
+    """An argument of a collective or `merge_call` that must be equal on all replicas, such as the axis of a gather.
+
+    Attributes:
+        key: The argument, or what identifies it (`code_of`).
+        label: What it is, in messages: ``"axis"``.
+        shown: The argument in messages. It is formatted only when a message is needed.
+    """
+
+    key: Any
+    label: str
+    shown: object
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.shown}"
+
+    def differs_from(self, other: Given) -> bool:
+        """Returns whether another replica has passed another argument; keys that cannot be compared count as equal."""
+        if self.key is other.key:
+            return False
+        try:
+            return bool(self.key != other.key)
+        except Exception:  # a user's `__eq__`, of a dataclass with arrays for instance
+            return type(self.key) is not type(other.key)
+
+
+def same_object(one: object, described: str) -> Given:
+    """Returns the `Given` that requires all replicas to use the same Python object, such as a variable."""
+    return Given(id(one), described, f"(id {id(one):#x})")
+
+
+def code_of(function: object) -> object:
+    """Returns a key that is equal for functions with the same code.
+
+    Every replica executes the ``def`` or ``lambda`` of an inner function anew, so the function objects differ.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    function = getattr(function, "__func__", function)
+    code: object = getattr(function, "__code__", None)
+    if code is not None:
+        return code
+    has_equality = type(function).__eq__ is not object.__eq__
+    return function if has_equality else (type(function), getattr(function, "__name__", None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+    """An operation that all replicas call together, such as a collective or `merge_call`.
+
+    Attributes:
+        name: What the user called, for messages: ``"ReplicaContext.all_reduce"``.
+        run: Maps one payload per local replica to one result per local replica. Called once, in cross-replica context:
+            every replica passes a `Merge`, and only that of the first replica is executed. A payload and a result are
+            flat lists. A tape unwraps and records the arrays in them, and passes all other objects on.
+        nested: The implementation under a JAX transform, where the local replicas cannot wait for each other. It
+            records a placeholder for this replica's part of the collective; `strategies.fusing` combines it with those
+            of the other local replicas. None: not supported under transforms.
+        tapes: The number of tapes that record it in this replica.
+        given: What must be equal in the calls of all replicas: the reduction, the axis, the function, the variable.
+    """
+
+    name: str
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    nested: Callable[[int, list[Any]], list[Any]] | None = None
+    tapes: int = 0
+    given: tuple[Given, ...] = ()
+
+    def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Executes the operation for all replicas; after an exception, undoes the operation's variable assignments."""
+        return or_undone(lambda: self.run(payloads))
+
+
+@runtime_checkable
+class RecordsMerges(Protocol):
+    """Interface of a tape's JAX trace that records collectives and `merge_call`."""
+
+    def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
+        """Executes a collective or `merge_call` and records it on the tape; returns tracked results.
+
+        The replica waits at the merge with the values of `payload`, without the tape's boxes around them.
+        """
+        ...
+
+
+def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
+    """Waits until all replicas have called this collective or `merge_call`; returns this replica's result.
+
+    The merge runs once for all replicas.
+
+    Context: replica context. Without a runner, or with one local replica in a compiled run, the merge runs in place, so
+    that enclosing tapes record its operations like any others.
+
+    Raises:
+        MergeError: The call is under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica function,
+            and is not an `all_reduce` or `all_gather`.
+    """
+    runner = ambient().runner
+    if runner is None:
+        return list(merge.complete([payload])[0])
+    if runner.in_place:
+        if not _is_transformed(runner):
+            return list(runner.run_merge(merge, payload))
+        if merge.nested is None:
+            raise _refused(merge)
+        return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
+    trace = current_trace()
+    if trace is runner.base_trace:
+        return list(runner.run_merge(merge, payload))
+    if isinstance(trace, RecordsMerges):
+        return trace.process_merge(merge, payload)
+    if merge.nested is None:
+        raise _refused(merge)
+    local = ambient().replica.local_index
+    runner.tell_apart(local)
+    return merge.nested(local, payload)
+
+
+def _is_transformed(runner: ReplicaRunner) -> bool:
+    return recording_parent(current_trace()) is not runner.base_trace
+
+
+def _refused(merge: Merge) -> MergeError:
+    return MergeError(
+        merge.name,
+        found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
+        rule="only all_reduce and all_gather can be called inside jit, scan, cond or vmap; "
+        f"{merge.name} runs Python code once for all replicas",
+        remedy="call it in the replica function itself, on the value that the transform returns (a GradientTape is "
+        "no transform)",
+    )
+
+
+# Atomic assignments: all variable assignments of a run or `merge_call` that raises an exception are undone.
+#
+# Assignments are staged in the variable store of the context, or go to the storage of variables. The store undoes its
+# own; `mirrored.variables`, which is in a higher layer, registers the guard for storage.
+
+
+class Guard(Protocol):
+    """A function that calls another function and undoes its variable assignments if it raises an exception."""
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Returns the result of `call`, and undoes its assignments if it raises."""
+        ...
+
+
+_storage_guard: list[Guard] = []
+
+
+def guard_storage(guard: Guard) -> None:
+    """Registers the function that undoes assignments to stored variable values after an exception."""
+    _storage_guard[:] = [guard]
+
+
+def or_undone(call: Callable[[], T]) -> T:
+    """Calls a function and returns its result; after an exception, undoes the function's variable assignments.
+
+    Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
+    """
+    store = ambient().store
+    if store is None or not store.captures:  # plain variables have no staged values in an eager run
+        for guard in _storage_guard:
+            call = functools.partial(guard, call)
+    return call() if store is None else store.or_undone(call)
