@@ -254,7 +254,7 @@ class WorkerArguments:
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
-        """Returns the argument arrays, placed on all workers' devices; at some calls, compares them between workers first.
+        """Returns the argument arrays, placed on all workers' devices; at some calls, compares them between workers.
 
         Args:
             arrays: The arguments' arrays on this worker.
