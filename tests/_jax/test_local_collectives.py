@@ -12,9 +12,10 @@ from mirrored._jax.jaxprs import primitive_names
 from mirrored._jax.local_collectives import (
     GATHER,
     SUM,
-    bind_custom_call,
     bind_equation,
+    bind_primitive,
     binder,
+    fill_stores,
     has_local_collectives,
     is_from_jax,
     local_replica_of,
@@ -22,7 +23,6 @@ from mirrored._jax.local_collectives import (
     replica_sum,
     same_on_local_replicas,
     stores_kept,
-    with_stores_filled,
 )
 from mirrored._jax.source_lines import source_line
 from mirrored._jax.traces import eager, put_trace, swap_trace
@@ -186,7 +186,7 @@ def test_their_stores_are_kept_and_copied():
         first.call_wrapped(X)
     assert [bool(store) for store in first.stores if store is not None] == filled
     local_collectives.reset_stores(second)
-    with_stores_filled(second, first)
+    fill_stores(second, first)
     assert [store.val for store in second.stores if store] == [store.val for store in first.stores if store]
 
 
@@ -205,7 +205,7 @@ def test_values_that_custom_jvp_closes_over_stay_closed_over():
 
     def again(x, y):
         known = {closed.jaxpr.invars[0]: x, closed.jaxpr.invars[1]: y}
-        return bind_custom_call(equation.primitive, equation.params, [known[atom] for atom in equation.invars])[0]
+        return bind_primitive(equation.primitive, equation.params, [known[atom] for atom in equation.invars])[0]
 
     np.testing.assert_array_equal(again(X, X + 1.0), X * (X + 1.0))
     _, tangent = jax.jvp(lambda x: again(x, X + 1.0), (X,), (jnp.ones(3),))

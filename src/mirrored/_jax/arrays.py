@@ -30,7 +30,7 @@ ALIGNMENT_BYTES: Final = 64
 
 
 class HostBuffer(np.ndarray[Any, Any]):
-    """A block of host memory aligned to 64 bytes, which backs the array from `aligned_empty` and all its views.
+    """The host memory of one array from `aligned_empty`, which all views of that array share.
 
     Attributes:
         exposed: Whether user code was given a writable view.
@@ -40,7 +40,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Returns an uninitialised NumPy array whose memory `mirrored` owns and aligns to 64 bytes."""
+    """Returns an uninitialised NumPy array in memory that `mirrored` has allocated, aligned to 64 bytes."""
     kind = np.dtype(dtype)
     if kind.hasobject:
         return np.empty(shape, kind)
@@ -143,7 +143,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:
-    """Copies an array to a device; user code may overwrite a NumPy array of its own afterwards.
+    """Transfers an array to a device; afterwards user code may overwrite a NumPy array that it has passed.
 
     Args:
         value: A NumPy array, or another value that `jax.device_put` accepts.

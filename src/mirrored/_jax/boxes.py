@@ -79,7 +79,7 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """Protocol of a gradient tape's JAX trace, with the methods that the arrays tracked by the tape (boxes) call."""
+    """Interface of a gradient tape's JAX trace, limited to what the arrays that the tape tracks (boxes) use."""
 
     @property
     def recorder(self) -> object:
@@ -129,7 +129,7 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """A function that returns what a jaxpr that captures this array contains: its `BoxTracer` or its payload."""
+        """The function that JAX calls to get the constant to embed in a trace that captures this tracked array."""
         # JAX has this hook for symbolic dimensions: `DynamicJaxprTrace.to_jaxpr_tracer` calls `x.dimension_as_value()`
         # for any captured object that has it, and embeds the result.
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
@@ -176,7 +176,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns the contents by which `jax.closure_convert` recognises a tracer as an array to differentiate."""
+    """Returns the contents that a stand-in tracer reports, so that `jax.closure_convert` sees it as differentiable."""
     # It hoists a captured constant only if that is, or contains (`_contents`), a `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
@@ -424,7 +424,7 @@ def payload_of(value: object) -> Any:
 
 
 def another_object(array: object) -> Any:
-    """Returns a new Python object for the same device buffer, so that a tape can tell both arrays apart."""
+    """Returns a new Python object for the same device buffer, so that a tape can tell it from the original."""
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
     if type(array) is Array and len(array.sharding.device_set) == 1:

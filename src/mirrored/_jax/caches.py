@@ -165,7 +165,7 @@ def fresh() -> Iterator[None]:
 
 
 def renew() -> None:
-    """Makes later calls in a `fresh()` block trace jitted functions again instead of reusing cached traces.
+    """Discards the traces cached so far in the enclosing `fresh()` block, so that jitted functions are traced again.
 
     Call it when a value that helpers may have captured changes within the block.
     """
@@ -175,7 +175,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Records that JAX is tracing a function that reads a variable, so that other tapes and replicas retrace it.
+    """Records that JAX is tracing a function that reads a variable, and must retrace it for other tapes and replicas.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. So the next call traces the
     helper once more. From then on its traces are reused only until the tape or the replica changes: a thread takes a
@@ -189,7 +189,7 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Makes JAX retrace jitted functions that read variables, after a change of tape or replica."""
+    """Makes JAX retrace jitted functions after a change of tape or replica, if one of them has read a variable."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
@@ -216,7 +216,7 @@ class _Replicas:
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Separates a replica's cached JAX traces from the traces made outside `Strategy.run`, in a ``with`` block.
+    """Keeps the JAX traces that a replica caches in a ``with`` block apart from those made outside `Strategy.run`.
 
     The traces of different replicas are separate only after `tell_replicas_apart`.
 
@@ -232,7 +232,7 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Sets a replica's token in this thread again, after other replicas have run in between.
+    """Adds a replica's token to the keys of JAX's tracing caches again, after other replicas have run in between.
 
     If a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for
     that trace (`moved`), so helpers are traced again.
@@ -242,7 +242,7 @@ def resume_replica(own: Hashable) -> None:
 
 
 def tell_replicas_apart(own: Hashable) -> None:
-    """Separates JAX's cached traces of different replicas from now on, instead of sharing them.
+    """From now on, makes JAX cache separate traces for each replica, instead of sharing traces between replicas.
 
     Called while JAX traces a helper that has read a value of its replica, such as the replica id, or has called a
     collective (`ReplicaRunner.tell_apart`): the trace then contains a part that belongs to this replica. Before this
@@ -300,7 +300,7 @@ def forget_traces(functions: Iterable[Any]) -> None:
 
 
 def forget_tokens(tokens: Set[Hashable]) -> None:
-    """Evicts the traces from JAX's tracing caches whose cache keys contain one of `tokens`.
+    """Evicts from JAX's tracing caches the traces whose cache keys contain one of `tokens`.
 
     A JAX cache cannot evict a single trace, only all traces of a function; those under other tokens are made again when
     they are needed.

@@ -14,7 +14,7 @@ from jax.extend.core import Literal, Primitive, Var, primitives
 
 from mirrored._jax.boxes import stop_gradient_p
 from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, JaxprProgram, is_inexact
-from mirrored._jax.local_collectives import bind_custom_call
+from mirrored._jax.local_collectives import bind_primitive
 from mirrored._jax.private import array as _array
 from mirrored.errors import TapeError
 
@@ -32,7 +32,7 @@ _SAME_OPERANDS = (primitives.jit_p, primitives.remat_p, primitives.scan_p, primi
 
 
 class CustomCalls(enum.IntEnum):
-    """Enum: whether a program calls no custom-derivative functions, some, or some that close over values."""
+    """Enum: whether a program calls functions with custom derivatives, and whether these close over values."""
 
     NONE = 0
     PLAIN = 1
@@ -43,7 +43,7 @@ _custom_calls: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDict
 
 
 def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
-    """Returns whether a primitive's inner jaxprs call no custom-derivative functions, some, or some with closures."""
+    """Returns, as `CustomCalls`, whether a primitive's inner jaxprs call functions with custom derivatives."""
     return max((_custom_calls_in(jaxpr) for jaxpr in _jaxprs_in(params)), default=CustomCalls.NONE)
 
 
@@ -62,14 +62,14 @@ def _custom_calls_of(equation: JaxprEqn) -> CustomCalls:
 
 
 def closed_over_inputs(program: JaxprProgram) -> list[int]:
-    """Returns the positions of the program inputs that custom-derivative functions use through their closures."""
+    """Returns the positions of a program's inputs over which custom-derivative functions in the program close."""
     jaxpr = program.jaxpr
     _, lost = _flow(jaxpr, [1 << position for position in range(len(jaxpr.invars))])
     return [position for position in range(len(jaxpr.invars)) if lost >> position & 1]
 
 
 def used_constants(program: JaxprProgram) -> list[Any]:
-    """Returns the constants of a program through which gradients can flow to its results."""
+    """Returns those constants of a program to which gradients can flow back from the program's results."""
     jaxpr = program.jaxpr
     bits = [1 << position for position in range(len(jaxpr.constvars))]
     results, lost = _flow(jaxpr, [0] * len(jaxpr.invars), bits)
@@ -238,7 +238,7 @@ class Lifted:
 def _bind(primitive: Primitive, params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
     """Applies a primitive after replacing embedded arrays: `instead` maps the id of an array to its replacement."""
     if primitive in _OPAQUE or not any(id(array) in instead for array in embedded_arrays(params)):
-        return bind_custom_call(primitive, params, args)
+        return bind_primitive(primitive, params, args)
     rebuild = _REBUILD.get(primitive)
     if rebuild is None:
         raise TapeError(

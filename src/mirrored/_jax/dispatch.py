@@ -280,7 +280,7 @@ def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
-    """Returns `function` jitted by `AsWritten` (device-independent results) if `as_written`, else by `jax.jit`."""
+    """Returns `jax.jit(function)`; if `as_written`, compiled so that results do not depend on the number of devices."""
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
 
 

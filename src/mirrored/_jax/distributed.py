@@ -43,7 +43,7 @@ class DetectionError(Exception):
 
 
 def detect(timeout_seconds: int) -> Detected | None:
-    """Returns the multi-process cluster that JAX detects in the environment, or None.
+    """Returns the multi-process cluster that JAX detects in the environment; None if it detects none.
 
     Args:
         timeout_seconds: How long to wait until the coordinator's host has an address (Kubernetes, Cloud TPU).

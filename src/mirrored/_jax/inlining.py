@@ -136,7 +136,7 @@ def stage(
     *,
     axes: Sequence[tuple[str, int]] = (),
 ) -> Staged:
-    """Traces a function of flat arrays for given shapes and dtypes, and returns the trace as a `Staged`.
+    """Traces a function whose arguments are arrays, for given shapes and dtypes, and returns the trace as a `Staged`.
 
     Args:
         flat_function: A function from arrays to a flat list of arrays.

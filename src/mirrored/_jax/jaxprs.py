@@ -296,7 +296,7 @@ class JaxprProgram:
         return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
     def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
-        """Returns the input position or constant that a result merely passes through; None if it is computed."""
+        """Returns the input position or the constant that is passed through as a result; None for a computed result."""
         if isinstance(atom, Literal):
             return "constant", atom.val
         for position, variable in enumerate(self.jaxpr.invars):
@@ -322,7 +322,7 @@ class JaxprProgram:
 
     @property
     def captured(self) -> bool:
-        """Whether a constant of the program is a tracer or tape-tracked array, so that only this trace can use it."""
+        """Whether a constant of the program is a tracer or tape-tracked array, so that the program cannot be reused."""
         return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
 
 

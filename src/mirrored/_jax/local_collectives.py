@@ -45,12 +45,12 @@ _sum.multiple_results = _gather.multiple_results = True
 
 
 def replica_sum(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Traces a placeholder for one virtual replica's operand of a sum over replicas, later fused to an all-reduce."""
+    """Traces a placeholder for one virtual replica's part in a sum; all parts are later fused into one all-reduce."""
     return list(_sum.bind(*arrays, local=local, replicas=replicas))
 
 
 def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Traces a placeholder for one virtual replica's operand of an all-gather, later fused to one collective."""
+    """Traces a placeholder for one virtual replica's part in an all-gather; all parts are later fused into one."""
     return list(_gather.bind(*arrays, local=local, replicas=replicas))
 
 
@@ -60,12 +60,12 @@ def same_on_local_replicas(values: Sequence[Any]) -> Any:
 
 
 def has_local_collectives(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Returns whether a jaxpr still contains a `replica_sum` or `replica_gather`, at any nesting depth."""
+    """Returns whether a jaxpr still contains placeholders (`replica_sum`, `replica_gather`), at any nesting depth."""
     return not primitive_names(jaxpr).isdisjoint({SUM, GATHER})
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local index of the virtual replica whose placeholder collective is in an equation, or None."""
+    """Returns the local index of the virtual replica whose placeholder is in an equation; None if there is none."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():
@@ -167,7 +167,7 @@ _mlir.register_lowering(_same, lambda context, *values: [values[0]])
 _impls: dict[str, Any] = {}
 
 
-def run_eagerly(
+def register_eager_implementations(
     sums: Callable[[list[Any]], Sequence[Any]],
     gathers: Callable[[list[Any]], Sequence[Any]],
     number: Callable[[int], int | None],
@@ -200,8 +200,8 @@ def is_from_jax(function: WrappedFun) -> bool:
     return str(function.debug_info.func_filename or "").startswith(_JAX)
 
 
-def with_stores_filled(function: Any, by: Any) -> None:
-    """Copies side results (stores) of a JAX `WrappedFun` that has run to an equal `WrappedFun` that has not."""
+def fill_stores(function: Any, by: Any) -> None:
+    """Fills the side results (stores) of a JAX `WrappedFun` with those of an equal one, `by`, that has already run."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
@@ -229,7 +229,7 @@ def stores_kept(function: WrappedFun) -> Iterator[None]:
 
 
 def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
-    """Returns a repeatable function of arrays that applies a primitive with custom derivatives."""
+    """Returns a function that applies a `custom_jvp` or `custom_vjp` primitive to arrays, any number of times."""
 
     def bind(*args: Any) -> list[Any]:
         for function in functions:
@@ -239,11 +239,10 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
     return bind
 
 
-def bind_custom_call(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies an equation's primitive, including calls with custom derivatives, under the current trace.
+def bind_primitive(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    """Applies a primitive under the current trace; what a `custom_jvp` function closes over stays closed over.
 
-    Values over which a `custom_jvp` function closes stay closed over. If they became ordinary arguments, JAX would drop
-    their tangents silently.
+    If the closed-over values became ordinary arguments, JAX would drop their tangents silently.
     """
     if primitive is primitives.custom_jvp_call_p and params["num_consts"]:
         return _with_closed_over(params, args)

@@ -122,7 +122,7 @@ _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def interruptible(function: F) -> F:
-    """Wraps a function so that Ctrl-C raises KeyboardInterrupt instead of the ValueError that JAX's caches raise."""
+    """Wraps a function so that Ctrl-C raises KeyboardInterrupt, where JAX's caches would turn it into a ValueError."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

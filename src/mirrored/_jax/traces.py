@@ -101,7 +101,7 @@ _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Gives a trace the same identity in JAX's cache keys as other traces, so that all share cache entries.
+    """Gives all traces passed to this function one identity in JAX's cache keys, so that they share cache entries.
 
     Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
     the only information in such an entry is that the function has to be traced.
@@ -110,7 +110,7 @@ def share_identity(trace: Trace) -> None:
 
 
 def parent_of(trace: Any) -> Any:
-    """Returns the JAX trace to which `trace` passes primitives on, or None if it has none or an unknown one."""
+    """Returns the parent of a JAX trace, to which it passes primitives on; None if there is none or it is unknown."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 
@@ -129,7 +129,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the outermost trace in the parent chain of `trace` builds a jaxpr, so it is not an eager tape.
+    """Returns whether the outermost of the parent traces of `trace` builds a jaxpr, and so is not an eager tape.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
     the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.
@@ -142,7 +142,7 @@ def is_cut_off(trace: Trace | None) -> bool:
 
 
 def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
-    """Returns whether any trace from `trace` outwards to `base` builds a jaxpr; None if `base` does not enclose it."""
+    """Returns whether `trace` or one between it and `base` builds a jaxpr; None if `base` does not enclose `trace`."""
     staging = False
     while trace is not base:
         if trace is None:

@@ -1,4 +1,4 @@
-"""Computes which operands each output of a jaxpr equation depends on, and which make it vary between devices.
+"""Computes on which operands each output of a jaxpr equation depends, and which operands make it vary by device.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
@@ -51,7 +51,7 @@ NOTHING: Final = EquationDataflow(0, 0)
 
 
 class DataflowRules:
-    """A cache of how the outputs of equations and jaxprs depend on their inputs, for one mesh axis.
+    """Computes and caches how the outputs of equations and jaxprs depend on the inputs, for one mesh axis.
 
     Args:
         axis: The mesh axis over which devices are compared. None if there is only one device.
@@ -100,7 +100,7 @@ class DataflowRules:
                 return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
 
     def distances(self, eqn: Any, operands: Sequence[int | None]) -> list[int | None]:
-        """Returns how many operations each output is away from the nearest value that differs between devices.
+        """Returns the distance of each output, in operations, from the nearest value that differs between devices.
 
         The distances of the operands are given. None: the output is replicated.
 
@@ -232,7 +232,7 @@ def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: i
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the dependencies of outputs that are operands passed through unchanged."""
+    """Returns the dependencies of outputs that are the operands themselves, passed through unchanged."""
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

@@ -1,4 +1,4 @@
-"""Detects losses averaged over one replica's batch although their gradients are summed over replicas.
+"""Detects losses that are averaged over one replica's batch although the gradients are summed over replicas.
 
 The derivative of such a loss starts with ``1 / b``, where b is the per-replica batch size; that of a part of the global
 mean starts with ``1 / (b * replicas)``. Both are constants of the body's jaxpr: the literal 1 from which reverse-mode
@@ -41,7 +41,7 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A mean over the per-replica batch found in a traced replica function, with its size and source line.
+    """A mean over the per-replica batch, found in a traced replica function: the batch size and the source line.
 
     Attributes:
         size: The batch size by which the mean divides.
@@ -79,7 +79,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Analysis that finds means over the per-replica batch whose derivatives scale the gradients of a replica function.
+    """Finds means over the per-replica batch in a replica function, by the factor that each brings into the gradients.
 
     Args:
         jaxpr: The jaxpr of the body.
@@ -102,7 +102,7 @@ class LossScaling:
             self._run(jaxpr, self._known, None)
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Finds the means over the per-replica batch whose derivatives scale the given gradients.
+        """Returns the means over the per-replica batch whose derivatives are factors of the given gradients.
 
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """

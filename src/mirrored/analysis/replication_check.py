@@ -81,7 +81,7 @@ class Origin:
 
 
 class ReplicationCheck:
-    """Analysis of which values of a replica program (the jaxpr that every device runs) are equal on all replicas.
+    """Determines which values of a replica program (the jaxpr that every device runs) are equal on all replicas.
 
     `check_replication` creates it. The varying analysis and the value numbering run when they are first needed.
 
@@ -137,7 +137,7 @@ class ReplicationCheck:
         return len(atoms) == 1 or len({self._numbers[atom] for atom in atoms}) == 1
 
     def path(self, atom: Var | Literal) -> list[PathStep]:
-        """Returns the shortest chain of operations from a source of differences between devices to `atom`.
+        """Returns the shortest chain of operations that made the value `atom` differ between devices.
 
         A long path is shortened in the middle.
         """
@@ -149,7 +149,7 @@ class ReplicationCheck:
         return shorten(steps)
 
     def divergence(self, atoms: Sequence[Any]) -> list[PathStep]:
-        """Returns the chain of operations by which a device's virtual replicas came to have different values.
+        """Returns the chain of operations that made the values of a device's virtual replicas different.
 
         Each of the values is equal across devices; they differ only between the virtual replicas.
         """
@@ -159,7 +159,7 @@ class ReplicationCheck:
         return shorten(finder.trail(atoms[0], other))
 
     def explain(self, atoms: Sequence[Any]) -> str:
-        """Returns a text, one operation per line, of how the replicas' values became different.
+        """Returns a text with the operations that made the replicas' values different, one per line.
 
         Returns the empty string if they are equal.
         """
@@ -203,7 +203,7 @@ def check_replication(
 
 
 def shorten(steps: Sequence[PathStep]) -> list[PathStep]:
-    """Shortens a chain of operations for an error message: joins steps of one source line, omits the middle."""
+    """Shortens a chain of operations for an error message: joins the steps of one source line, omits the middle."""
     joined = [_join(list(group)) for _, group in groupby(steps, key=lambda step: step.where or id(step))]
     if len(joined) <= _LONGEST_PATH:
         return joined
@@ -227,7 +227,7 @@ def _join(steps: Sequence[PathStep]) -> PathStep:
 
 
 class CollectiveSites:
-    """Search for collectives inside branches and loops whose condition differs between devices.
+    """Finds collectives inside branches and loops whose condition differs between devices.
 
     Args:
         flows: The dataflow rules of the body's equations.
@@ -340,7 +340,7 @@ _Pair = tuple[Any, Any]
 
 
 class Divergence:
-    """Search for the operation at which the values of a device's virtual replicas became different.
+    """Finds the operation that made the values of a device's virtual replicas different.
 
     Args:
         jaxpr: The body into which both replicas were traced.
@@ -360,7 +360,7 @@ class Divergence:
         }
 
     def trail(self, one: Var | Literal, other: Var | Literal) -> list[PathStep]:
-        """Returns the shortest chain of operations from the first difference between two replicas to the value `one`.
+        """Returns the shortest chain of operations that made the values `one` and `other` of two replicas different.
 
         The search goes backwards from the pair, breadth-first over pairs of corresponding operands. It visits each pair
         of value numbers once.

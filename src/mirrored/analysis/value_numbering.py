@@ -76,7 +76,7 @@ class ValueNumbering:
         return self._read(self._of, atom)
 
     def operation(self, eqn: JaxprEqn) -> int:
-        """Returns a number that identifies an equation's primitive and parameters, without its operands."""
+        """Returns a number for an equation's primitive and parameters, whatever the equation's operands are."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
             # The other parameters (names, derivative rules, layouts) do not change the result.
@@ -85,7 +85,7 @@ class ValueNumbering:
         return self._intern((eqn.primitive.name, params))
 
     def structure(self, jaxpr: Jaxpr | ClosedJaxpr) -> int:
-        """Returns a number that is equal for inner jaxprs that differ only in the names of their variables."""
+        """Returns a number for an inner jaxpr, equal for jaxprs that differ only in the names of their variables."""
         found = self._structures.get(id(jaxpr))
         if found is None:
             found = self._structures[id(jaxpr)] = self._intern(self._shape(jaxpr))

@@ -62,7 +62,7 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Analysis of which variables of a jaxpr may differ between devices, and how far each is from the cause.
+    """Determines which values of a jaxpr may differ between devices, and how many operations each is from the cause.
 
     Args:
         jaxpr: The jaxpr. It is visited once, in order.
@@ -98,7 +98,7 @@ class VaryingAnalysis:
         return None if isinstance(atom, Literal) else self._distance.get(atom)
 
     def trail(self, atom: Var | Literal) -> VaryingPath:
-        """Returns the shortest chain of operations from the cause of a difference between devices to `atom`."""
+        """Returns the shortest chain of operations that made the value `atom` differ between devices."""
         steps: list[PathStep] = []
         while atom not in self._inputs:
             eqn, j = self._producer(atom)
@@ -250,7 +250,7 @@ def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
 
 
 def path_step_of(eqn: JaxprEqn, j: int) -> PathStep:
-    """Describes an equation as a `PathStep`, for a chain of operations that leads to its output `j`."""
+    """Returns the `PathStep` for an equation in a chain of operations that goes through its output `j`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))

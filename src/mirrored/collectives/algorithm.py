@@ -78,7 +78,7 @@ class CrossDeviceOps(abc.ABC):
     def all_reduce(
         self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
     ) -> list[list[Any]]:
-        """Reduces each array over all replicas, with one copy of the result for every replica of this device.
+        """Reduces each array over all replicas; returns the result once for every replica of this device.
 
         The results of an array are equal, but each is differentiated separately: it receives the cotangent of its own
         replica. The gradient is the `all_reduce` of these cotangents by the same operation in the same order of sums.
@@ -102,7 +102,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components of each array to ``[replicas, ...]``, once per replica of this device.
+        """Stacks all replicas' components of each array as ``[replicas, ...]``; one copy per replica of this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """

@@ -109,7 +109,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether `accumulation_fn` is given."""
+        """Whether the user has passed an `accumulation_fn`, which then adds the components."""
         return self.accumulation_fn is not None
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:

@@ -69,7 +69,7 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components of each array to ``[replicas, ...]``, once per replica of this device.
+        """Stacks all replicas' components of each array as ``[replicas, ...]``; one copy per replica of this device.
 
         The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
         """
@@ -99,7 +99,7 @@ _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a replicated value to each replica of this device, so that gradients are summed in a fixed order.
+    """Copies a replicated value to each replica of this device, so that the copies' gradients add up in a fixed order.
 
     The tree sums the cotangents of all replicas. Every device returns the whole sum, and the caller must take only one
     of them, as `one_row_each` does (`strategies.tracing_runner`).
@@ -120,7 +120,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a value, computed alike by every device, to the device's replicas; one device gets the gradient.
+    """Copies a value that every device has computed to the device's replicas; the first device gets the whole gradient.
 
     On the first device, the cotangent of `value` is the sum of the cotangents of all replicas; on the others it is
     zero. The reason is that the operations that have computed `value` on every device, such as a reduction over
@@ -226,7 +226,7 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
 def over_buckets_of_rows(
     collective: Callable[[jax.Array], jax.Array], arrays: Sequence[Sequence[Any]], multiple: int
 ) -> list[Any]:
-    """Sums the rows of arrays by a collective, with the arrays of each dtype packed into one buffer.
+    """Sums the rows of each array by `collective`, after packing the arrays of each dtype into one buffer.
 
     The collective maps ``[rows, n]`` to ``[n]``. The arrays are not empty.
 

@@ -89,7 +89,7 @@ class ReduceOp(metaclass=_Members):
 
     @property
     def value(self) -> str:
-        """The name of the reduction, as `name`, for compatibility with TensorFlow's enum."""
+        """The name of the reduction, like `name`; TensorFlow's `ReduceOp` is an enum, whose members have a `value`."""
         return self.name
 
     @property
@@ -139,7 +139,7 @@ class CallableReduction(ReduceOp):
 
     @property
     def calls_user_code(self) -> bool:
-        """Always True."""
+        """True, because the reduction is a function of the user, which may read state that changes between calls."""
         return True
 
     def __call__(self, per_replica: jax.Array) -> Any:

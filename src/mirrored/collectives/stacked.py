@@ -1,4 +1,4 @@
-"""Reduces and gathers arrays ``[replicas, ...]`` that are sharded over devices, outside of replicas."""
+"""Reduces and gathers arrays ``[replicas, ...]``, sharded over devices, in code outside of `Strategy.run`."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment)
 
 
 def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Copies an array from one device to the devices of all replicas, which also hold the variables.
+    """Copies an array from one device to the devices of all replicas, where the variables are.
 
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
     returned unchanged, because JAX's own rule would leave their cotangents on all devices.
@@ -177,7 +177,7 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the replicas' rows of an array ``[replicas, ...]`` along `axis`, after removing their padding.
+    """Concatenates the replicas' rows of an array ``[replicas, ...]`` along `axis`, after removing the rows' padding.
 
     Each row is the component of one replica.
 
@@ -217,7 +217,7 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns an array ``[replicas, ...]`` with all rows readable by this process, gathered if necessary."""
+    """Returns an array ``[replicas, ...]`` of which this process can read all rows, all-gathered if necessary."""
     if not device_assignment.spans_processes:
         return array
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))

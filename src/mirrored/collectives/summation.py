@@ -46,7 +46,7 @@ class Group:
 
 
 def floating(array: jax.Array) -> Any:
-    """Converts integers and booleans to float32, in which their mean is computed; other arrays unchanged."""
+    """Converts integers and booleans to float32, in which their mean is computed; returns other arrays unchanged."""
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
 
@@ -146,7 +146,7 @@ def opaque_false(array: jax.Array) -> Any:
 def isolate_lists(
     function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
 ) -> list[Any]:
-    """Applies `function` to lists of arrays, so that XLA fuses none of its operations with other code.
+    """Applies `function` to lists of arrays, so that XLA fuses none of the function's operations with other code.
 
     Args:
         function: Maps the lists to a flat list of results: `results_per_list` for each list, of the shape and dtype of
@@ -174,7 +174,7 @@ def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[A
 
 
 def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
-    """Applies `function` to a list of arrays, so that XLA fuses none of its operations with other code.
+    """Applies `function` to a list of arrays, so that XLA fuses none of the function's operations with other code.
 
     Use it in traces: every eager call compiles again, because JAX keys compiled programs by the identity of the branch
     functions, of which one is new. `isolate_lists` avoids that.

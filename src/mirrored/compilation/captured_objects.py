@@ -32,7 +32,7 @@ _LONGEST_SHIFT: Final = 4
 
 
 class ContainerSnapshot:
-    """A snapshot of the elements of a list, dict, set, deque or queue, to detect and undo removals.
+    """A snapshot of the elements of a list, dict, set, deque or queue, by which later removals are detected and undone.
 
     Args:
         container: A container that `is_container` accepts.
@@ -133,7 +133,7 @@ Named = tuple[str, Any]
 
 
 def nested(roots: Iterable[Named]) -> Iterator[Named]:
-    """Yields every Python object reachable from `roots` with its access path, breadth first.
+    """Yields every Python object that is reachable from `roots`, each with its access path, breadth first.
 
     Args:
         roots: Objects with their names.
@@ -225,7 +225,7 @@ def attributes_of(owner: object) -> dict[str, Any]:
 
 
 class Progress:
-    """A snapshot of a Python iterator's position, to detect whether a trace has advanced the iterator.
+    """A snapshot of a Python iterator's position, which later shows whether a trace has advanced the iterator.
 
     Args:
         iterator: An iterator.
@@ -308,7 +308,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> Iterator[Name
 
 
 def refuse_forgotten(created: Sequence[Any], called: str) -> None:
-    """Raises an error if a traced function has created a variable to which only the trace refers.
+    """Raises an error if a traced function has created a variable that nothing but the trace references.
 
     Args:
         created: The variables created in the trace.

@@ -75,7 +75,7 @@ class ConcreteFunction:
         return found
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Returns example arguments filled with zeros, or None if a shape is not fully known.
+        """Returns example arguments, with arrays of zeros; None if the shape of an array is not fully known.
 
         Arrays that were given, not described, are returned as they are.
         """

@@ -30,7 +30,7 @@ _is_shared = attrgetter("_shared")
 
 
 class DonatingSteps:
-    """A compiled program that donates variable buffers, with calls that store the new values atomically.
+    """A compiled program that donates the buffers of variables, and stores their new values atomically at each call.
 
     Each call is one step. The caller holds the state lock.
 
@@ -105,7 +105,7 @@ class DonatingSteps:
 
 
 class DonatingStep:
-    """One call of a program that donates variable buffers, which can be completed after an exception.
+    """One call of a program that donates the buffers of variables; the call can be completed after an exception.
 
     Attributes:
         results: All results of the program, once it has been dispatched.
@@ -230,7 +230,7 @@ _MOST_BETWEEN: Final = 1024
 
 
 class WorkerArguments:
-    """A check, at calls of a compiled program, that all workers of a job pass consistent arguments.
+    """Checks, at calls of a compiled program, that all workers of a job call it with consistent arguments.
 
     At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
     arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls
@@ -250,11 +250,11 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the log of collectives that the program was dispatched; `token` is one of its results."""
+        """Records in the collective log that the program was dispatched; its result `token` tells when it has run."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
-        """Returns the argument arrays, placed on the devices of all workers, after checking their consistency.
+        """Returns the argument arrays, placed on all workers' devices; at some calls, compares them between workers.
 
         Args:
             arrays: The arguments' arrays on this worker.
@@ -271,7 +271,7 @@ class WorkerArguments:
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
-        """Records the call in the log of collectives, and at some calls compares arguments between workers.
+        """Records the call in the collective log, and at some of the calls compares the arguments between workers.
 
         The docstring of the class says at which calls.
 

@@ -67,7 +67,7 @@ class PythonState:
         self._shared = _shared_states() if threading.active_count() == 1 else None
 
     def frozen(self) -> ArgumentError | None:
-        """Returns an error for the first container or random generator that the trace has changed, or None.
+        """Returns an error for the first container or random generator changed by the trace; None if it changed none.
 
         Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
         creates variables legitimately draws their initial values.

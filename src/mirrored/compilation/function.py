@@ -314,7 +314,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns this function compiled to run on a strategy's replicas (`Strategy.run`), cached per strategy and key.
+        """Returns a compiled function that runs this one on a strategy's replicas; it is cached by strategy and `key`.
 
         Args:
             strategy: The strategy of the run.

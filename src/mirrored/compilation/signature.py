@@ -210,12 +210,12 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
-    """Exception raised when the replicas' components of an argument differ in shape, so no single program fits."""
+    """Exception raised when the replicas' components of an argument differ in shape, so that no program fits all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The flattened arguments of one call of a compiled function: arrays, static values, and program key.
+    """The flattened arguments of one call of a compiled function: the arrays, the static values, and the cache key.
 
     Attributes:
         treedef: The structure.
@@ -264,7 +264,7 @@ class Arguments:
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
-    """Flattens the arguments of a compiled function's call into arrays, static values and a program key.
+    """Flattens the arguments of a call of a compiled function into arrays, static values, and the program's cache key.
 
     Raises:
         Ragged: A per-replica argument has components of different shapes.
@@ -285,7 +285,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Returns the arguments of each step of a call with `steps_per_call`, after checking their number.
+    """Returns one tuple of arguments for each step of a call with `steps_per_call`, after checking how many there are.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps.
@@ -329,7 +329,7 @@ def flatten_steps(
 
 
 def quick_key(value: Any, arrays: list[Any]) -> Hashable:
-    """Returns a cheap cache key for simple arguments (containers of arrays and constants), or None for others.
+    """Returns a cheap cache key if the arguments are simple (containers of arrays and constants), and None otherwise.
 
     It avoids flattening in the calls of a warm training loop. Values with equal quick keys have equal `Arguments.key`.
 
@@ -403,7 +403,7 @@ def _static_key(leaf: object) -> Hashable:
 
 
 def difference(old: Arguments, new: Arguments) -> str:
-    """Returns a one-line description of how a call's arguments differ from earlier ones, which required a retrace."""
+    """Returns one line on how the arguments of a call that was retraced differ from those of an earlier call."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(

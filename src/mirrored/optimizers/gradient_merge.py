@@ -68,7 +68,7 @@ def update_with_sums_of(
     called: str,
     owner: object,
 ) -> tuple[str, ...]:
-    """Sums (gradient, variable) pairs over replicas, with zeros for missing gradients, and calls `update`.
+    """Sums each variable's gradient over replicas, with zeros for missing ones, and calls `update` with the sums.
 
     Gradients of different replicas are matched by variable, not by position in the list.
 
@@ -168,7 +168,7 @@ def as_array(gradient: Operand) -> jax.Array:
 
 
 def once(make: Callable[[], None]) -> None:
-    """Calls `make` once in cross-replica context, even if all replicas of a run call this function."""
+    """Calls `make` in cross-replica context, and only once if all replicas of a run call this function."""
     context = get_replica_context()
     if context is None:
         make()
@@ -177,7 +177,7 @@ def once(make: Callable[[], None]) -> None:
 
 
 def scope_of(variables: Sequence[Variable]) -> AbstractContextManager[Any]:
-    """Returns the `scope()` of the strategy to which variables belong, or an empty context if a scope is open.
+    """Returns the `scope()` of the strategy to which variables belong; an empty context if a scope is already open.
 
     Gradients that `strategy.run` returned may be applied outside every scope.
     """

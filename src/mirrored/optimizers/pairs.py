@@ -70,7 +70,7 @@ def _dense(gradient: object, variable: Variable) -> object:
 
 
 def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
-    """Returns the (gradient, variable) pairs of a tree of gradients and a model with equal structure.
+    """Pairs the leaves of a tree of gradients with the variables of a model that has the same structure.
 
     A variable that is not trainable and has no gradient is omitted. `gradients` of None means that no variable has a
     gradient.
@@ -141,7 +141,7 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
 
 
 def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tuple[str, ...]]:
-    """Splits (gradient, variable) pairs into those with a gradient, and the names of the other variables.
+    """Returns the (gradient, variable) pairs that have a gradient, and the names of the variables without one.
 
     Raises:
         ArgumentError: No pair has a gradient.

@@ -141,7 +141,7 @@ class Decay:
     mask: Any = None
 
     def transforms(self, scale: float | jax.Array = 1.0) -> list[optax.GradientTransformation]:
-        """Returns the optax transformation for weight decay times `scale`, in a list that is empty without decay."""
+        """Returns the optax transformation for weight decay times `scale` as a list, which is empty without decay."""
         return [] if self.rate is None else [optax.add_decayed_weights(self.rate * scale, self.mask)]
 
 
@@ -156,7 +156,7 @@ def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformat
 
 
 def scaled(*parts: optax.GradientTransformation) -> TransformFactory:
-    """Returns a function from a learning rate to the optax chain of `parts` and the factor ``-learning_rate``."""
+    """Returns a function that maps a learning rate to the optax chain of `parts`, scaled by ``-learning_rate``."""
     return lambda learning_rate: optax.chain(*parts, scale_by_rate(learning_rate))
 
 
@@ -206,7 +206,7 @@ def lamb(beta_1: float, beta_2: float, epsilon: float, decay: Decay) -> Transfor
 
 
 def with_rate(factory: Callable[..., optax.GradientTransformation]) -> TransformFactory:
-    """Wraps an optax factory such as `optax.adam` to receive the learning rate in the parameters' widest dtype.
+    """Wraps an optax factory such as `optax.adam` so that it gets the learning rate in the parameters' widest dtype.
 
     `optax.inject_hyperparams` passes the same dtype to a factory.
     """

@@ -85,7 +85,7 @@ class SlotLayout:
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Returns the layout of the optax state for given parameters, computed from shapes only."""
+    """Computes, from shapes only, which arrays the optax state for given parameters has (`SlotLayout`)."""
     random: list[str | None] = []
 
     def init(arrays: optax.Params) -> Any:
@@ -143,7 +143,7 @@ TransformFactory = Callable[[Any], optax.GradientTransformation]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SlotKey:
-    """A hashable key of a slot variable: the path in the optax state, and the owning variable or group.
+    """A hashable key of a slot variable: its path in the optax state, and the variable or cohort that owns it.
 
     Attributes:
         address: The path in the optax state, without the variable's name.
@@ -170,12 +170,12 @@ class UpdatePlan:
     slots: tuple[SlotKey, ...]
 
     def members(self, cohort: int) -> list[str]:
-        """Returns the names of this update's variables that belong to one cohort (group with a common step counter)."""
+        """Returns the names of this update's variables that belong to a cohort, a group with a common step counter."""
         return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of the slot for one array of an optax state, which one variable or a group of variables owns."""
+    """Returns the key of a slot, which holds one array of an optax state for one variable or a cohort of variables."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
@@ -196,7 +196,7 @@ class UpdateRule:
     clipping: Clipping
 
     def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
-        """Returns the layout of the optax state for given parameters (arrays, variables or descriptions)."""
+        """Returns the `SlotLayout` of the optax state for given parameters (arrays, variables or descriptions)."""
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(jnp.zeros(())), describe(parameters))
 
@@ -250,7 +250,7 @@ def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """A group of variables that an optimizer first updated in one call, with shared state such as a step counter.
+    """A group of variables that an optimizer first updated in the same call, and the state that they share.
 
     Attributes:
         variables: The variables, in the order in which they were added.
@@ -308,7 +308,7 @@ class Slots:
         return _by_label(found.values())
 
     def groups(self) -> tuple[SlotGroup, ...]:
-        """Returns the groups of variables (`SlotGroup`) that share optimizer state, each with the shared slots."""
+        """Returns the groups of variables that share optimizer state such as a step counter, as `SlotGroup` objects."""
         found = []
         for cohort in sorted(set(self._cohorts.values())):
             members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)

@@ -76,13 +76,13 @@ def entered(context: Ambient) -> Iterator[Ambient]:
 
 @contextmanager
 def within(**changes: Any) -> Iterator[Ambient]:
-    """Changes some fields of this thread's context, such as the strategy, during a ``with`` block."""
+    """Changes fields of this thread's context, such as the current strategy, during a ``with`` block."""
     with entered(_thread.current.fork(**changes)) as context:
         yield context
 
 
 def replace_current(context: Ambient) -> None:
-    """Makes `context` the current context (strategy, replica, listeners) of this thread until the next replacement.
+    """Makes `context` the context of this thread (current strategy, replica, listeners) until the next replacement.
 
     Listeners that are opened and closed by separate calls use it.
     """
@@ -123,20 +123,20 @@ class ReadableVariable(Protocol):
 
 
 class ReadListener(Protocol):
-    """Interface of objects, such as gradient tapes, that are notified of variable reads and writes in a thread.
+    """Interface of objects (such as gradient tapes) that are notified when code in a thread reads or writes variables.
 
     They are also notified of those in the replicas that the thread runs.
     """
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> jax.Array:
-        """Receives a variable's value at each read, and returns the array that the reader gets instead.
+        """Is called with a variable's value at each read, and returns the array that the reader gets instead.
 
         This is an array that a tape tracks (a box), or `value` itself.
         """
         ...
 
     def on_write(self) -> None:
-        """Receives a notification before one or several variables are assigned."""
+        """Is called before one or several variables are assigned."""
         ...
 
     def tracks(self, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Functions that other packages register here: distributed datasets, summaries, integrations with frameworks."""
+"""Calls what higher-level packages register here: distributed datasets, summaries, integrations of frameworks."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ _summary: list[Callable[[], Any]] = []
 
 
 def set_summary(load: Callable[[], Any]) -> None:
-    """Registers the function that imports the module with mirrored's equivalent of `tf.summary`."""
+    """Registers the function that imports and returns the module that is mirrored's equivalent of `tf.summary`."""
     _summary[:] = [load]
 
 
 def summary() -> Any:
-    """Returns the module with mirrored's equivalent of `tf.summary`."""
+    """Returns the module that is mirrored's equivalent of `tf.summary`."""
     return _summary[0]()
 
 
@@ -154,7 +154,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns a framework's module spec from the other finders, with a loader that also calls `connect`."""
+        """Returns the module spec of a framework from the other finders, with a loader that also calls `connect`."""
         if fullname not in self._awaited or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
@@ -203,7 +203,7 @@ class IteratedWhileTracing(BaseException):
 
 
 class EndOfElements(StopIteration):
-    """The `StopIteration` at a dataset's end, raised in a function that runs as Python instead of being traced.
+    """The `StopIteration` at a dataset's end, in a `mirrored.function` that runs as Python instead of being traced.
 
     Args:
         error: The error that the caller of the driven function receives if no loop handles the end.
@@ -238,7 +238,7 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """A cache of compiled replica functions for `Strategy.run` calls in a `function` that runs as plain Python.
+    """Compiles and caches the functions passed to `Strategy.run` by a `mirrored.function` that itself runs as Python.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the identities of the objects that it closes over.
@@ -253,7 +253,7 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function` compiled, or `function` itself after too many versions with different closures."""
+        """Returns `function` compiled; not compiled, if too many versions of it with other closures already are."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:

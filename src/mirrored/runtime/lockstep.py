@@ -177,7 +177,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runner of one function per replica in threads, one thread at a time, synchronised at collectives."""
+    """Runs one function per replica, each in a thread of its own, one thread at a time, synchronised at collectives."""
 
     def __init__(self, called: str) -> None:
         self._called = called

@@ -101,7 +101,7 @@ class RecordsMerges(Protocol):
     """Interface of a tape's JAX trace that records collectives and `merge_call`."""
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Executes a collective or `merge_call` and records it on the tape; returns tracked results.
+        """Executes a collective or `merge_call`, records it on the tape, and returns results that the tape tracks.
 
         The replica waits at the merge with the values of `payload`, without the tape's boxes around them.
         """
@@ -163,7 +163,7 @@ def _refused(merge: Merge) -> MergeError:
 
 
 class Guard(Protocol):
-    """A function that calls another function and undoes its variable assignments if it raises an exception."""
+    """Type of functions that call another function and, if that one raises, undo its variable assignments."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Returns the result of `call`, and undoes its assignments if it raises."""
@@ -174,7 +174,7 @@ _storage_guard: list[Guard] = []
 
 
 def guard_storage(guard: Guard) -> None:
-    """Registers the function that undoes assignments to stored variable values after an exception."""
+    """Registers the function that calls another one and restores the stored values of variables if that one raises."""
     _storage_guard[:] = [guard]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OverlayStore(VariableStore):
-    """A variable store on top of another, which holds assignments back until a differentiation is complete.
+    """A variable store on top of another one; it holds assignments back until a differentiation is complete.
 
     Args:
         below: The store to read variables from that are not assigned here; None means their storage.
@@ -42,7 +42,7 @@ class OverlayStore(VariableStore):
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes this store the current one during a ``with`` block, also for runs inside the block."""
+        """Makes all code in a ``with`` block, including runs, read and assign variables in this store."""
         self.base_trace = current_trace()
         with within(store=self):
             yield
@@ -130,7 +130,7 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns a new overlay store, and `function` wrapped so that its variable assignments go to that store."""
+    """Returns a new `OverlayStore`, and `function` wrapped so that its variable assignments go to that store."""
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

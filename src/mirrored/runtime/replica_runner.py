@@ -47,7 +47,7 @@ class ReplicaRunner(abc.ABC):
     creations: dict[tuple[int, str], int]
 
     def current_store(self) -> VariableStore:
-        """Returns the variable store that newly started replicas use: the run's store, or an overlay on it.
+        """Returns the variable store for replicas that start now: the run's store, or an `OverlayStore` on top of it.
 
         The overlay is used in a merge that is differentiated.
         """
@@ -59,7 +59,7 @@ class ReplicaRunner(abc.ABC):
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
-        """Makes JAX cache separate traces per replica for the jitted function that it is tracing, if any.
+        """If JAX is tracing a jitted function inside a replica, makes JAX cache separate traces for each replica.
 
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
@@ -76,18 +76,18 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces arrays over all replicas in cross-replica context, given each local replica's components."""
+        """Reduces arrays over all replicas, given the local replicas' components, and returns one result per array."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Reduces arrays over all replicas, with one separately differentiable result per local replica."""
+        """Reduces arrays over all replicas; returns each result once per local replica, separately differentiable."""
 
     @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
-        """Concatenates the arrays of all replicas along `axis`, in cross-replica context."""
+        """Concatenates the arrays of all replicas along `axis`, given the local replicas' components."""
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
-        """Concatenates all replicas' arrays along `axis`, with a separately differentiable result per local replica."""
+        """Concatenates all replicas' arrays; returns each result once per local replica, separately differentiable."""
         whole = self.gather(arrays, axis)
         return [[self.reduced_component(array, k) for k in range(self.num_local)] for array in whole]
 
@@ -108,7 +108,7 @@ class ReplicaRunner(abc.ABC):
         """Returns the part of a cross-replica value that belongs to one local replica."""
 
     def components_each(self, value: Leaf) -> list[Any]:
-        """Splits the result of a `merge_call` into separately differentiable components, one per local replica."""
+        """Splits the result of a `merge_call` into one component per local replica, each separately differentiable."""
         return [self.component(value, local) for local in range(self.num_local)]
 
     @abc.abstractmethod

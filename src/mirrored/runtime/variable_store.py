@@ -1,4 +1,4 @@
-"""Variable stores, which hold the values of variables during a run or trace, until the run or trace ends.
+"""Variable stores, which hold the values that a run or trace assigns to variables, until the run or trace ends.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
@@ -73,7 +73,7 @@ class VariableLike(ReadableVariable, Protocol):
 
 
 class Bookkeeping:
-    """Base class of internal containers whose references to a variable do not count as uses by the program."""
+    """Marker base class of mirrored's own containers; their references to a variable do not count as uses of it."""
 
 
 class Created(list[Any], Bookkeeping):
@@ -88,7 +88,7 @@ class Held(NamedTuple):
 
 
 class VariableStore(abc.ABC):
-    """Base class of stores that hold variable values during a run or trace, before they are committed.
+    """Base class of stores, which hold the values that a run or trace assigns to variables, until they are committed.
 
     Attributes:
         captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested
@@ -129,20 +129,20 @@ class VariableStore(abc.ABC):
         return result
 
     def note(self, variable: VariableLike) -> None:
-        """Remembers a variable's value before an assignment, so that a merge that fails can undo the assignment."""
+        """Remembers a variable's value before an assignment, so that `or_undone` can restore it after an exception."""
         if self._undo is not None and id(variable) not in self._undo:
             self._undo[id(variable)] = self.restoring(variable)
 
     @abc.abstractmethod
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that sets `variable` in this store back to the value that it has now."""
+        """Returns a function that later resets `variable` to the value that it has in this store now."""
 
     def outermost(self) -> VariableStore:
         """Returns the variable store of the enclosing function or run, also from inside a branch or loop body."""
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Returns a variable's value unchanged; records a read by a nested transform, whose trace JAX may cache."""
+        """Returns a variable's value unchanged, after recording the read if a nested JAX transform made it."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
@@ -185,7 +185,7 @@ class VariableStore(abc.ABC):
 
 @jax.custom_jvp
 def read_again(newest: jax.Array, before: jax.Array) -> Any:
-    """Returns a variable's newly assigned value, connected so that its gradients flow to the old value.
+    """Returns a variable's newly assigned value unchanged, and routes its gradients to the variable's old value.
 
     An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
     to the inputs of the assigned value. A tape around a compiled function or run sees all of that as one operation with
@@ -200,7 +200,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 
 class FunctionStore(VariableStore):
-    """The store of variable values that a compiled function reads and assigns while it is traced.
+    """The variable store of a compiled function that is traced: holds the values that the function reads and assigns.
 
     Args:
         under_tape: See the attribute of `VariableStore`.
@@ -289,7 +289,7 @@ class StagedAssignment(Bookkeeping):
 
 
 class ReplicaStore(VariableStore):
-    """The store of variable values that the replicas of one run have assigned, until the run commits them.
+    """The variable store of one run: holds the values that its replicas assign, until the run commits them.
 
     A subclass defines where the values from before the run come from, and how components and whole values convert.
 
@@ -370,7 +370,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """A reference from a tracer to the variable, or one replica's component, whose value the tracer represents."""
+    """What a tracer represents: the value of a variable, or of one replica's component of the variable."""
 
     variable: VariableLike
     local: int | None
@@ -380,7 +380,7 @@ class Captured(Bookkeeping):
 
 
 class LocalReplicas(Protocol):
-    """Interface of the object that runs a device's replicas, limited to what `TracedReplicaStore` uses."""
+    """Interface of the runner that traces the virtual replicas of one device, limited to two conversions of values."""
 
     num_local: int
 
@@ -394,7 +394,7 @@ class LocalReplicas(Protocol):
 
 
 class TracedReplicaStore(ReplicaStore):
-    """The store of variable values in a compiled run while it is traced; values read become program operands.
+    """The variable store of a compiled run that is traced: values that the run reads become operands of its program.
 
     Only a value from before the run becomes an operand, when it is first read.
 

@@ -92,7 +92,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that a compiled run assigns a variable created outside any scope only once, not once per replica.
+    """Warns that a compiled run assigns a variable only once, not once per replica, as it was created outside a scope.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -191,7 +191,7 @@ class OutSpecs:
         ]
 
     def as_arrays(self, result: PyTree) -> Any:
-        """Converts numbers to arrays in one replica's results, where `out_specs` declares results as replicated."""
+        """Converts Python numbers to arrays in those of one replica's results that `out_specs` declares replicated."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
@@ -215,7 +215,7 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
-    """Warns if a function gets per-replica results of its earlier run as arguments, so that model state diverges.
+    """Warns if a function gets per-replica results of its own earlier run as arguments: model state then diverges.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 
@@ -251,7 +251,7 @@ def as_array(value: object) -> Any:
 
 
 def mark_made_by(result: PyTree, functions: Makers) -> None:
-    """Records in each per-replica value of a result which functions passed to `run` have computed the value."""
+    """Stores, in each per-replica value of a result of `Strategy.run`, the set of functions that computed the value."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions
@@ -280,7 +280,7 @@ def _code_of(fn: Callable[..., Any]) -> Any:
 
 
 def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
-    """Raises an error unless a result declared replicated by `out_specs` is bit-identical on all replicas.
+    """Raises an error unless a result that `out_specs` declares replicated is bit-identical on all replicas.
 
     Raises:
         ReplicaDivergenceError: Two values differ.

@@ -313,7 +313,7 @@ class _Run:
     def _unstack(self, arrays: Sequence[jax.Array]) -> list[list[Any]]:
         """Returns the components of each array ``[local, ...]``."""
         if self._fixed_order:
-            return tracing_runner.unstack_in_fixed_order(arrays)
+            return tracing_runner.unstack_unfused(arrays)
         if self._as_written:
             return unstack_isolated(arrays)
         return [[array[k] for k in range(self._local)] for array in arrays]

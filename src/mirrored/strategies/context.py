@@ -268,7 +268,7 @@ def _columns(
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:
-    """Raises ArgumentError if arrays to concatenate differ in rank or in a dimension other than `axis`."""
+    """Raises ArgumentError if the arrays to be concatenated differ in rank or in a dimension other than `axis`."""
     for arrays in zip(*payloads, strict=True):
         shapes = [tuple(array.shape) for array in arrays]
         rest = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}

@@ -49,7 +49,7 @@ carry(lambda: excuse)
 
 
 class EagerReplicaStore(ReplicaStore):
-    """The variable values that the replicas of one eager run have assigned, on the replicas' devices.
+    """The variable store of one eager run: holds the values that its replicas assign, on the replicas' devices.
 
     Args:
         runner: The runner of the run.
@@ -82,7 +82,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Runner that executes a function for each replica of this process in turn, synchronised at collectives.
+    """Executes an eager run: calls a function for each replica of this process in turn, synchronised at collectives.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
@@ -279,7 +279,7 @@ class EagerRunner(ReplicaRunner):
         return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
     def separate(self, component: jax.Array) -> Any:
-        """Marks an array as belonging to one replica, even if other replicas hold the same Python object."""
+        """Records that an array belongs to one replica only, even if other replicas hold the same Python object."""
         self._separated[id(component)] = component
         return component
 
@@ -315,7 +315,7 @@ class EagerRunner(ReplicaRunner):
         return value if not value.committed or value.device == device else jax.device_put(value, device)
 
     def whole(self, components: Sequence[Any]) -> Any:
-        """Makes one replicated array from equal arrays on the replicas' devices, without copying them."""
+        """Builds one replicated array from the equal arrays on the replicas' devices, without copying them."""
         firsts = components[:: self.device_assignment.local]
         devices = self.device_assignment.addressable_devices
         placed = [jax.device_put(one, device) for one, device in zip(firsts, devices, strict=True)]
@@ -387,7 +387,7 @@ def _is_uneven(leaf: object) -> bool:
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager `run`, and keeps the replicas' variable assignments only if the run succeeds."""
+    """Executes one eager `Strategy.run`, and keeps the replicas' variable assignments only if the run succeeds."""
     runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
     try:
@@ -405,7 +405,7 @@ def run_eager(
 
 
 def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes an eager `run` with a single replica; if the run fails, undoes its variable assignments."""
+    """Executes an eager `Strategy.run` with a single replica, and undoes its variable assignments if it fails."""
     here, trace = ambient(), current_trace()
     try:
         with turn():
@@ -422,7 +422,7 @@ def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls `fn` as a single replica inside a trace or another `run`; if `fn` fails, undoes its assignments."""
+    """Executes a single-replica run inside a trace or another run, and undoes its variable assignments if it fails."""
     return or_undone(lambda: fn(*args, **kwargs))
 
 

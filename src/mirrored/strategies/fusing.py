@@ -1,4 +1,4 @@
-"""Merges the virtual replicas' copies of loops and branches with collectives into one for all replicas.
+"""Fuses loops and branches that contain collectives: one for all virtual replicas replaces one per replica.
 
 The local replicas of a device are traced one after another. If each of them reduces something in a `scan`, the body
 contains one `scan` per local replica, each with that replica's part of the collective
@@ -42,7 +42,7 @@ _Walk = Generator[tuple[Any, _Values], _Values, _Values]
 
 
 def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
-    """Merges, in a traced program, the virtual replicas' copies of each loop, branch or call with collectives.
+    """Fuses, in a traced program, the virtual replicas' copies of each loop, branch or call that contains collectives.
 
     Raises:
         MergeError: The local replicas' programs do not contain the same collectives.
@@ -188,7 +188,7 @@ class _Body:
 
 
 def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
-    """Returns the length of the arrays that a `scan` equation iterates over, or None if there are none."""
+    """Returns the length of the arrays that a `scan` equation iterates over; None if it iterates over none."""
     scanned = operands[scan.num_consts + scan.num_carries :]
     return scanned[0].shape[0] if scanned else None
 

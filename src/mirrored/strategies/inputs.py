@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ValueContext:
-    """The replica index and number of replicas for which a function creates a value, as in TensorFlow.
+    """Argument of a function that creates one value per replica: the replica's index and the number of replicas.
 
     Attributes:
         replica_id_in_sync_group: The index of the replica.
@@ -79,7 +79,7 @@ class DistributesInput(abc.ABC):
     distribute_dataset = experimental_distribute_dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: object = None) -> Any:
-        """Distributes datasets of per-replica batches that a function creates, one element per replica.
+        """Distributes datasets that a function creates; each replica gets the next element as its per-replica batch.
 
         Context: cross-replica.
 

@@ -1,4 +1,4 @@
-"""Implements `merge_call`, and collectives inside JAX transforms or under a tape, for code in a replica."""
+"""Implements, for code in a replica, `merge_call` and those collectives that are in a JAX transform or on a tape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from mirrored._jax.boxes import is_live_box
-from mirrored._jax.local_collectives import replica_gather, replica_sum, run_eagerly
+from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
 from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Reduces one replica's arrays with those of all other replicas, inside a JAX transform."""
+    """Traces, inside a JAX transform, one replica's part of a reduction of arrays over all replicas."""
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
@@ -46,7 +46,7 @@ def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
-    """Concatenates one replica's arrays with those of all other replicas along `axis`, inside a JAX transform."""
+    """Traces, inside a JAX transform, one replica's part of a concatenation of all replicas' arrays along `axis`."""
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
 
 
@@ -82,7 +82,7 @@ def _number(local: int) -> int | None:
     return None if runner is None or runner.stands_for_others else runner.device_assignment.addressable_replicas[local]
 
 
-run_eagerly(_sums, _gathers, _number)
+register_eager_implementations(_sums, _gathers, _number)
 
 
 # Collectives over several processes under a tape in eager code, with VJP rules that are collectives as well.
@@ -96,7 +96,7 @@ Lists = Sequence[Sequence[Any]]
 def all_reduce_recorded(
     reduce: Callable[[Any, Lists], list[list[Any]]], op: ReduceOp, arrays: Lists
 ) -> list[list[Any]]:
-    """All-reduces arrays over several workers, as an operation that a gradient tape can differentiate.
+    """All-reduces arrays over the replicas of several workers, as one operation that a gradient tape differentiates.
 
     Their gradient is the all-reduce of the upstream gradients.
 
@@ -124,7 +124,7 @@ def gather_recorded(
     axis: int,
     device_assignment: DeviceAssignment,
 ) -> Any:
-    """All-gathers arrays over several workers, as an operation that a gradient tape can differentiate.
+    """All-gathers arrays over the replicas of several workers, as one operation that a gradient tape differentiates.
 
     Each gradient is a slice of the upstream gradients' sum.
     """

@@ -80,7 +80,7 @@ class MirroredStrategy(Strategy):
 
 
 class OneDeviceStrategy(Strategy):
-    """A strategy with one replica on one device, which runs programs written for several replicas unchanged.
+    """A strategy with one replica on one device; programs that are written for several replicas run on it unchanged.
 
     Args:
         device: A name in TensorFlow's format, or a `jax.Device`.

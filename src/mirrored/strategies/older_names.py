@@ -47,7 +47,7 @@ class OlderNames(abc.ABC):
         return hooks.make_dataset_iterator(self, dataset)
 
     def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: object = None) -> Any:
-        """Returns an iterator that gives each replica the next element of the dataset that `input_fn` returns.
+        """Returns an iterator over the dataset that `input_fn` returns; each replica gets an element of its own.
 
         Context: cross-replica.
 
@@ -81,7 +81,7 @@ class OlderNames(abc.ABC):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Accepts a TensorFlow 1 cluster configuration of one worker, which has no effect.
+        """Has no effect with a TensorFlow 1 cluster configuration of one worker; refuses one of several workers.
 
         Raises:
             ArgumentError: The cluster has several workers.
@@ -99,7 +99,7 @@ class OlderNames(abc.ABC):
             )
 
     def update_config_proto(self, config_proto: object) -> Any:
-        """Returns a copy of a TensorFlow 1 session configuration, with isolated session state.
+        """Returns a copy of a TensorFlow 1 session configuration in which `isolate_session_state` is set.
 
         An object without the field `isolate_session_state` is returned unchanged. Has no other effect.
         """

@@ -50,7 +50,7 @@ def gather_across(components: Sequence[Any], axis: int, device_assignment: Devic
 def gather_with_sizes(
     components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
 ) -> tuple[Any, list[int]]:
-    """Concatenates all replicas' arrays along `axis`, and also returns the size of each along `axis`."""
+    """Concatenates all replicas' arrays along `axis`, and also returns the size of every array along that axis."""
     arrays = [as_array(component) for component in components]
     axis %= arrays[0].ndim
     rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}
@@ -107,7 +107,7 @@ def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, call
 
 
 def mean_of_rows(op: ReduceOp, values: jax.Array, num_replicas: int) -> Any:
-    """Divides the gathered rows of a sparse gradient by the number of replicas if `op` is MEAN."""
+    """Divides the rows gathered from a sparse gradient by the number of replicas if the reduction `op` is MEAN."""
     return floating(values) / num_replicas if op is ReduceOp.MEAN else values
 
 
@@ -168,7 +168,7 @@ def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
 
 
 def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
-    """Returns each replica's current value of a sync-on-read variable, including assignments in this run."""
+    """Returns a sync-on-read variable's components as a `PerReplica`, with the values assigned so far in this run."""
     here = ambient()
     if here.runner is not None and here.store is not None:
         store = here.store

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """A reference from a tracer to the replicated argument of `run` that the tracer represents for one replica."""
+    """What a tracer represents: a replicated argument of `Strategy.run`, as one of the virtual replicas sees it."""
 
     value: Any
     local: int
@@ -48,7 +48,7 @@ class Passed(Bookkeeping):
 
 
 class TracingRunner(ReplicaRunner):
-    """Runner that traces the virtual replicas of one device together, into one SPMD program for all devices.
+    """Executes a compiled run: traces the virtual replicas of one device into one SPMD program for all devices.
 
     Attributes:
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
@@ -153,7 +153,7 @@ class TracingRunner(ReplicaRunner):
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Stacks all replicas' components of each array to ``[replicas, ...]``, once per replica of this device."""
+        """Stacks all replicas' components of each array as ``[replicas, ...]``; one copy per replica of this device."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
         return self.strategy.cross_device_ops.stack_each(parts, self.group_info)
 
@@ -241,7 +241,7 @@ def has_gradient(value: Operand) -> bool:
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites the program of a run so that gradients of captured values are summed in a fixed order.
+    """Rewrites the program of a run so that the gradients of values that it captures are summed in a fixed order.
 
     The new body has one constant per captured value, which `fan_out` copies to the local replicas.
 
@@ -328,7 +328,7 @@ def _to_first_row(mesh: Mesh, value: object) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def first_row(mesh: Mesh, rows: jax.Array) -> Any:
-    """Converts an array ``[devices, ...]`` of equal rows, one per device, to one replicated row.
+    """Converts an array ``[devices, ...]``, whose rows (one per device) are equal, to one replicated row.
 
     The cotangent goes to the first device alone.
     """
@@ -352,8 +352,8 @@ one_row_each.defvjp(
 )
 
 
-def unstack_in_fixed_order(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Splits stacked arrays into the replicas' components, so that XLA fuses the split with nothing else.
+def unstack_unfused(arrays: Sequence[jax.Array]) -> list[list[Any]]:
+    """Splits stacked arrays into the replicas' components; XLA fuses neither this nor its derivative with other code.
 
     The backward pass stacks the cotangents behind a fusion boundary too.
     """

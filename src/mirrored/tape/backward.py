@@ -19,14 +19,14 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation
-from mirrored.tape.record import Key, Loss, Record, Recorder
+from mirrored.tape.record import Key, NoDerivative, Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
 
 # Flattens the sources and targets of gradients, which are structures of arrays and variables.
 
 
 class UnconnectedGradients(enum.Enum):
-    """Option for the gradient of a source on which the target does not depend: None or zeros.
+    """Enum: what the gradient is for a source on which the target does not depend, None or zeros.
 
     Example:
         >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
@@ -145,7 +145,7 @@ def _shown(leaf: object) -> str:
 
 
 class Walk:
-    """One backward pass over the operations on a tape, which accumulates cotangents (gradients) in reverse order.
+    """One backward pass over the operations of a tape, in reverse order; it accumulates cotangents (gradients).
 
     Args:
         owner: The trace of the tape.
@@ -161,12 +161,12 @@ class Walk:
         self._forget = forget
         self._trace = current_trace()
         # Values whose gradient would be incomplete. Requesting one of them is an error.
-        self._lost: dict[Key, Loss] = {}
+        self._lost: dict[Key, NoDerivative] = {}
         # The residuals of an outermost eager tape are plain arrays, so no trace needs to see the operations on them.
         self._direct = is_eval(self._trace) and owner.eager
 
     def again(self) -> Walk:
-        """Returns a new backward pass over the same tape records, for use under `jax.vmap`.
+        """Returns a second backward pass over the same records of the tape, for use under `jax.vmap`.
 
         The new pass belongs to the JAX trace that is current now, and keeps the tape's records.
 
@@ -212,29 +212,29 @@ class Walk:
 
     def _step(self, record: Record, cotangents: dict[Key, Any], keep: frozenset[Key]) -> None:
         if self._lost:
-            self._propagate_losses(record)
+            self._propagate_missing_derivatives(record)
         present = [None if key is None else _take(cotangents, key, keep) for key in record.out_keys]
         if not record.needs_all_replicas and all([cotangent is None for cotangent in present]):
             return
-        loss = record.loss
-        if loss is not None:
-            self._lost.update((key, loss) for key in loss.keys if key not in self._lost)
+        no_derivative = record.no_derivative
+        if no_derivative is not None:
+            self._lost.update((key, no_derivative) for key in no_derivative.keys if key not in self._lost)
         pull = record.pull_recorded if self._recorded else record.pull
         for position, cotangent in pull(present, self._run):
             key = record.in_keys[position]
             earlier = cotangents.get(key)
             cotangents[key] = cotangent if earlier is None else self._added(earlier, cotangent)
 
-    def _propagate_losses(self, record: Record) -> None:
+    def _propagate_missing_derivatives(self, record: Record) -> None:
         """Marks the inputs of an operation as without derivative if a result of the operation is."""
-        losses = [None if key is None else self._lost.get(key) for key in record.out_keys]
-        found = next((loss for loss in losses if loss is not None), None)
+        on_results = [None if key is None else self._lost.get(key) for key in record.out_keys]
+        found = next((one for one in on_results if one is not None), None)
         if found is None:
             return
-        reached = record.reached(tuple([loss is not None for loss in losses]))
+        reached = record.reached(tuple([one is not None for one in on_results]))
         behind = [record.in_keys[position] for position in reached]
-        if record.loss is not None:
-            behind += record.loss.keys
+        if record.no_derivative is not None:
+            behind += record.no_derivative.keys
         self._lost.update((key, found) for key in behind if key not in self._lost)
 
     def _added(self, first: jax.Array, second: jax.Array) -> Any:
@@ -308,13 +308,13 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
 
 
 def rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns the one-hot cotangents of a Jacobian: one per element of the target, stacked."""
+    """Returns the one-hot cotangents that give the rows of a Jacobian, stacked: one per element of the target."""
     size = math.prod(shape)
     return jnp.reshape(jnp.eye(size, dtype=dtype), (size, *shape))
 
 
 def batched_rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns the one-hot cotangents of a batched Jacobian: one per element of an example, stacked.
+    """Returns the one-hot cotangents that give the rows of a batched Jacobian, stacked: one per element of an example.
 
     Each cotangent is 1 at its element in all examples.
     """

@@ -1,4 +1,4 @@
-"""Records calls on a tape: functions with custom derivatives or closures, and `lax.while_loop`."""
+"""Records special calls on a tape: functions with custom derivatives, functions with closures, `lax.while_loop`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import another_object, while_p
 from mirrored._jax.closures import Lifted, custom_calls, opaque_arrays, used_constants
 from mirrored._jax.jaxprs import ClosedJaxpr, as_function, aval_of, context_key, is_inexact, program_of
-from mirrored._jax.local_collectives import reset_stores, stores_kept, with_stores_filled
+from mirrored._jax.local_collectives import fill_stores, reset_stores, stores_kept
 from mirrored._jax.traces import Tracer, is_eval_below
 from mirrored._typing import Leaf
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation, linearize
-from mirrored.tape.record import FailedRecord, Key, LossyRecord, PullbackRecord, closed_over
+from mirrored.tape.record import FailedRecord, Key, PartialAliasRecord, PullbackRecord, closed_over
 
 if TYPE_CHECKING:
     from mirrored._jax.jaxprs import Primitive
@@ -65,8 +65,8 @@ def process(
     else:
         results, pullback, touched = _linearize_noting_uses(trace, bind, values, watched)
     avals = [aval_of(result) for result in results]
-    loss = closed_over(touched, name) if touched else None
-    record = PullbackRecord(keys, watched, bind, pullback, avals, loss)
+    no_derivative = closed_over(touched, name) if touched else None
+    record = PullbackRecord(keys, watched, bind, pullback, avals, no_derivative)
     return trace.add(record, results, [is_inexact(aval) for aval in avals], values)
 
 
@@ -79,7 +79,7 @@ def process_library(
     keys: list[Key],
     watched: tuple[int, ...],
 ) -> list[Any]:
-    """Applies a `jax.custom_jvp` function of JAX itself, such as `jax.nn.relu`, which is traced only once.
+    """Applies a `jax.custom_jvp` function that is part of JAX, such as `jax.nn.relu`, after tracing it once.
 
     Such a function closes over nothing.
 
@@ -120,7 +120,7 @@ def _library_operation(
         found = catalogue.of_library_call((*call, avals, context_key()), make)
     if found is None or found.captured:
         return None
-    with_stores_filled(function, found.function)
+    fill_stores(function, found.function)
     return found.operation
 
 
@@ -136,10 +136,10 @@ def _linearize_noting_uses(
     distinct = [_untracked_object(trace, value) if id(value) in trace.recorder.known else value for value in values]
     with trace.touching() as touched:
         results, pullback = linearize(bind, distinct, watched)
-        results, _, _ = trace.sort(results)
+        results, _, _ = trace.split_operands(results)
         used = list(touched)
         residuals, tree = jax.tree.flatten(pullback)
-        residuals, _, _ = trace.sort(residuals)
+        residuals, _, _ = trace.split_operands(residuals)
     return results, jax.tree.unflatten(tree, residuals), used
 
 
@@ -153,7 +153,7 @@ def _call_unwatched(
     if trace.eager:
         with trace.touching() as touched:
             reset_stores(function)
-            results, _, _ = trace.sort(list(function.call_wrapped(*values)))
+            results, _, _ = trace.split_operands(list(function.call_wrapped(*values)))
             used = list(touched)
     else:
         with trace.under_parent():
@@ -171,15 +171,15 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
     """
     with stores_kept(function), trace.touching() as touched:
         if is_eval_below(trace.parent):
-            trace.sort(list(function.call_wrapped(*values)))
+            trace.split_operands(list(function.call_wrapped(*values)))
         else:
             program = program_of(function.call_wrapped, [aval_of(value) for value in values])
-            trace.sort(used_constants(program))
+            trace.split_operands(used_constants(program))
     return list(touched)
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """Marks results as having no gradient to arrays that custom-derivative functions close over.
+    """Marks the results of a primitive as having no gradient to arrays over which custom-derivative functions close.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program.
@@ -188,8 +188,8 @@ def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any
     used = [known[id(array)][0] for array in opaque_arrays(params) if id(array) in known]
     if not used:
         return results
-    values, keys, tracked = trace.sort(results)
-    record = LossyRecord(keys, closed_over(used, name))
+    values, keys, tracked = trace.split_operands(results)
+    record = PartialAliasRecord(keys, closed_over(used, name))
     return trace.add(record, values, [position in tracked for position in range(len(values))])
 
 
@@ -210,7 +210,7 @@ def process_lifted(
     arrays: list[Any],
     operands: tuple[list[Any], list[Key], tuple[int, ...]],
 ) -> Any:
-    """Applies and records a primitive, with the tracked arrays in its parameters passed as operands.
+    """Applies a primitive, with the tracked arrays inside its parameters turned into operands, and records it.
 
     Args:
         trace: The trace of a tape that records.

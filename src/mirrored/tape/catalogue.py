@@ -83,7 +83,7 @@ _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
 def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Returns the cached differentiable operation that applies a JAX primitive with given parameters.
+    """Returns the differentiable operation that applies a JAX primitive with given parameters, from the cache.
 
     Donation is disabled, because the records may still need the operands as residuals. Parameters that are not hashable
     give a new operation.
@@ -98,7 +98,7 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Creates a differentiable operation that applies a JAX primitive with given parameters, uncached."""
+    """Creates a differentiable operation that applies a JAX primitive with given parameters, without caching it."""
     nested = without_compiler_options(params)
     as_written, params = nested is not params, nested
     if primitive.multiple_results:
@@ -114,7 +114,7 @@ def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
-    """Returns the cached differentiable operation of a traced program, after creating it by `make` if missing."""
+    """Returns the differentiable operation of a traced program from the cache, or creates it by `make`."""
     try:
         return _programs.get(key, make)
     except TypeError:
@@ -122,7 +122,7 @@ def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
 
 
 def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCall | None:
-    """Returns the cached traced call of a JAX library function, after creating it by `make` if missing.
+    """Returns the traced call of a JAX library function from the cache, or creates it by `make`.
 
     Returns None if the key is not hashable (`custom_root` holds functions).
     """

@@ -104,7 +104,7 @@ class _Call:
         """Runs the function without recording it, then records the call as one operation on every enclosing tape."""
         tapes = list(_tapes_from(innermost))
         operands = [self._leaves[i] for i in self._arrays]
-        sorted_operands = [tape.sort(operands) for tape in tapes]
+        sorted_operands = [tape.split_operands(operands) for tape in tapes]
         with _touching(tapes) as touched, _collected_reads() as read:
             result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
             tree: Any
@@ -121,7 +121,9 @@ class _Call:
             record.reach(tape, variables)
             used_keys = touched[id(tape)].keys() - set(keys) - read.keys_of(tape)
             if used_keys:
-                record.loss = closed_over(list(used_keys), getattr(self._function, "__name__", "custom_gradient"))
+                record.no_derivative = closed_over(
+                    list(used_keys), getattr(self._function, "__name__", "custom_gradient")
+                )
             outputs = tape.add(record, outputs, tracked, operands) if record.in_keys or used_keys else outputs
         return tree.unflatten(outputs)
 
@@ -144,9 +146,9 @@ class _Call:
 
 
 class CustomRecord(Record):
-    """The tape record of a call with a custom gradient, which calls the user's gradient function."""
+    """The tape record of a call with a custom gradient; its pullback calls the user's gradient function."""
 
-    __slots__ = ("avals", "gradient", "loss", "num_operands", "reached_variables", "variables")
+    __slots__ = ("avals", "gradient", "no_derivative", "num_operands", "reached_variables", "variables")
 
     def __init__(
         self,
@@ -160,12 +162,12 @@ class CustomRecord(Record):
         self.gradient = gradient
         self.avals = avals
         self.num_operands = num_operands
-        self.loss = None
+        self.no_derivative = None
         self.variables: list[Any] = []
         self.reached_variables: list[int] = []
 
     def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
-        """Adds watched variables that the function has read to the inputs of this tape record."""
+        """Extends the inputs of this tape record by the watched variables that the function has read."""
         assert tape.recorder is not None
         self.variables = variables
         self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
@@ -222,7 +224,7 @@ class _Collector:
         keys: set[Key] = set()
         for value in self._values:
             while True:
-                _, found, _ = tape.sort([value])
+                _, found, _ = tape.split_operands([value])
                 keys.update(found)
                 if type(value) is not Box:
                     break

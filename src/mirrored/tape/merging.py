@@ -57,7 +57,7 @@ class MergePullback:
 
 
 class MergePart:
-    """The data with which one replica's tape records a collective: pullback (VJP function) and replica index.
+    """One replica's part in a recorded collective: the collective's pullback (VJP function) and the replica's index.
 
     Attributes:
         merge_pullback: The pullback of the merge.
@@ -76,7 +76,7 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
 
     The record holds this replica's operands.
     """
-    values, keys, watched = trace.sort(payload)
+    values, keys, watched = trace.split_operands(payload)
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
             return run_merge(merge, values)

@@ -175,7 +175,7 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation for another program, with the compile and custom-derivative settings of this one."""
+        """Returns an operation that runs another program, with this operation's settings."""
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
@@ -193,7 +193,7 @@ class Operation:
 
 
 class Residual:
-    """The source of a saved value (residual) of a tape record: an input, a forward result or a constant."""
+    """Tells where a tape record gets a value that it saves (residual): from an input, forward result or constant."""
 
     INPUT, RESULT, CONSTANT = range(3)
 
@@ -288,7 +288,7 @@ class Rule:
         return True
 
     def backward(self, present: tuple[bool, ...]) -> Backward:
-        """Returns the backward program for the case that only the results marked in `present` have a cotangent."""
+        """Returns the backward program to use if only the results marked in `present` have a cotangent."""
         found = self._backward.get(present)
         if found is None:
             with _deriving():
@@ -416,7 +416,7 @@ def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tu
 def linearize_with(
     function: Flat, args: Sequence[Any], watched: Sequence[int], beside: Callable[[], list[Any]]
 ) -> tuple[list[Any], Any, list[Any]]:
-    """Computes a function's results and pullback, and additional undifferentiated results from `beside()`."""
+    """Computes a function's results and pullback, and also the results of `beside()`, without derivatives."""
 
     def of_watched(*chosen: Any) -> tuple[list[Any], list[Any]]:
         full = list(args)

@@ -35,8 +35,8 @@ new_key: Callable[[], Key] = _keys.__next__
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
-    """Inputs of an operation that get no gradient from it, with the reason and the error to raise.
+class NoDerivative:
+    """Inputs of a recorded operation that get no gradient from the operation, with the reason for an error message.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
@@ -57,7 +57,7 @@ class Loss:
     )
 
     def error(self) -> TapeError:
-        """Returns the error for a requested gradient that would have to pass through such an input."""
+        """Returns the error for a requested gradient that would have to pass through an input that gets none."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
@@ -68,9 +68,9 @@ class Loss:
         return error
 
 
-def closed_over(keys: Sequence[Key], name: str) -> Loss:
-    """Returns a `Loss` for values that a custom-derivative function closes over, which get no gradient."""
-    return Loss(
+def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
+    """Returns a `NoDerivative` for values over which a custom-derivative function closes."""
+    return NoDerivative(
         keys,
         name,
         "the function closes over a watched value or reads a watched variable, and its custom derivative rule has no "
@@ -89,13 +89,13 @@ class Record:
         inputs: All inputs, with watched ones in boxes. Only persistent tapes keep them, for derivatives of gradients.
         watched: The positions of the watched inputs among all inputs.
         needs_all_replicas: Whether every replica must execute this pullback, even if no cotangent has reached it.
-        loss: Values on which the operation depends without a derivative, or None.
+        no_derivative: Values on which the operation depends without a derivative, or None.
     """
 
     __slots__ = ("in_keys", "inputs", "out_keys", "watched")
 
     needs_all_replicas = False
-    loss: Loss | None = None
+    no_derivative: NoDerivative | None = None
 
     def __init__(self, in_keys: Sequence[Key], watched: tuple[int, ...] = ()) -> None:
         self.in_keys = in_keys
@@ -128,7 +128,7 @@ class Record:
 
 
 class RuleRecord(Record):
-    """The tape record of an operation with a cached VJP rule, which holds the saved values (residuals)."""
+    """The tape record of an operation with a cached VJP rule; the record holds the saved values (residuals)."""
 
     __slots__ = ("operation", "residuals", "rule")
 
@@ -174,7 +174,7 @@ class RuleRecord(Record):
 class PartialRuleRecord(RuleRecord):
     """A `RuleRecord` of an operation that has no derivative for some of its watched inputs."""
 
-    __slots__ = ("loss",)
+    __slots__ = ("no_derivative",)
 
     def __init__(
         self,
@@ -183,16 +183,16 @@ class PartialRuleRecord(RuleRecord):
         operation: Operation,
         rule: Rule,
         residuals: list[Any],
-        loss: Loss,
+        no_derivative: NoDerivative,
     ) -> None:
         super().__init__(in_keys, watched, operation, rule, residuals)
-        self.loss = loss
+        self.no_derivative = no_derivative
 
 
 class PullbackRecord(Record):
     """The tape record of an operation that was differentiated when it ran, by `jax.vjp`."""
 
-    __slots__ = ("loss", "function", "out_avals", "pullback")
+    __slots__ = ("no_derivative", "function", "out_avals", "pullback")
 
     def __init__(
         self,
@@ -201,10 +201,10 @@ class PullbackRecord(Record):
         function: Flat,
         pullback: Callable[[list[Any]], Sequence[Any]],
         out_avals: list[Any],
-        loss: Loss | None = None,
+        no_derivative: NoDerivative | None = None,
     ) -> None:
         super().__init__(in_keys, watched)
-        self.loss = loss
+        self.no_derivative = no_derivative
         self.function = function
         self.pullback = pullback
         self.out_avals = out_avals
@@ -218,7 +218,7 @@ class PullbackRecord(Record):
 
 
 class AliasRecord(Record):
-    """The tape record of an operation whose derivative is the identity, such as a variable read or `x + 1.0`."""
+    """The tape record of an operation that passes cotangents on unchanged, such as a variable read or `x + 1.0`."""
 
     __slots__ = ()
 
@@ -226,30 +226,30 @@ class AliasRecord(Record):
         return ((0, cotangents[0]),)
 
 
-class LossyRecord(Record):
-    """The tape record of an identity whose results also depend on values without a derivative."""
+class PartialAliasRecord(Record):
+    """The tape record of an operation that passes its inputs on, but also depends on values that get no gradient."""
 
-    __slots__ = ("loss",)
+    __slots__ = ("no_derivative",)
 
-    def __init__(self, in_keys: Sequence[Key], loss: Loss) -> None:
+    def __init__(self, in_keys: Sequence[Key], no_derivative: NoDerivative) -> None:
         super().__init__(in_keys)
-        self.loss = loss
+        self.no_derivative = no_derivative
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
         return [(position, cotangent) for position, cotangent in enumerate(cotangents) if cotangent is not None]
 
 
 class FailedRecord(Record):
-    """The tape record of an operation without a derivative, through which no gradient can be requested.
+    """The tape record of an operation without a derivative: a gradient through the operation raises an error.
 
     The backward pass raises an error only if a requested gradient depends on the operation.
     """
 
-    __slots__ = ("loss",)
+    __slots__ = ("no_derivative",)
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, no_derivative: NoDerivative) -> None:
         super().__init__(())
-        self.loss = loss
+        self.no_derivative = no_derivative
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
         return ()
@@ -258,13 +258,14 @@ class FailedRecord(Record):
 def partial_record(
     operation: Operation, rule: Rule, keys: dict[int, Key], values: list[Any], results: list[Any]
 ) -> Record:
-    """Creates the record of an operation that has no derivative for some of its watched inputs."""
+    """Creates the tape record of an operation that has no derivative for some of its watched inputs."""
     lost = [keys[position] for position in rule.lost]
-    loss = closed_over(lost, operation.name) if rule.failure is None else Loss(lost, operation.name, rule.failure)
+    name = operation.name
+    no_derivative = closed_over(lost, name) if rule.failure is None else NoDerivative(lost, name, rule.failure)
     if not rule.watched:
-        return FailedRecord(loss)
+        return FailedRecord(no_derivative)
     kept = [keys[position] for position in rule.watched]
-    return PartialRuleRecord(kept, rule.watched, operation, rule, rule.residuals(values, results), loss)
+    return PartialRuleRecord(kept, rule.watched, operation, rule, rule.residuals(values, results), no_derivative)
 
 
 def _pull_from_inputs(record: Record, function: Flat, cotangents: list[Any]) -> Pulled:
@@ -323,7 +324,7 @@ class Recorder:
         self.reads.clear()
 
     def key_of(self, value: object, owner: TapeTrace) -> Key | None:
-        """Returns the key by which the tape identifies a tracked array, or None if it is not tracked."""
+        """Returns the key by which the tape identifies a tracked array; None if the array is not tracked."""
         if type(value) is Box and value.owner is owner:
             return value.key
         entry = self.known.get(id(value))
@@ -364,7 +365,7 @@ class Recorder:
             return value
         key = new_key()
         value = self.untracked(value, owner)
-        if owner.has_concrete_parent(value):
+        if owner.is_concrete(value):
             value = Box(owner, value, key)
         else:
             self.known[id(value)] = (key, value)
@@ -384,7 +385,7 @@ class Recorder:
             return value
         if type(value) is Box:
             return value.payload if value.owner is owner else Box(value.owner, value.payload, value.key)
-        return value if owner.has_concrete_parent(value) else owner.copied(value)
+        return value if owner.is_concrete(value) else owner.copied(value)
 
 
 def owned_operand(operand: Operand) -> Any:

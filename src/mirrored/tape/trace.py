@@ -87,7 +87,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions that JAX is tracing and that close over a tracked array, to evict their cached traces.
+        """Notes functions that JAX is tracing and that close over a tracked array, so that JAX retraces them.
 
         JAX caches their traces with the box as a constant. `_forget_stale` evicts these traces before the next
         primitive runs, so that no later call reuses the box.
@@ -112,13 +112,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
             self._forget_stale()
         if self.touched is not None and primitive is stop_gradient_p:
             return self._stop_gradient(primitive, args, params)
-        values, keys, watched = self.sort(args)
+        values, keys, watched = self.split_operands(args)
         if self.recorder is not None and self.recorder.known:
             closed_over = [array for array in embedded_arrays(params) if id(array) in self.recorder.known]
             if closed_over and self.touched is None:
                 return calls.process_lifted(self, primitive, params, closed_over, (values, keys, watched))
             if closed_over:
-                self.sort(closed_over)
+                self.split_operands(closed_over)
         if not watched:
             with self.under_parent():
                 return primitive.bind(*values, **params)
@@ -139,7 +139,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs `stop_gradient` while uses are noted (see `touched`), without noting its operands as used."""
         touched, self.touched = self.touched, {}
         try:
-            values, _, _ = self.sort(args)
+            values, _, _ = self.split_operands(args)
         finally:
             self.touched = touched
         with self.under_parent():
@@ -158,8 +158,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs a `jax.custom_jvp` function under the tape, and records it if an operand is tracked."""
         bind = binder(primitive, (function, jvp), {"symbolic_zeros": symbolic_zeros})
         if not is_from_jax(function):
-            return calls.process(self, bind, function, *self.sort(args), str(primitive))
-        return calls.process_library(self, bind, (primitive, function, symbolic_zeros), jvp, *self.sort(args))
+            return calls.process(self, bind, function, *self.split_operands(args), str(primitive))
+        return calls.process_library(self, bind, (primitive, function, symbolic_zeros), jvp, *self.split_operands(args))
 
     def process_custom_vjp_call(
         self,
@@ -176,7 +176,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs a `jax.custom_vjp` function under the tape, and records it if an operand is tracked."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         bind = binder(primitive, (function, forward, backward), params)
-        return calls.process(self, bind, function, *self.sort(args), str(primitive))
+        return calls.process(self, bind, function, *self.split_operands(args), str(primitive))
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
         """Runs a `jax.shard_map` call outside of `jit` under the tape.
@@ -189,7 +189,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             result[:] = [primitive.bind(*arrays, subfuns=(function,), **params)]
             return list(result[0])
 
-        values, _, _ = self.sort(args)
+        values, _, _ = self.split_operands(args)
         with self.as_current():
             program = program_of(bind, [aval_of(value) for value in values])
         operation = Operation(program.of_constants, str(primitive), custom_calls({"": program.jaxpr}))
@@ -210,7 +210,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
         """Runs a differentiable operation, and records it if this tape tracks an operand."""
-        values, keys, watched = self.sort(args)
+        values, keys, watched = self.split_operands(args)
         if not watched:
             return run_under(self.parent, operation, values)
         return self.perform(operation, values, keys, watched)
@@ -238,7 +238,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self.add(record, results[: rule.num_results], rule.tracked, values)
 
     def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
-        """Adds a record to the tape, and returns the operation's results, as tracked arrays where marked."""
+        """Adds a record to the tape; returns the operation's results, those marked in `tracked` as tracked arrays."""
         recorder = self.recorder
         if recorder is None:
             return results
@@ -277,7 +277,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
-        """Applies an operation of one input and one result to a tracked array (a box)."""
+        """Applies an operation with one input and one result to an array that the tape tracks (a box)."""
         if not self.eager or self.recorder is None or self.touched is not None:
             return self.apply(operation, (box,))[0]
         return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
@@ -335,14 +335,14 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return Box(value.owner, value.payload, value.key)
         return run_under(self.parent, catalogue.COPY, [value])[0]
 
-    def has_concrete_parent(self, value: object) -> bool:
-        """Returns whether `value` is a concrete array that no outer gradient tape tracks."""
+    def is_concrete(self, value: object) -> bool:
+        """Returns whether `value` is a plain concrete array: neither a tape-tracked array (a box) nor a tracer."""
         return type(value) is Array
 
     # Operands
 
-    def sort(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
-        """Returns operands as plain values, together with the keys and positions of the tracked operands.
+    def split_operands(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
+        """Splits operands into their plain values, and the keys and the positions of those that the tape tracks.
 
         While `touched` is set, notes the keys there and returns no tracked operands.
         """
@@ -384,7 +384,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Suspends this tape during a ``with`` block, which executes under the JAX trace that encloses the tape.
+        """Suspends this tape during a ``with`` block, and makes the JAX trace that encloses the tape the current one.
 
         If that trace is eager, the block also runs without the tape's token of `_jax.caches`.
         """

@@ -115,7 +115,7 @@ def full_name(device: jax.Device) -> str:
 
 
 def kind_of(device: jax.Device) -> str:
-    """Returns a device's kind, ``"CPU"``, ``"GPU"`` or ``"TPU"``; for virtual devices the simulated kind."""
+    """Returns a device's kind, such as ``"CPU"`` or ``"GPU"``; for a virtual device, the kind that it simulates."""
     kind = device.platform.upper()
     return virtual_kind() if kind == "CPU" else kind
 

@@ -54,7 +54,7 @@ def job_is_formed() -> None:
 
 
 def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidence | None:
-    """Returns the environment variables that show that this process is one of several, or None if none do.
+    """Returns the environment variables that show that this process is one of several; None if none show that.
 
     Args:
         environment: The environment to read. Default: `os.environ`.

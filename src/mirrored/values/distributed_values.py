@@ -42,7 +42,7 @@ class DistributedValues(abc.ABC):
 
 
 def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
-    """Returns the text of a distributed value of tracers: ``<Name of 2 replicas: float32[3] (traced)>``."""
+    """Returns the repr of a distributed value during tracing: ``<Name of 2 replicas: float32[3] (traced)>``."""
     distinct = ", ".join(dict.fromkeys(outlines))  # nearly always one shape and dtype
     return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {distinct} (traced)>"
 
@@ -123,7 +123,7 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The set of functions passed to `run` that have computed a per-replica value, to detect feedback."""
+    """The functions passed to `Strategy.run` that computed a value, to detect that one of them gets the value back."""
 
     __slots__ = ("functions",)
 
@@ -197,7 +197,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def device_assignment(self) -> DeviceAssignment | None:
-        """The assignment of the replicas to devices, or None if it is not known."""
+        """The assignment of the replicas to devices; None if it is not known."""
         return self._device_assignment
 
     @property
@@ -214,7 +214,7 @@ class PerReplica(_NotAnArray):
         return self._components
 
     def first(self) -> Any:
-        """Returns any one array of this value, from which its dtype can be read; None if it is empty."""
+        """Returns any one array of this value, which shows the dtype; None if the value has no components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
@@ -289,7 +289,7 @@ class LocalPerReplica(PerReplica):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components of all replicas, which the first access all-gathers."""
+        """The components of all replicas; the first access all-gathers them."""
         if self._components is None:
             assert self._unstack is not None
             self._components = tuple(self._unstack())

@@ -45,7 +45,7 @@ def _operand(value: Operand) -> Any:
 
 
 class ArrayOperators:
-    """Mixin with the operators of an array, which read the object's value by `read_value()` first.
+    """Mixin with the operators of an array; an operator reads the object's value by `read_value()` first.
 
     It supports arithmetic (also reflected), elementwise comparison, indexing, conversion and common array methods.
     """

@@ -15,7 +15,7 @@ from mirrored._typing import HostArray, Operand
 
 
 class SparseRows:
-    """Selected rows of a larger array with their indices, as `tf.IndexedSlices`; repeated indices accumulate.
+    """Rows of a larger array, with the index of each, like `tf.IndexedSlices`; repeated indices accumulate.
 
     `reduce` and `all_reduce` concatenate the rows of the replicas. A facade names a subclass, takes the same arguments
     in it, and decorates it with `as_pytree`.
@@ -61,7 +61,7 @@ def as_pytree(kind: type[S]) -> type[S]:
 
 
 def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
-    """Makes negative indices out of bounds, as in TensorFlow, instead of counting from the end as in JAX."""
+    """Replaces negative indices by indices out of bounds, as in TensorFlow; in JAX they would count from the end."""
     return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 

@@ -39,7 +39,7 @@ def stack_components(components: Sequence[Any], device_assignment: DeviceAssignm
 
 
 def unequal(found: str) -> ValuesError:
-    """Returns the error for per-replica components that cannot be stacked into one array."""
+    """Returns the error to raise if the components of a per-replica value cannot be stacked into one array."""
     return ValuesError(
         "PerReplica.stacked",
         found=found,

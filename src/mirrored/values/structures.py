@@ -13,7 +13,7 @@ from mirrored.values.distributed_values import DistributedValues, Mirrored, PerR
 
 
 def is_leaf(value: object) -> bool:
-    """Returns whether `value` is treated as a pytree leaf in addition to JAX's leaves: None or a distributed value.
+    """Returns whether `value` is None or a distributed value, which are pytree leaves in addition to JAX's leaves.
 
     Variables are leaves for JAX anyway.
     """
@@ -42,7 +42,7 @@ def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
 
 
 def select(structure: PyTree, replica: int) -> Any:
-    """Returns a pytree as one replica receives it: with its component of each per-replica value."""
+    """Returns a pytree as one replica receives it: with the replica's component in place of each per-replica value."""
 
     def pick(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplica):
@@ -55,7 +55,7 @@ def select(structure: PyTree, replica: int) -> Any:
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """Converts one pytree per replica to a list that has, per leaf position, the tuple of the replicas' leaves.
+    """Converts a list of pytrees, one per replica, to one tuple of the replicas' leaves for each leaf position.
 
     The structure is returned as well.
 
@@ -87,7 +87,7 @@ def regroup(
     *,
     is_shared: Callable[[Sequence[Any]], bool] = identical,
 ) -> Any:
-    """Combines one pytree per replica into one pytree, applying `group` to the replicas' leaves at each position.
+    """Combines the replicas' pytrees into one pytree by applying `group` to their leaves at each position.
 
     A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged. `group` combines all
     others.

@@ -96,7 +96,7 @@ class Assignment:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the store of the current run or trace that holds a variable's value; None if the variable holds it.
+    """Returns the store in which the current run or trace keeps a variable's value; None if the variable itself does.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
@@ -109,7 +109,7 @@ def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
 
 
 def eager_replica(variable: Variable) -> int | None:
-    """Returns this replica's local index in an eager run, for a sync-on-read variable; otherwise None.
+    """Returns the local index of this replica in an eager run if the variable is sync-on-read; otherwise None.
 
     In that case an assignment returns the component object, as in TensorFlow, and not an array.
     """
@@ -226,7 +226,7 @@ def write(assignment: Assignment, value: object) -> Any:
 
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
-    """Assigns one value to each of several variables, as `Variable.assign` does."""
+    """Assigns several variables, each its own value, as `Variable.assign` does."""
     announce_write()
     here, where, trace = ambient(), user_line(), recording_parent(current_trace())
     for variable, value in zip(variables, [payload_of(value) for value in values], strict=True):

@@ -84,7 +84,7 @@ def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
 
 
 def reduced(variable: Variable) -> Any:
-    """Implements pickling (`__reduce_ex__`) of a variable that belongs to no strategy.
+    """Implements `pickle` of a variable (its `__reduce_ex__`); a variable of a strategy cannot be pickled.
 
     Raises:
         ArgumentTypeError: The variable belongs to a strategy, or holds typed random keys.

@@ -34,7 +34,7 @@ Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Metaclass of `Variable`, by which all replicas of a run that create a variable get the same object.
+    """Metaclass of `Variable`: when all replicas of a run create a variable, they get one and the same object.
 
     It also applies the creators of `variable_creator_scope`.
     """
@@ -254,7 +254,7 @@ class _RestoreWatch:
 
 
 def set_watch(made: Callable[[Any], Settle] | None) -> None:
-    """Registers a function to be called with every new variable, so that a checkpoint can restore it later.
+    """Registers a function to be called with every new variable, so that a checkpoint can restore the variable later.
 
     Args:
         made: Returns the callback to call with the variable before its value is first used, or None. If `made` itself
@@ -275,7 +275,7 @@ class Awaiting:
         return self._array
 
     def await_value(self) -> None:
-        """Registers a restored checkpoint to supply the new variable's value at the variable's first use."""
+        """Lets a checkpoint that was restored earlier supply the new variable's value at the variable's first use."""
         ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)

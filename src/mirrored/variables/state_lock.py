@@ -109,7 +109,7 @@ thread: Final = _LockThread()
 
 
 def turn() -> AbstractContextManager[Any]:
-    """Returns the lock that serializes reads followed by assignments of variables across threads.
+    """Returns the lock under which a thread reads and then assigns variables, so that no other thread does in between.
 
     This is the assignment lock (`running`). Entering it waits while another thread holds it, for instance during an
     eager run. In a thread that needs no lock (`excuse`, `without_turns`), the result is an empty context manager.
@@ -124,12 +124,12 @@ def turn() -> AbstractContextManager[Any]:
 
 
 def excuse() -> None:
-    """Exempts this replica thread from the assignment lock, which the thread that started it holds."""
+    """Exempts this replica thread from the assignment lock, which the thread that started the replicas holds."""
     thread.excused = True
 
 
 def without_turns(trace: Callable[[], T]) -> T:
-    """Calls a tracing function with this thread exempted from the assignment lock (`turn`)."""
+    """Calls `trace`, a function that traces a program, with this thread exempt from the assignment lock (`turn`)."""
     before = thread.excused
     try:
         thread.excused = True
@@ -139,7 +139,7 @@ def without_turns(trace: Callable[[], T]) -> T:
 
 
 def settle() -> None:
-    """Waits until a step running in another thread has stored its results, or completes an interrupted step."""
+    """Waits until a step in another thread has stored its results; completes a step that was interrupted."""
     refuse_callbacks("reading a variable")
     with lock:
         if state.step is not None:
@@ -166,7 +166,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that stores one value in one variable at each step, for given variables and values."""
+    """Returns an iterator over `variables`, each step of which stores the next value in the next variable."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 

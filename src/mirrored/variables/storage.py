@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
-    """Places a value on all devices of a variable, stacked along a new axis if each replica has its own.
+    """Copies a value to all devices of a variable; stacks one copy per replica if each has its own component.
 
     Args:
         value: ``[...]``.
@@ -75,7 +75,7 @@ def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replic
 
 
 def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
-    """Copies a value to all devices of the replicas, so that it can be combined with stored values."""
+    """Copies an array to the devices of all replicas, so that it can be combined with stored values of variables."""
     if (
         device_assignment is None
         or not _is_committed(value)
@@ -86,7 +86,7 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """Moves an array to the device of another array, unless that is None, so that both can be combined."""
+    """Moves an array to the device of the array `other`, so that both can be combined; does nothing if that is None."""
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
@@ -98,7 +98,7 @@ def own(value: object) -> Any:
 
 
 def uncommitted(value: object) -> Any:
-    """Returns a copy of an array that JAX may move to any device (not committed to one)."""
+    """Returns a copy of an array that is not committed to a device, so that JAX may move it to any."""
     return jnp.asarray(np.array(value))
 
 
@@ -157,7 +157,7 @@ class VariableStorage(Awaiting):
             settle()
 
     def borrowed(self) -> Any:
-        """Returns the whole stored value, for use while the state lock is held; a step may donate it later.
+        """Returns the whole stored value without a copy, for use only while the state lock is held.
 
         The value is not marked as shared.
         """

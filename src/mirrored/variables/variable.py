@@ -274,7 +274,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return announce_read(self, access.component(self, replica))
 
     def checked_value(self) -> Any:
-        """Returns the variable's value without notifying tapes and other read listeners."""
+        """Returns the variable's value, after checking that it can be read here; tapes are not notified of the read."""
         return access.read(self)
 
     def check_assignable(self, called: str) -> None:
