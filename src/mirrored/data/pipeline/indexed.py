@@ -38,7 +38,7 @@ _EPOCHS_KEPT = 64
 
 
 class ItemRows(abc.ABC):
-    """Base class of random-access sequences that compute single elements, and stack them for a batch."""
+    """Base class of random-access sequences that compute elements one by one, and stack them to form a batch."""
 
     length: int
 
