@@ -131,7 +131,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the iterator over the training data: the first one that `fit` resets; ignores later ones."""
+        """Stores the first data iterator that `fit` resets, which reads the training data; ignores later ones."""
         if self._iterator is None:
             self._iterator = iterator
 
