@@ -28,7 +28,7 @@ ENDLESS: Final = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The iteration number, repetition numbers and random seeds of one iteration over a dataset.
+    """The state of one iteration over a dataset: its number, the repetition numbers of `repeat`, and the random seeds.
 
     Attributes:
         path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from

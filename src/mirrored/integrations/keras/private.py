@@ -163,7 +163,7 @@ def set_backup_paths(callback: BackupAndRestore, weights: Path, metadata: Path) 
 
 
 def previous_backup_paths(callback: BackupAndRestore) -> tuple[Path, ...]:
-    """Returns the paths of the previous `BackupAndRestore` backup; nothing if only one backup is kept."""
+    """Returns the paths of the previous `BackupAndRestore` backup; an empty tuple if only one is kept."""
     if not getattr(callback, "double_checkpoint", False):
         return ()
     return Path(callback._prev_weights_path), Path(callback._prev_training_metadata_path)

@@ -38,7 +38,7 @@ carry(_carried)
 
 
 class SummaryWriter:
-    """A writer that writes event files for TensorBoard to a folder; `create_file_writer` creates it.
+    """A writer of event files for TensorBoard, created by `create_file_writer` for one folder.
 
     TensorFlow: `tf.summary.SummaryWriter`.
     """
