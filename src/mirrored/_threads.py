@@ -11,7 +11,7 @@ _REFUSALS: Final = ("can't start new thread", "can't create new thread")
 
 
 def start(*threads: threading.Thread) -> None:
-    """Starts threads so that each thread either runs or never begins, even if an exception interrupts the call.
+    """Starts threads so that, even if an exception interrupts the call, each thread either runs or never begins.
 
     `Thread.start` is written in Python, so a signal handler or an injected exception can interrupt it. The new thread
     then dies before it calls its target (``del _limbo[self]`` fails), or waits forever for the lock of its start event,
@@ -49,11 +49,11 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class Claim:
-    """An atomic one-time decision between a new thread, which does its work, and its starter, which cancels it."""
+    """A flag that one of two threads claims: a new thread, to do its work, or its starter, to cancel that work."""
 
     def __init__(self) -> None:
         self._taken: dict[None, str] = {}
 
     def take(self, by: str) -> bool:
-        """Claims the decision for `by` (a name), and returns whether `by` was the first to claim it."""
+        """Claims the flag for `by` (a name), and returns whether `by` was the first to claim it."""
         return self._taken.setdefault(None, by) == by

@@ -76,7 +76,7 @@ class ContextError(MirroredError, RuntimeError):
 
 
 class MergeError(ContextError):
-    """Error raised when replicas called different collectives, or a collective where none is supported."""
+    """Error raised when replicas called different collectives, or called one where none is supported."""
 
 
 class DeviceError(MirroredError, ValueError):
@@ -108,7 +108,7 @@ class VariableError(MirroredError, ValueError):
 
 
 class NotSupportedError(VariableError, NotImplementedError):
-    """Error raised when an operation is not defined for a variable's synchronization and aggregation."""
+    """Error raised when a variable's `synchronization` and `aggregation` do not define the requested operation."""
 
 
 class LostStateError(VariableError, RuntimeError):
@@ -182,7 +182,7 @@ class RendezvousError(ClusterError, TimeoutError):
 
 
 class DisagreementError(MirroredError, RuntimeError):
-    """Error raised when workers are at different points of the program, or pass different values that must be equal."""
+    """Error raised when workers are at different points of the program, or pass unequal values that must be equal."""
 
 
 class AbsentWorkerError(DisagreementError, TimeoutError):

@@ -17,21 +17,21 @@ def standing(*labels: str, inside: bool = False, ended: bool = False, name: str 
         operation, _, line = label.partition("@")
         roll.arrive(operation, line and f"train.py:{line} in main")
     roll.inside = inside
-    made = roll.standing(beat=1, has_ended=ended, name=name)
+    made = roll.progress(beat=1, has_ended=ended, name=name)
     assert WorkerProgress.from_json(json.loads(json.dumps(made.to_json()))) == made
     return made
 
 
 def test_the_roll_counts_every_operation_and_every_call_of_one():
     roll = CollectiveLog()
-    assert roll.standing(beat=1, has_ended=False, name="n") == WorkerProgress(beat=1, name="n")
+    assert roll.progress(beat=1, has_ended=False, name="n") == WorkerProgress(beat=1, name="n")
     with roll.at("call step", "train.py:3 in main"):
-        assert roll.standing(beat=2, has_ended=False, name="n").inside
+        assert roll.progress(beat=2, has_ended=False, name="n").inside
     roll.arrive("reduce")
     roll.depart()
     with pytest.raises(ValueError, match="inside"), roll.at("call step", "train.py:3 in main"):
         raise ValueError("inside")
-    told = roll.standing(beat=3, has_ended=True, name="n")
+    told = roll.progress(beat=3, has_ended=True, name="n")
     assert [told.called(number) for number in range(5)] == [
         None, "call step (time 1)", "reduce (time 1)", "call step (time 2)", None,
     ]  # fmt: skip
@@ -49,7 +49,7 @@ def test_the_roll_remembers_many_calls_of_few_operations_and_forgets_the_oldest_
     for number in range(5000):
         many.arrive(f"step {number}")
     assert len(many._places) == len(many._times) == 1000, "the memory does not grow for ever"
-    assert many.standing(beat=1, has_ended=False, name="").has_more_places
+    assert many.progress(beat=1, has_ended=False, name="").has_more_places
 
 
 def test_what_the_devices_have_not_computed_is_not_over():
@@ -65,29 +65,29 @@ def test_what_the_devices_have_not_computed_is_not_over():
     roll, token = CollectiveLog(), Token()
     roll.arrive("step")
     roll.depart(token)
-    assert roll.standing(beat=1, has_ended=False, name="").inside
+    assert roll.progress(beat=1, has_ended=False, name="").inside
     token.ready = True
-    assert not roll.standing(beat=1, has_ended=False, name="").inside
+    assert not roll.progress(beat=1, has_ended=False, name="").inside
     gone = jnp.ones(3)
     gone.delete()
     roll.depart(gone)
-    assert not roll.standing(beat=1, has_ended=False, name="").inside
+    assert not roll.progress(beat=1, has_ended=False, name="").inside
 
 
 def test_workers_at_different_operations_are_named():
-    told = hang_detection.apart({0: standing("step", "reduce loss"), 1: standing("step", "step 2@12")})
+    told = hang_detection.mismatched_calls({0: standing("step", "reduce loss"), 1: standing("step", "step 2@12")})
     assert told is not None
     assert told.startswith(
         "operation 2 of worker 0 is: reduce loss (time 1); that of worker 1 is: step 2 (time 1) at train.py:12 in main."
     )
-    assert hang_detection.apart({0: standing("step", "reduce"), 1: standing("step")}) is None
-    assert hang_detection.apart({}) is None
+    assert hang_detection.mismatched_calls({0: standing("step", "reduce"), 1: standing("step")}) is None
+    assert hang_detection.mismatched_calls({}) is None
 
 
 def test_an_extra_call_is_named_where_it_was_made_however_late_the_difference_shows():
     regular = ["step@5"] * 100
     chief, other = standing(*regular, "step@9", *regular, "save@7"), standing(*regular, *regular, "save@7")
-    told = hang_detection.apart({0: chief, 1: other})
+    told = hang_detection.mismatched_calls({0: chief, 1: other})
     assert told is not None
     assert told.startswith(
         "operation 201 of worker 0 is: step (time 201) at train.py:5 in main; that of worker 1 is: save (time 1) at "
@@ -100,42 +100,44 @@ def test_fast_workers_whose_memories_do_not_overlap_are_told_apart():
     regular = ["draw@3", "step@5"] * 1000
     chief, other = standing(*regular[:20], "step@9", *regular[:900]), standing(*regular)
     assert chief.count < other.oldest
-    told = hang_detection.apart({0: chief, 1: other})
+    told = hang_detection.mismatched_calls({0: chief, 1: other})
     assert told is not None
     assert told.startswith("workers 0 and 1 have not made the same calls up to operation 64; now worker 0 is at: step ")
     assert "Worker 0 (host, process 1) has executed step at train.py:9 in main (once; the first is" in told
-    assert hang_detection.apart({0: standing(*regular[:900]), 1: other}) is None
+    assert hang_detection.mismatched_calls({0: standing(*regular[:900]), 1: other}) is None
 
 
 def test_a_line_that_only_one_has_passed_is_noticed_while_the_calls_still_pair():
     board = {0: standing("step@5", "step@9", "step@5"), 1: standing("step@5", "step@5", "step@5")}
-    assert hang_detection.apart(board) is None
-    assert hang_detection.alone(board) == {
+    assert hang_detection.mismatched_calls(board) is None
+    assert hang_detection.unmatched_calls(board) == {
         (0, "step", "train.py:9 in main"): "worker 0 (host, process 1) has executed step at train.py:9 in main (once; "
         "the first is its operation 2), and worker 1 has not"
     }
 
 
 def test_the_two_branches_of_an_if_are_no_calls_of_one_alone():
-    assert hang_detection.alone({0: standing("step@5", "step@9"), 1: standing("step@5", "step@11")}) == {}
-    assert hang_detection.alone({0: standing("step@5", "step@9"), 1: standing("step@5")}) == {}, "it may still come"
-    assert hang_detection.alone({0: standing("step@5", "step@9"), 1: standing("step@5", ended=True)}) != {}
+    assert hang_detection.unmatched_calls({0: standing("step@5", "step@9"), 1: standing("step@5", "step@11")}) == {}
+    assert hang_detection.unmatched_calls({0: standing("step@5", "step@9"), 1: standing("step@5")}) == {}, (
+        "it may still come"
+    )
+    assert hang_detection.unmatched_calls({0: standing("step@5", "step@9"), 1: standing("step@5", ended=True)}) != {}
 
 
 def test_a_worker_that_has_ended_before_the_others_is_named():
     board = {0: standing("a", "b", inside=True), 1: standing("a", ended=True, name="host1, process 7")}
-    told = hang_detection.left_behind(board)
+    told = hang_detection.ended_early(board)
     assert told is not None
     assert told.startswith(
         "worker 1 (host1, process 7) has ended after operation 1 (a (time 1)), and worker 0 has reached operation 2: b "
     )
-    assert hang_detection.left_behind({0: standing("a", ended=True), 1: standing("a", inside=True)}) is None
-    assert hang_detection.left_behind({0: standing("a"), 1: standing("a", "b", ended=True)}) is None
+    assert hang_detection.ended_early({0: standing("a", ended=True), 1: standing("a", inside=True)}) is None
+    assert hang_detection.ended_early({0: standing("a"), 1: standing("a", "b", ended=True)}) is None
 
 
 def test_who_has_arrived_and_who_has_not():
     board = {0: standing("a", "b", inside=True), 1: standing("a"), 2: standing("a", "b")}
-    told = hang_detection.stuck(board, 12.0, 10.0)
+    told = hang_detection.deadlock(board, 12.0, 10.0)
     assert told is not None
     assert told.splitlines() == [
         "no worker has made progress for 12 s",
@@ -147,12 +149,12 @@ def test_who_has_arrived_and_who_has_not():
 
 def test_patience():
     apart = {0: standing("a", "b"), 1: standing("a")}
-    assert hang_detection.stuck(apart, 9.0, 10.0) is None
+    assert hang_detection.deadlock(apart, 9.0, 10.0) is None
     together = {0: standing("a"), 1: standing("a")}
-    assert hang_detection.stuck(together, 1e9, 10.0) is None, "all compute independently: no worker waits"
+    assert hang_detection.deadlock(together, 1e9, 10.0) is None, "all compute independently: no worker waits"
     inside = {0: standing("a", inside=True), 1: standing("a", inside=True)}
-    assert hang_detection.stuck(inside, 11.0, 10.0) is not None
+    assert hang_detection.deadlock(inside, 11.0, 10.0) is not None
 
 
 def test_silence():
-    assert hang_detection.silent({0: 1.0, 1: 5.0, 2: 3.5}, 3.0) == [1, 2]
+    assert hang_detection.without_heartbeat({0: 1.0, 1: 5.0, 2: 3.5}, 3.0) == [1, 2]

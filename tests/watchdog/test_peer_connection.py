@@ -65,14 +65,14 @@ def test_the_end_of_the_first_is_heard_by_each(workers):
 
 
 def test_last_words_are_passed_on_and_come_before_the_end(workers):
-    workers[1].line.say("failing", "ended by ValueError:\nno data")
+    workers[1].line.announce_end("failing", "ended by ValueError:\nno data")
     workers[1].goes()
     assert workers[0].hears() == (1, "ended by ValueError: no data")
     assert workers[2].hears() == (1, "ended by ValueError: no data")
 
 
 def test_a_program_that_has_ended_may_go(workers):
-    workers[1].line.say("bye")
+    workers[1].line.announce_end("bye")
     workers[1].goes()
     workers[2].goes()
     assert workers[0].hears() == (2, ""), "and nothing of worker 1"
@@ -109,7 +109,7 @@ def test_where_nobody_listens_there_is_no_lifeline():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         alone.line.connect("127.0.0.1", Address(free.getsockname()[1], "token"))
-    alone.line.say("bye")
+    alone.line.announce_end("bye")
     assert alone.heard.empty()
 
 

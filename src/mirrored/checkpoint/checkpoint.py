@@ -130,7 +130,7 @@ class Checkpoint:
         deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Yields the objects in this checkpoint, so that another checkpoint can contain this one."""
+        """Yields the objects in this checkpoint, each with its name, for a checkpoint that contains this one."""
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
 
@@ -219,7 +219,7 @@ class Checkpoint:
         return lock
 
     def snapshot(self, step: int | None = None) -> Manifest:
-        """Copies all state to host memory, so that training can continue while the copy is written to disk.
+        """Returns a copy of all state in host memory, so that training can continue while the copy is written to disk.
 
         Context: any thread. The snapshot is consistent: a training thread waits, so that all variables have their
         values after the same step.
@@ -258,7 +258,7 @@ class Checkpoint:
     # Restoring
 
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
-        """Restores the objects' state from a saved checkpoint by name; the result lists names that did not match.
+        """Restores the objects' state from a checkpoint, matched by name; the result lists names that did not match.
 
         Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
         weights of a Keras model that is not built, variables that an object makes in its first call, slots, new

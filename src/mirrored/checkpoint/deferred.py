@@ -133,7 +133,7 @@ _fresh = _Fresh()
 
 
 def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Registers a checkpoint, so that it is notified of new variables and restores their saved values.
+    """Registers a restored checkpoint, which is then notified of new variables and restores their saved values.
 
     Args:
         checkpoint: The checkpoint that waits.
@@ -164,7 +164,7 @@ def _forget(key: int) -> None:
 
 
 def state_came(value: object) -> None:
-    """Notifies all waiting checkpoints of a new attribute or item, whose saved value they then restore.
+    """Reports a new attribute or item to all restored checkpoints, which restore its value if they have one for it.
 
     Context: any. It is cheap if no checkpoint waits.
     """

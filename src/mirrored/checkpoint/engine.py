@@ -30,7 +30,7 @@ _KNOWN: Final = frozenset(
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Writes arrays to a checkpoint's folder by Orbax; omits arrays of size 0, which Orbax cannot write.
+    """Writes arrays to a checkpoint's folder with Orbax; omits arrays of size 0, which Orbax cannot write.
 
     The manifest has the shapes of these arrays.
     """
@@ -80,7 +80,7 @@ def _read_plainly(path: Path, names: Iterable[str], dtypes: Mapping[str, str]) -
 
 
 def read_arrays(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Reads the arrays with the given names, shapes and dtypes from a checkpoint's folder by Orbax."""
+    """Reads arrays of the given names, shapes and dtypes from a checkpoint's folder with Orbax."""
     empty = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items() if 0 in shape}
     names = [name for name in wanted if name not in empty]
     plain = directory / _PLAIN

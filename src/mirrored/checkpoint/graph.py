@@ -71,7 +71,7 @@ class _Zone:
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
-    """Traverses a checkpoint's objects, and returns all state found in them with its names."""
+    """Traverses a checkpoint's objects, and returns a `Graph` of all state that they contain."""
     return _Walk(parts, of_root).graph
 
 

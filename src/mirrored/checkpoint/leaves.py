@@ -127,7 +127,7 @@ class VariableLeaf(Leaf):
         return Saved("components" if self._by_component else "array", shape, str(np.dtype(dtype)))
 
     def read(self) -> Saved:
-        """Returns the variable's value as checkpoints store it: aggregated over replicas if it is sync-on-read."""
+        """Returns the variable's value as checkpoints store it: one array, or the separate values of all replicas."""
         variable = self.variable
         if not variable.per_replica and not is_key_dtype(variable.dtype):
             return dataclasses.replace(self.outline(), value=variable.on_host())
@@ -321,7 +321,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, of the same kind as for an iterator's read position."""
+        """Returns a `Saved` without the generator's state; its kind is the one used for iterators' read positions."""
         return Saved("position")
 
     def read(self) -> Saved:

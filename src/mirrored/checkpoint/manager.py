@@ -43,7 +43,7 @@ _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
 class CheckpointManager:
-    """A manager that saves a `Checkpoint` regularly to a folder in the background, and keeps only the newest ones.
+    """A manager that regularly saves a `Checkpoint` to a folder in the background, and keeps the newest checkpoints.
 
     A checkpoint is the folder ``<directory>/<checkpoint_name>-<step>``. It is renamed to this path after it is
     completely written. A program that is killed while saving, or a full disk, does not affect earlier checkpoints.
@@ -269,7 +269,7 @@ class CheckpointManager:
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
     def wait(self) -> None:
-        """Waits until all checkpoints that `save` was called for are on disk.
+        """Waits until every checkpoint for which `save` was called is on disk.
 
         Raises:
             CheckpointError: A checkpoint could not be written.

@@ -1,4 +1,4 @@
-"""Matches the names of state in a checkpoint with those in the program, and reports the result of a restore."""
+"""Matches the names of the state in a checkpoint with those in the program, and reports the result of a restore."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Misfit:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The result of comparing a checkpoint with the program: matching, missing and unexpected names.
+    """The result of comparing a checkpoint's names with the program's: those that match, and those on one side only.
 
     Attributes:
         pairs: ``{name in the program: (name in the checkpoint, leaf)}`` for all names that match.
@@ -58,7 +58,7 @@ class Match:
         return not (self.missing or self.unexpected or self.misfits)
 
     def report(self) -> str:
-        """Formats the comparison in a few lines: the number of matching names, and all names that do not match."""
+        """Formats as text how many names of the program match the checkpoint's, and which names do not match."""
         matched, all_here = self.pairs.keys() - {COUNTER}, self.here.keys() - {COUNTER}
         lines = [f"{len(matched)} of {len(all_here)} names of the program matched"]
         lines += _section("with a different shape, dtype or kind", [_misfit_line(one) for one in self.misfits])
@@ -82,7 +82,7 @@ class Match:
 
 
 def match(graph: Graph, manifest: Manifest) -> Match:
-    """Compares a checkpoint with the program: finds the saved value for each value in the program by name."""
+    """Matches the names in a checkpoint with those in the program, and compares their kinds, shapes and dtypes."""
     others = graph.other_names()
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
@@ -176,7 +176,7 @@ class RestoreStatus:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names of values in the program that the checkpoint does not contain, and that were not changed."""
+        """The names of the program's values that the checkpoint does not contain; these values were not changed."""
         return self._look().missing
 
     @property
@@ -186,7 +186,7 @@ class RestoreStatus:
 
     @property
     def report(self) -> str:
-        """A text of a few lines that says which names matched and which did not."""
+        """A text that says how many names matched, and lists the names that did not."""
         return self._look().report()
 
     def assert_consumed(self) -> RestoreStatus:

@@ -111,7 +111,7 @@ class HasSlots(Protocol):
 
 
 class HasParts(Protocol):
-    """Protocol of objects that determine themselves which of their attributes or items a checkpoint saves."""
+    """Protocol of objects that choose for themselves which of their attributes or items a checkpoint saves."""
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
         """Yields the values inside this object that a checkpoint saves, each with its name and location."""
@@ -171,7 +171,7 @@ def is_shareable(value: object) -> bool:
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether mirrored may store its own attribute in an object, i.e. one of a Keras or mirrored class."""
+    """Returns whether mirrored may set an attribute of its own on an object: True for Keras and mirrored classes."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
@@ -262,7 +262,7 @@ def keras_leaf(value: object) -> Leaf | None:
 
 
 def has_no_value_yet(value: object) -> bool:
-    """Returns whether `value` is a Keras variable that is not initialized yet (deferred to the end of a scope)."""
+    """Returns whether `value` is a Keras variable whose initialization Keras has deferred."""
     if not _is(value, "Variable") or variable_behind(value) is not None:
         return False
     return vars(value).get("_value") is None and getattr(value, "_initializer", None) is not None
@@ -288,7 +288,7 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
 
 
 def root_parts(value: object, place: Place) -> Iterable[Part]:
-    """Returns the values inside the root object of a checkpoint that are saved, each with its name and location.
+    """Returns what a checkpoint saves of its root object: the values inside, each with its name and location.
 
     Layers in a list that is an attribute of a Keras model have names by that attribute alone.
     """
@@ -313,7 +313,7 @@ def keras_slots(value: object) -> KerasSlots | None:
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The model variables of a Keras optimizer, and the optimizer's slot variables, named by index."""
+    """The model variables of a Keras optimizer, and all its slot variables, as a dict by number (``"0"``, ...)."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]

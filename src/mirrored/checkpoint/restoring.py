@@ -77,7 +77,7 @@ class Restoration:
         return self._manifest.leaves.keys() <= self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
-        """Restores all values in the checkpoint for which the program already has a variable or other state.
+        """Restores the values whose variables or other state already exist; `proceed` restores the others later.
 
         Args:
             called: For messages.
@@ -92,7 +92,7 @@ class Restoration:
         self._restore(called, lambda name, leaf: True, strict=strict, first=True)
 
     def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
-        """Restores variables and other state that the program has just created, and nothing older.
+        """Restores variables and other state that the program has just created; does not change older state.
 
         Args:
             called: The function that the user called, for messages.

@@ -93,7 +93,7 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def unfinished_beside(directory: Path) -> Path:
-    """Returns a new temporary path beside a checkpoint, to write a new one or to remove the old one."""
+    """Returns a new temporary path beside a checkpoint, for a folder that is being written or is to be deleted."""
     return directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 

@@ -54,7 +54,7 @@ def device_table(device_assignment: DeviceAssignment) -> Table:
 
 
 def layout_sentence(device_assignment: DeviceAssignment) -> str:
-    """Returns a sentence that says how many replicas run on each device, with the `MirroredStrategy(...)` call."""
+    """Returns a sentence that says how many replicas run on each device, and the `MirroredStrategy(...)` call."""
     names = ", ".join(f'"{name_device(device)}"' for device in device_assignment.devices)
     each = f"{device_assignment.local} on each" if device_assignment.is_folded else "one on each"
     devices = f"{device_assignment.num_devices} device{'s' * (device_assignment.num_devices != 1)}"

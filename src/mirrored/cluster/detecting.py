@@ -16,7 +16,7 @@ _REMEDY = (
 
 
 def detected_process(called: str, timeout_seconds: int) -> Process | None:
-    """Returns this process's index in its job and the job's size, as JAX detects them; None if JAX detects no job.
+    """Returns this process's index in its job and the job's size, as detected by JAX; None if JAX detects no job.
 
     The arguments of an earlier `jax.distributed.initialize` take precedence over JAX's own detection (Open MPI, Slurm,
     Kubernetes, Cloud TPU).

@@ -213,7 +213,7 @@ def rendezvous_seconds() -> int:
 
 
 def heartbeat_seconds() -> int:
-    """Returns after how many seconds without a heartbeat a process counts as dead."""
+    """Returns the number of seconds without a heartbeat after which a process counts as dead."""
     return settings.HEARTBEAT_SECONDS.read()
 
 

@@ -57,7 +57,7 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
 
 
 def unreachable(address: str, seconds: float, error: OSError) -> RendezvousError:
-    """Creates the error that says that no program answers at the coordinator's address."""
+    """Creates the error for a coordinator's address at which no program answers."""
     return RendezvousError(
         "waiting for the coordinator",
         found=f"no process answers at {address} after {seconds:.1f} s ({error})",

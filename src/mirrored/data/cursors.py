@@ -1,4 +1,4 @@
-"""Cursors: iterators that can save and restore how far they have read, for operations that Grain does not have."""
+"""Iterators whose read position can be saved and restored, for the dataset operations that Grain does not have."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_again(cursor: Any) -> Any:
 
 
 class Iterators:
-    """A factory of iterators over a Python iterable: returns a new one for each iteration over the dataset.
+    """A factory of iterators over a Python iterable: each iteration over the dataset gets a new iterator.
 
     Args:
         make: Creates the iterable.
@@ -355,7 +355,7 @@ class RebatchCursor:
 
 
 class WindowCursor:
-    """An iterator over windows (lists of `size` elements) of another iterator, with a given shift and stride."""
+    """An iterator that groups another iterator's elements into lists, with the windows of `tf.data.Dataset.window`."""
 
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()

@@ -1,4 +1,4 @@
-"""Distributed datasets, which yield per-replica batches on the devices, and can save how far they were read."""
+"""Distributed datasets, which yield per-replica batches on the devices, and whose read position can be saved."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of the elements: a pytree of `PerReplicaSpec`, or of `ArraySpec` for one replica."""
+        """The elements' shapes and dtypes, as a pytree of `PerReplicaSpec` (of `ArraySpec` if there is one replica)."""
         return self._element_spec()
 
     @property

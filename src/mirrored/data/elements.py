@@ -66,7 +66,7 @@ def own_element(value: PyTree, called: str) -> Element:
 
 
 def handed_out(element: Element) -> Element:
-    """Records that user code holds the arrays of an element and may overwrite them; returns the element."""
+    """Records that user code holds an element's arrays and may write to their memory; returns the element."""
     for leaf in jax.tree.leaves(element):
         expose(leaf)
     return element
@@ -114,7 +114,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Converts a 64-bit array made from Python numbers to 32 bits (if integers fit), as TensorFlow and JAX do."""
+    """Converts a 64-bit array of Python numbers to 32 bits, as TensorFlow does, unless an integer does not fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:

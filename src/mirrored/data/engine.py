@@ -43,7 +43,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
 
 
 class CursorDataset(grain.IterDataset):  # type: ignore[misc]
-    """A Grain dataset that wraps a factory of `Cursor` iterators: each iteration creates a new one."""
+    """A Grain dataset that wraps a factory of `Cursor` iterators: each iteration creates a new iterator."""
 
     def __init__(self, make: Callable[[], Cursor], name: str) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def map_with_index(parent: grain.IterDataset, function: Callable[[int, Any], Any
 
 
 def filter_elements(parent: grain.IterDataset, predicate: Callable[[Any], bool]) -> Any:
-    """Returns a Grain dataset of the elements for which `predicate` is True, with Grain's warning turned off."""
+    """Returns a Grain dataset of the elements for which `predicate` is True; Grain does not warn if these are few."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 
@@ -107,7 +107,7 @@ def limit(parent: grain.IterDataset, count: int) -> Any:
 
 
 def zip_shortest(parents: Sequence[Any]) -> Any:
-    """Returns a Grain dataset of tuples with one element of each input dataset; it ends with the shortest one."""
+    """Returns a Grain dataset of tuples with one element of each input dataset; ends with the shortest input."""
     return experimental.ZipIterDataset(parents, strict=False)
 
 

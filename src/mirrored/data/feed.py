@@ -86,7 +86,7 @@ class StallWatch:
         self._reported = False
 
     def after_batch(self, now: float) -> None:
-        """Logs a warning about slow input if the training loop mostly waited recently; called after each batch."""
+        """Warns once if the training loop has mostly waited for input in the last seconds; called after each batch."""
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return

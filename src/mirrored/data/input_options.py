@@ -120,7 +120,7 @@ class InputOptions:
 
 
 class InputContext:
-    """The argument of a dataset function: the index and number of input pipelines, and the number of replicas.
+    """The argument of a dataset function: index and number of the input pipelines, and the number of replicas.
 
     Args:
         num_input_pipelines: Number of input pipelines.

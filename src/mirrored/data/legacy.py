@@ -57,7 +57,7 @@ def make_input_fn_iterator(
     input_fn: Callable[[InputContext], Any],
     replication_mode: InputReplicationMode | None = None,
 ) -> InputIterator:
-    """Returns an `InputIterator` over the dataset that `input_fn` returns; replicas get its elements in turn.
+    """Returns an `InputIterator` over the dataset of `input_fn`; each step gives every replica an element of its own.
 
     Args:
         strategy: The strategy whose replicas receive the elements.

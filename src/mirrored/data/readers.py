@@ -25,7 +25,7 @@ _NOTHING: Final = object()
 
 
 class Layout:
-    """The structure, shapes and dtypes of the latest batch, to create an empty batch of the same structure.
+    """A record of the structure, shapes and dtypes of the latest batch, from which an empty batch can be created.
 
     A worker that is restored from a position at the end of its own data reads no batch that could show what its empty
     batches look like. The saved position therefore contains the layout.
@@ -82,7 +82,7 @@ class Reader(Protocol):
         ...
 
     def no_examples(self) -> Any:
-        """Returns an input with 0 examples, as `place` accepts it; None if its structure is not known."""
+        """Returns an input with 0 examples, in the form that `place` accepts; None if its structure is not known."""
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
@@ -234,7 +234,7 @@ class GlobalBatches:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a saved read position; if the dataset does not support that, skips examples from the start.
+        """Moves to a saved read position, or skips the earlier examples if the dataset cannot restore the position.
 
         The reader is newly opened and has read nothing. The dataset cannot restore the position if its source has none,
         or has another batch size than when the position was saved (`Source.restore` may read a

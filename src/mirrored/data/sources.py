@@ -32,7 +32,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """The process index and number of replicas of one worker, and the processes and replicas of all workers.
+    """The process index and number of replicas of one worker, and the process indices and replica count of the job.
 
     Attributes:
         process: The process index of this worker.

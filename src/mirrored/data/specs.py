@@ -58,7 +58,7 @@ class ArraySpec:
 
 
 class NoElementError(StructureError):
-    """Error: the shapes of a dataset's elements must be inferred from its first element, but the dataset is empty.
+    """Error: the dataset is empty, but the shapes of its elements must be inferred from the first element.
 
     It is no `StopIteration`: a spec can be computed while elements are read, where that would end the data.
     """
@@ -165,7 +165,7 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
 
 
 def empty_batch(spec: PyTree) -> Any:
-    """Creates a batch with 0 examples for given shapes and dtypes; None for scalars or varying example dims."""
+    """Creates a batch with 0 examples of the given shapes and dtypes; None for scalars, or if example dims vary."""
     if any(not leaf.shape or None in leaf.shape[1:] for leaf in _leaves(spec)):
         return None
     return map_specs(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), spec)

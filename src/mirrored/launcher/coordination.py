@@ -1,4 +1,4 @@
-"""Communication between the launchers of a job's machines: workers' addresses at each start, and failures."""
+"""Communication between the launchers of a job's machines: they exchange workers' addresses and report failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Coordination(abc.ABC):
 
     @abc.abstractmethod
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits until all other machines' workers have ended, after those of this machine have succeeded.
+        """Waits until the workers of all other machines have ended; called after this machine's workers have succeeded.
 
         Returns:
             Why a worker elsewhere failed; None if all succeeded.

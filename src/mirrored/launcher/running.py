@@ -1,4 +1,4 @@
-"""Runs a job: replaces the launcher by the program if no supervision is needed, else supervises workers."""
+"""Runs a job: the launcher process becomes the program if no supervision is needed, else it supervises workers."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Worker:
         return asks
 
     def let_go(self) -> None:
-        """Tells a failing worker, which waits for this permission, to print its error."""
+        """Permits a failing worker, which waits for this permission, to print its error."""
         with contextlib.suppress(OSError):
             self.channel.send(b"go\n")
 

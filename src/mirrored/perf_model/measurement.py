@@ -34,7 +34,7 @@ class Instruments:
 
 
 class Parts:
-    """The measured compute and all-reduce times of a training step, and the step's costs, per replica count.
+    """The measured compute and all-reduce times of a training step, and its operations and bytes, by replica count.
 
     Args:
         step: The detected step.
@@ -63,25 +63,25 @@ class Parts:
         self._measure(wanted, here, network, report)
 
     @property
-    def local(self) -> int:
+    def num_local_devices(self) -> int:
         """The number of this process's devices on the platform (CPU, GPU or TPU) of the training step."""
         return len(self.step.devices)
 
     @property
     def is_network(self) -> bool:
-        """Whether measured all-reduces between local devices can represent a network (not on CPUs or one device)."""
-        return self.local > 1 and self.step.devices[0].platform != "cpu"
+        """Whether all-reduces between this process's devices can stand for a network: not on CPUs or on one device."""
+        return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
-    def rehearsal(self, devices: int, share: int) -> ComputeBenchmark:
-        """Returns the measured time of one replica's part of the step, run on a given number of devices at once."""
+    def compute_benchmark(self, devices: int, share: int) -> ComputeBenchmark:
+        """Returns the measured time of one replica's part of the step when `devices` devices run it at once."""
         return self._compute_benchmarks[devices, share]
 
-    def sums(self, devices: int) -> AllReduceBenchmark:
-        """Returns the measured times of all-reduces over a given number of local devices."""
+    def allreduce_benchmark(self, devices: int) -> AllReduceBenchmark:
+        """Returns the measured times of all-reduces over a given number of this process's devices."""
         return self._allreduce_benchmarks[devices]
 
     def compute_seconds(self, share: int) -> float:
-        """Returns the compute time of one replica alone for a per-replica batch size, interpolated from measured ones.
+        """Returns the compute time of one replica alone, interpolated between measured per-replica batch sizes.
 
         It is interpolated linearly between the two nearest measured batch sizes.
         """
@@ -110,7 +110,7 @@ class Parts:
         return [share for share, _ in found], [seconds for _, seconds in found]
 
     def work(self, replicas: int) -> StepCost:
-        """Returns the operations, bytes and collectives of one step per replica, for a given number of replicas.
+        """Returns the operations, bytes and collectives of one replica in a step of a given number of replicas.
 
         The per-replica batch size is that of the detected step.
         """
@@ -118,8 +118,8 @@ class Parts:
             self._costs[replicas] = self.step.work(replicas, self.step.share)
         return self._costs[replicas]
 
-    def more(self, replicas: int) -> float:
-        """Returns the compute cost per replica with `replicas` replicas, divided by the cost with one replica.
+    def relative_cost(self, replicas: int) -> float:
+        """Returns the ratio of the compute cost per replica with `replicas` replicas to the cost with one replica.
 
         It is less than 1 if the update is sharded.
 
@@ -154,13 +154,13 @@ class Parts:
         The two sizes separate the fixed cost from the cost per example.
         """
         own = self.step.share
-        observed = (min(self.step.replicas, self.local), own)
+        observed = (min(self.step.replicas, self.num_local_devices), own)
         # A quarter: half the size would double the effect of measurement noise. At least 2 where possible, because a
         # single example can use another routine (see `fixed_share`).
         other = max(own // 4, min(2, own // 2)) or 2
         pairs = {(1, own), (1, other), (1, min(share for _, share in wanted)), observed}
         if here:
-            pairs |= {(min(replicas, self.local), share) for replicas, share in wanted}
+            pairs |= {(min(replicas, self.num_local_devices), share) for replicas, share in wanted}
         else:
             shares = sorted({share for _, share in wanted})
             steps = np.linspace(0, len(shares) - 1, min(len(shares), _MOST_BATCH_SIZES))
@@ -169,9 +169,9 @@ class Parts:
 
     def _allreduce_cases(self, wanted: Sequence[tuple[int, int]], here: bool) -> list[int]:
         """Returns the numbers of devices over which all-reduces are benchmarked."""
-        found = [min(self.step.replicas, self.local)]
+        found = [min(self.step.replicas, self.num_local_devices)]
         if wanted and here:
-            found += [min(replicas, self.local) for replicas, _ in wanted]
+            found += [min(replicas, self.num_local_devices) for replicas, _ in wanted]
         elif wanted and self.is_network:
-            found.append(self.local)
+            found.append(self.num_local_devices)
         return sorted({one for one in found if one > 1})

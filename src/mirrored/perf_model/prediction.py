@@ -180,7 +180,7 @@ class _Model:
         self._observation = observation
         self._given = network
         self._speed = speed
-        here = parts.rehearsal(min(parts.step.replicas, parts.local), parts.step.share)
+        here = parts.compute_benchmark(min(parts.step.replicas, parts.num_local_devices), parts.step.share)
         # The part of dispatch that does not depend on the devices: looking up the program, passing the state.
         self._python_seconds = max(0.0, observation.dispatch_seconds - here.dispatch_seconds)
         self.network, self.network_source = self._chosen_network()
@@ -190,13 +190,14 @@ class _Model:
         if self._given is not None:
             return self._given, "as given"
         if parts.is_network:
-            return parts.sums(parts.local).network, f"as measured between {parts.local} devices here"
+            devices = parts.num_local_devices
+            return parts.allreduce_benchmark(devices).network, f"as measured between {devices} devices here"
         return ASSUMED, "assumed: pass --bandwidth and --latency"
 
     def elsewhere(self, replicas: int, share: int) -> Prediction:
         """Predicts replicas on other machines, each on a device that is `speed` times as fast as a local one."""
         parts, observed = self._parts, self._observation
-        compute = parts.compute_seconds(share) * parts.more(replicas) / self._speed
+        compute = parts.compute_seconds(share) * parts.relative_cost(replicas) / self._speed
         return Prediction(
             replicas,
             share,
@@ -211,10 +212,10 @@ class _Model:
     def here(self, replicas: int, share: int, network: Network | None = None) -> Prediction:
         """Predicts replicas that share this machine; if they outnumber its devices, the time grows in proportion."""
         parts, observed = self._parts, self._observation
-        devices = min(replicas, parts.local)
+        devices = min(replicas, parts.num_local_devices)
         crowd = replicas / devices
-        rehearsal = parts.rehearsal(devices, share)
-        compute = rehearsal.compute_seconds * parts.more(replicas) * crowd
+        measured = parts.compute_benchmark(devices, share)
+        compute = measured.compute_seconds * parts.relative_cost(replicas) * crowd
         examples = replicas * share / (parts.step.replicas * parts.step.share)
         return Prediction(
             replicas,
@@ -222,7 +223,7 @@ class _Model:
             compute_seconds=compute,
             fixed_seconds=compute * parts.fixed_share(share),
             exchange_seconds=self._exchange_here(replicas, devices, network),
-            dispatch_seconds=self._python_seconds + rehearsal.dispatch_seconds * crowd,
+            dispatch_seconds=self._python_seconds + measured.dispatch_seconds * crowd,
             input_seconds=observed.between_seconds * examples,
             shared=True,
         )
@@ -233,7 +234,7 @@ class _Model:
             return sum(one.seconds(network) for one in exchanges)
         if devices == 1:
             return 0.0
-        sums = self._parts.sums(devices)
+        sums = self._parts.allreduce_benchmark(devices)
         return replicas / devices * sum(sums.seconds(one) for one in exchanges)
 
 

@@ -76,7 +76,7 @@ class Machine:
     bytes_per_second: float
 
     def seconds(self, flops: float, moved_bytes: float) -> float:
-        """Returns how long the device takes for a number of floating-point operations plus a number of bytes.
+        """Returns how long the device takes for `flops` floating-point operations and for moving `moved_bytes` bytes.
 
         Both run at full speed, without overlap of the two.
         """

@@ -103,8 +103,8 @@ class CollectiveLog:
         finally:
             self.depart()
 
-    def standing(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
-        """Returns this worker's progress (how many collective operations it has reached), to send to other workers.
+    def progress(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
+        """Returns this worker's progress (how many collective operations it has reached), to send to the other workers.
 
         Args:
             beat: The number of this heartbeat.

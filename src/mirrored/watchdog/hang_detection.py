@@ -11,8 +11,8 @@ _RULE = "All workers must make the same calls in the same order"
 _REMEDY = "move the call out of the Python branch that only some workers enter"
 
 
-def apart(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes the first collective at which two workers execute different operations, or None.
+def mismatched_calls(standings: Mapping[int, WorkerProgress]) -> str | None:
+    """Returns a description of the first point where two workers' sequences of collectives differ; None if they agree.
 
     Such workers cannot continue: each waits for the other, or has already exchanged data with another operation.
     """
@@ -24,14 +24,14 @@ def apart(standings: Mapping[int, WorkerProgress]) -> str | None:
         if number is not None:
             return (
                 f"operation {number} of worker {first} is: {reference.described(number)}; that of worker {worker} is: "
-                f"{progress.described(number)}.{_sentences(alone(standings))} {_RULE}: {_REMEDY}"
+                f"{progress.described(number)}.{_sentences(unmatched_calls(standings))} {_RULE}: {_REMEDY}"
             )
         mark = _first_mark(reference, progress)
         if mark is not None:
             return (
                 f"workers {first} and {worker} have not made the same calls up to operation {mark}; now worker {first} "
-                f"is at: {reference.newest}; worker {worker} is at: {progress.newest}.{_sentences(alone(standings))} "
-                f"{_RULE}: {_REMEDY}"
+                f"is at: {reference.newest}; worker {worker} is at: {progress.newest}."
+                f"{_sentences(unmatched_calls(standings))} {_RULE}: {_REMEDY}"
             )
     return None
 
@@ -51,8 +51,8 @@ def _first_mark(one: WorkerProgress, other: WorkerProgress) -> int | None:
     return next((number for number in common if one.marks[number] != other.marks[number]), None)
 
 
-def left_behind(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes a worker that ended before a collective in which others wait; None if there is no such worker."""
+def ended_early(standings: Mapping[int, WorkerProgress]) -> str | None:
+    """Returns a description of a worker that ended before a collective in which others wait; None if there is none."""
     for worker, progress in sorted(standings.items()):
         ahead = [other for other, its_progress in sorted(standings.items()) if its_progress.count > progress.count]
         if progress.has_ended and ahead:
@@ -60,14 +60,14 @@ def left_behind(standings: Mapping[int, WorkerProgress]) -> str | None:
             return (
                 f"worker {worker} ({progress.name}) has ended after operation {progress.count} ({progress.newest}), "
                 f"and worker {ahead[0]} has reached operation {waiting.count}: {waiting.newest}."
-                f"{_sentences(alone(standings))} All workers must make the same calls: the same number of steps, "
-                "and no call on the chief only"
+                f"{_sentences(unmatched_calls(standings))} All workers must make the same calls: the same number of "
+                "steps, and no call on the chief only"
             )
     return None
 
 
-def alone(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, str, str], str]:
-    """Describes program lines at which one worker called a collective and another worker did not.
+def unmatched_calls(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, str, str], str]:
+    """Returns a sentence for each program line at which one worker called a collective and another worker did not.
 
     The other worker has matched that call with a call at another line. This is harmless if the line is in one branch
     of an `if` whose other branch calls the operation at a line that all workers reach now and then. Otherwise the
@@ -106,8 +106,8 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def stuck(standings: Mapping[int, WorkerProgress], still_seconds: float, limit_seconds: float) -> str | None:
-    """Describes a deadlock: which workers have reached the newest collective; None if there is no deadlock.
+def deadlock(standings: Mapping[int, WorkerProgress], still_seconds: float, limit_seconds: float) -> str | None:
+    """Returns a description of a deadlock: which workers have reached the newest collective; None without a deadlock.
 
     Args:
         standings: The progress of each worker.
@@ -120,7 +120,7 @@ def stuck(standings: Mapping[int, WorkerProgress], still_seconds: float, limit_s
     newest = max(counts)
     lines = [f"no worker has made progress for {still_seconds:.0f} s"]
     lines += [f"  worker {worker} ({one.name}) {_place(one, newest)}" for worker, one in sorted(standings.items())]
-    lines += [f"  {text}" for text in alone(standings).values()]
+    lines += [f"  {text}" for text in unmatched_calls(standings).values()]
     return "\n".join(lines)
 
 
@@ -132,6 +132,6 @@ def _place(progress: WorkerProgress, newest: int) -> str:
     return f"has NOT arrived at operation {newest}: its newest is {progress.count}, {progress.newest}{ended}"
 
 
-def silent(seconds_since: Mapping[int, float], limit_seconds: float) -> list[int]:
-    """Returns the workers that have sent no heartbeat for longer than a limit."""
+def without_heartbeat(seconds_since: Mapping[int, float], limit_seconds: float) -> list[int]:
+    """Returns the indices of the workers that have sent no heartbeat for longer than a limit."""
     return [worker for worker, seconds in sorted(seconds_since.items()) if seconds > limit_seconds]

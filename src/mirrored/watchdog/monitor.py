@@ -74,7 +74,7 @@ class Watchdog:
         self._peers: PeerConnection | None = None
 
     def start(self) -> None:
-        """Starts the watchdog's threads, its connection to the other workers, and the report at this worker's exit."""
+        """Starts the watchdog's threads, connects to the other workers, and registers the report at process exit."""
         self._posting = threading.Thread(target=self._post, name="mirrored-posting", daemon=True)
         detecting = threading.Thread(target=self._detect, name="mirrored-hang-detection", daemon=True)
         start(self._posting, detecting)
@@ -116,7 +116,7 @@ class Watchdog:
         """
         self._has_ended = True
         if self._peers is not None:
-            self._peers.say("bye")
+            self._peers.announce_end("bye")
         self._wake.set()
         self._posting.join(_SHUTDOWN_SECONDS)
 
@@ -124,7 +124,7 @@ class Watchdog:
         while True:
             self._beat += 1
             has_ended = self._has_ended
-            progress = collective_log.standing(beat=self._beat, has_ended=has_ended, name=self._name)
+            progress = collective_log.progress(beat=self._beat, has_ended=has_ended, name=self._name)
             found: dict[str, str] | None
             try:
                 distributed.post(f"{_ROOT}/{self._worker}", json.dumps(progress.to_json()))
@@ -160,10 +160,10 @@ class Watchdog:
             board = self._board
             limit = config.watchdog_seconds()
             still = time.monotonic() - self._moved_at
-            self._confirm(hang_detection.apart(board) or hang_detection.left_behind(board))
+            self._confirm(hang_detection.mismatched_calls(board) or hang_detection.ended_early(board))
             if not self._suspicions:
                 self._warn_of_unmatched_calls(board)
-            verdict = hang_detection.stuck(board, still, limit)
+            verdict = hang_detection.deadlock(board, still, limit)
             if verdict is not None:
                 self._fail(f"{verdict}\n  (the limit is {settings.WATCHDOG_SECONDS.name}={limit:g})")
 
@@ -178,7 +178,7 @@ class Watchdog:
 
         Only the next mismatch proves it.
         """
-        for key, text in hang_detection.alone(board).items():
+        for key, text in hang_detection.unmatched_calls(board).items():
             if key[0] == self._worker and key not in self._reported_alone:
                 print(
                     f"mirrored: {text}. Unless another branch of the program makes the matching call there, the "
@@ -195,7 +195,7 @@ class Watchdog:
             silent = [0]
         else:
             since = {worker: now - at for worker, at in self._changed_at.items() if not self._board[worker].has_ended}
-            silent = hang_detection.silent(since, limit)
+            silent = hang_detection.without_heartbeat(since, limit)
         for worker in silent:
             if worker in self._reported_silent or worker == self._worker:
                 continue
@@ -211,9 +211,9 @@ class Watchdog:
     def _report_exit(self, kind: str, text: str) -> None:
         """Tells the other workers why this one ends, marked as `FOLLOWS` if they see the cause themselves."""
         if self._peers is not None and kind not in ("hang", "lost-peer"):
-            self._peers.say("failing", text)
+            self._peers.announce_end("failing", text)
         elif self._peers is not None:
-            self._peers.say("failing", f"{FOLLOWS} {text}")
+            self._peers.announce_end("failing", f"{FOLLOWS} {text}")
 
     def _on_lost_peer(self, worker: int, report: str) -> None:
         """Ends this worker because another one has ended."""

@@ -1,4 +1,4 @@
-"""Connections from every worker to worker 0; a broken one shows at once that a worker's process has ended.
+"""Connections from every worker to worker 0; a broken connection shows at once that a worker's process has ended.
 
 JAX's runtime detects a lost process after the heartbeat timeout (worker 0: at once), and then aborts the process with a
 message of its own. The kernel closes a connection within milliseconds, whatever the process was doing. A worker that
@@ -29,7 +29,7 @@ Lost = Callable[[int, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """The port on worker 0 for the other workers' connections, and a token for their authentication.
+    """The port of worker 0 to which the other workers connect, and the token that authenticates these connections.
 
     The workers read it from JAX's coordinator. A secret that the user has configured is required in addition.
     """
@@ -63,7 +63,7 @@ class PeerConnection:
         in_forked_children(self._forget)
 
     def listen(self, host: str) -> Address:
-        """Starts to accept the other workers' connections; called on worker 0.
+        """Starts to accept connections from the other workers; called on worker 0.
 
         Args:
             host: The host name by which they reach this machine; it determines the interface.
@@ -85,8 +85,8 @@ class PeerConnection:
         arguments = (host, address.port, address.secret)
         start(threading.Thread(target=self._connect, args=arguments, name="mirrored-peer-connection", daemon=True))
 
-    def say(self, kind: str, text: str = "") -> None:
-        """Tells the other workers that this one ends: normally (``bye``) or because of an error (``failing``).
+    def announce_end(self, kind: str, text: str = "") -> None:
+        """Tells the other workers that this worker ends: normally (``bye``) or because of an error (``failing``).
 
         The cause of the failure is `text`.
         """

@@ -26,7 +26,7 @@ class CallSpan:
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """A program line that calls a collective operation, with its number of calls.
+    """A program line that calls a collective operation, and the number of its calls from this line.
 
     Attributes:
         label: The name of the operation.
@@ -92,7 +92,7 @@ class WorkerProgress:
         """The number of the oldest collective operation still in the log; `count` + 1 if the log is empty."""
         return self.stretches[0].first if self.stretches else self.count + 1
 
-    def stretch_of(self, number: int) -> CallSpan | None:
+    def span_of(self, number: int) -> CallSpan | None:
         """Returns the `CallSpan` that contains collective operation `number`; None if the log does not contain it."""
         if not self.oldest <= number <= self.count:
             return None
@@ -100,12 +100,12 @@ class WorkerProgress:
 
     def called(self, number: int) -> str | None:
         """Formats the name of collective operation `number` and how often it was called; None if not in the log."""
-        stretch = self.stretch_of(number)
+        stretch = self.span_of(number)
         return None if stretch is None else f"{stretch.label} (time {stretch.time + number - stretch.first})"
 
     def described(self, number: int) -> str:
         """Formats the name, call count and program line of collective operation `number`, for error messages."""
-        stretch = self.stretch_of(number)
+        stretch = self.span_of(number)
         if stretch is None:
             return "the start" if number == 0 else "an operation that is forgotten"
         return f"{self.called(number)}{f' at {stretch.line}' if stretch.line else ''}"

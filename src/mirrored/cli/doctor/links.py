@@ -19,7 +19,7 @@ _LARGE_ROUNDS: Final = 5
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The measured latency and bandwidth of an all-reduce between some workers.
+    """The measured latency and bandwidth of an all-reduce over the devices of some workers.
 
     Attributes:
         workers: The indices of the workers.

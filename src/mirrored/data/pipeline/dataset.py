@@ -171,7 +171,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     # --- Caching, prefetching and options ------------------------------------------
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
-        """Caches the elements of the first iteration, in memory or in a folder; later iterations return the same ones.
+        """Caches the elements of the first iteration, in memory or in a folder; later iterations read the cache.
 
         The operations before `cache` run once, so they never reshuffle.
 

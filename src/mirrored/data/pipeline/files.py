@@ -287,7 +287,7 @@ class TFRecordWriter:
 
 
 def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
-    """Restricts a file dataset to one worker's shard of the files: every `workers`-th one.
+    """Restricts a file dataset to one worker's shard of the files: every `workers`-th file.
 
     The files are those passed to a `TextLineDataset` or `TFRecordDataset`. If the pipeline opens files in a function
     (`interleave`, `flat_map`), they are the names from `list_files` or `from_tensor_slices`.

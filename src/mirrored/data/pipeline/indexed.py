@@ -38,7 +38,7 @@ _EPOCHS_KEPT = 64
 
 
 class ItemRows(abc.ABC):
-    """Base class of random-access sequences that compute single elements, and stack them for a batch."""
+    """Base class of random-access sequences that compute elements one by one, and stack them to form a batch."""
 
     length: int
 
@@ -344,7 +344,7 @@ def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(OneParent):
-    """The operation `prefetch` on a random-access dataset; without effect unless it is the dataset's last operation.
+    """The operation `prefetch` on a random-access dataset; has no effect unless it is the dataset's last operation.
 
     Elsewhere it has no effect.
     """

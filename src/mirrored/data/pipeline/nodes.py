@@ -28,7 +28,7 @@ ENDLESS: Final = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The iteration number, repetition numbers and random seeds of one iteration over a dataset.
+    """The state of one iteration over a dataset: its number, the repetition numbers of `repeat`, and the random seeds.
 
     Attributes:
         path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
@@ -48,7 +48,7 @@ class Run:
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a `Run` without iteration numbers, because operations before a cache run only once."""
+    """Returns a copy of a `Run` without iteration numbers, for operations before a cache, which execute only once."""
     return Run(seeds=run.seeds, continues=run.continues)
 
 
@@ -57,7 +57,7 @@ class Rows(Protocol):
 
     @property
     def length(self) -> int:
-        """The number of elements; the constant ENDLESS or more if there are infinitely many."""
+        """The number of elements; at least the constant ENDLESS if there are infinitely many."""
         ...
 
     def item(self, index: int) -> Element:
@@ -95,7 +95,7 @@ class Node(abc.ABC):
         """Returns a Grain `IterDataset` that yields the elements of one iteration."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in a cache file, as a dict with the keys `id(operation)`."""
+        """Returns the random seeds stored in this operation's cache file, if any, as a dict by `id(operation)`."""
         return {}
 
     def cursor(self, run: Run) -> Cursor:
@@ -183,7 +183,7 @@ def seeded(node: Node) -> list[Any]:
 
 
 def seeds_of(node: Node, run: Run) -> dict[int, int]:
-    """Returns the random seeds of a dataset's operations in one iteration, as a dict with the keys `id(operation)`."""
+    """Returns the random seeds of a dataset's operations in one iteration, as a dict by `id(operation)`."""
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 
@@ -200,7 +200,7 @@ def new_seed() -> DrawnSeed:
 
 
 def inner_run(node: Node, run: Run, number: int, seed: int) -> Run:
-    """Returns a `Run` with reproducible seeds for a dataset that a user function, e.g. of `flat_map`, has returned.
+    """Returns the `Run` of a dataset that a user function (e.g. of `flat_map`) has returned, with reproducible seeds.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored.

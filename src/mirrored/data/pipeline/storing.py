@@ -370,7 +370,7 @@ class Kept(StreamStep):
         return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._open(run))), self.called)
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in the cache file, as a dict with the keys `id(operation)`.
+        """Returns the random seeds stored in the cache file, as a dict by `id(operation)`.
 
         An earlier run of the program can have written the file, with other seeds than those of the steps.
         """

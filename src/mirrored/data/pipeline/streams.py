@@ -412,7 +412,7 @@ class Interleaved(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windowed(StreamStep):
-    """The operation `window`: groups elements into windows, and returns `make(elements)` for each window."""
+    """The operation `window`: groups elements into windows, and yields `make(elements)` for each window."""
 
     size: int
     shift: int

@@ -123,7 +123,7 @@ def _variables(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
 
 
 def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps NNX's function that returns the current JAX trace, to leave out the traces of gradient tapes.
+    """Wraps the NNX function that returns the current JAX trace, so that it ignores the traces of gradient tapes.
 
     A tape only records operations, so it is not a trace level of its own for NNX.
     """

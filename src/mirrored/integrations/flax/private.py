@@ -26,7 +26,7 @@ MetricState: type = nnx.training.metrics.MetricState
 
 
 def metadata_of(variable: NNXVariable[Any]) -> dict[str, Any]:
-    """Returns the metadata dict of an NNX variable itself; `get_metadata` returns a copy."""
+    """Returns an NNX variable's own metadata dict; NNX's `get_metadata` returns a copy of it."""
     return variable._var_metadata
 
 

@@ -55,7 +55,7 @@ def device_for(strategy: Strategy | None, called: str) -> Any:
 
 
 def put_on(device: jax.Device) -> Callable[..., Any]:
-    """Returns a function that puts Keras' batches on one device, as a replacement for `distribute_data_input`."""
+    """Returns a replacement for Keras' `distribute_data_input` that puts each batch on one device."""
 
     def distribute_data_input(batch: Array | HostArray | None, layout: object, batch_dim_name: object) -> Any:
         del layout, batch_dim_name
@@ -124,7 +124,7 @@ def _same_component(made: Variable) -> Any:
 
 
 def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:
-    """Returns a function that splits the batches of Keras' training loops over the devices of all workers.
+    """Returns a replacement for Keras' `distribute_data_input` that splits batches over the devices of all workers.
 
     Keras assumes that each worker passes its own part of the global batch. Here all workers read the same arrays or the
     same dataset, so each has the global batch and contributes its own rows. Only a distributed dataset yields parts.

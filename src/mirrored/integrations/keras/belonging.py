@@ -44,7 +44,7 @@ _STATEFUL = (
 
 
 def connect_noticing() -> None:
-    """Patches `Layer.__setattr__`, so that a pending checkpoint restore can fill attributes that are set later."""
+    """Patches `Layer.__setattr__`, so that a restored checkpoint also restores attributes that are set later."""
     replace("keras", keras.Layer, "__setattr__", _reporting(keras.Layer.__setattr__))
 
 

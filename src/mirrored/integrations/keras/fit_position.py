@@ -131,12 +131,12 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the iterator over the training data: the first one that `fit` resets; ignores later ones."""
+        """Stores the first data iterator that `fit` resets, which reads the training data; ignores later ones."""
         if self._iterator is None:
             self._iterator = iterator
 
     def get_state(self, steps: int, is_shared: bool) -> dict[str, Any] | None:
-        """Returns the position in the training data as JSON-like data, which a backup stores.
+        """Returns how far `fit` has read the training data, as JSON-like data that a backup stores.
 
         Args:
             steps: The number of steps of the epoch that are done; 0 at its end.
@@ -161,7 +161,7 @@ class FitPosition:
         return {"passed": passed}
 
     def set_state(self, state: dict[str, Any] | None, first: int) -> None:
-        """Makes the next epoch of `fit` continue from a position in the training data that a backup stored.
+        """Makes the next epoch of `fit` continue from a data position that a backup stored.
 
         Args:
             state: A result of `get_state`; None in backups of earlier versions.

@@ -86,17 +86,17 @@ def drop_initializer(variable: KerasVariable) -> None:
 
 
 def variables_of_optimizer(optimizer: Optimizer) -> list[Any]:
-    """Returns the variables with which a Keras optimizer was built, in the order of its slot variables."""
+    """Returns the variables for which a Keras optimizer was built, in the order of its slot variables."""
     return optimizer._trainable_variables  # type: ignore[no-any-return]
 
 
 def is_optimized(optimizer: Optimizer, variable: KerasVariable) -> bool:
-    """Returns whether a variable is one of those with which a Keras optimizer was built."""
+    """Returns whether a variable is one of those that a Keras optimizer was built to update."""
     return optimizer._var_key(variable) in optimizer._trainable_variables_indices
 
 
 def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
-    """Returns the index of a variable among those with which a Keras optimizer was built."""
+    """Returns the index of a variable among those that a Keras optimizer was built to update."""
     return int(optimizer._get_variable_index(variable))
 
 
@@ -128,7 +128,7 @@ def purge_variables(model: Model, **groups: bool) -> None:
 
 
 def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
-    """Sets the values that `jax_state_sync` will assign to a model's variables; None for no values."""
+    """Sets the values that `jax_state_sync` will assign to a model's variables; None if it must assign none."""
     model._jax_state = state
     if state is not None:
         model._jax_state_synced = False
@@ -163,7 +163,7 @@ def set_backup_paths(callback: BackupAndRestore, weights: Path, metadata: Path) 
 
 
 def previous_backup_paths(callback: BackupAndRestore) -> tuple[Path, ...]:
-    """Returns the paths of the previous `BackupAndRestore` backup; nothing if only one backup is kept."""
+    """Returns the paths of the previous `BackupAndRestore` backup; an empty tuple if only one is kept."""
     if not getattr(callback, "double_checkpoint", False):
         return ()
     return Path(callback._prev_weights_path), Path(callback._prev_training_metadata_path)

@@ -1,4 +1,4 @@
-"""Reads and assigns variables inside Keras' stateless calls, which take the weights as arguments."""
+"""Makes `mirrored` variables in a Keras `StatelessScope` use the values that were passed to the scope."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ScopeStore(VariableStore):
-    """The storage from which variables are read, and to which they are assigned, in a Keras `StatelessScope`.
+    """A variable store that reads and assigns the values in a Keras `StatelessScope`, not the variables' own values.
 
     Variables with a value in the scope read and update that value. Other variables behave as outside the scope.
 
@@ -61,7 +61,7 @@ class ScopeStore(VariableStore):
         self.set_whole(variable, value, where)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that resets a variable to the value that it has now."""
+        """Returns a function that sets a variable back to the value that it has now."""
         view = self._view(variable)
         if view is None:
             stored = variable.stored()

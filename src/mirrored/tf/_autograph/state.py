@@ -35,7 +35,7 @@ def is_number(leaf: object) -> bool:
 
 
 def is_tensor(leaf: object) -> bool:
-    """Returns whether AutoGraph treats a pytree leaf as a tensor: a tensor, number, or numeric NumPy array."""
+    """Returns whether AutoGraph treats a pytree leaf as a tensor: a tensor, a number or a numeric NumPy array."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, StaticTensor):
         return leaf.dtype.kind in "biufcV"
     return isinstance(leaf, (jax.Array, StaticTensor)) or is_number(leaf)

@@ -86,7 +86,7 @@ def prefetch_to_device(device: object, buffer_size: int | None = None) -> Transf
 
 
 def copy_to_device(target_device: object, source_device: object = None) -> Transformation:
-    """Returns a transformation for `Dataset.apply` without effect: elements move to devices when they are used."""
+    """Returns a transformation for `Dataset.apply` that changes nothing: elements move to devices when used."""
     del target_device, source_device
     return lambda dataset: dataset
 

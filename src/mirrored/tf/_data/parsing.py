@@ -233,7 +233,7 @@ def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
 
 
 def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None) -> Any:
-    """Restores a tensor that `serialize_tensor` serialized to bytes, as a NumPy array.
+    """Returns the tensor that `serialize_tensor` has serialized to bytes, as a NumPy array.
 
     Raises:
         InvalidArgumentError: The bytes are not a tensor, or the tensor has another dtype.

@@ -1,4 +1,4 @@
-"""`tf.distribute.CrossDeviceOps`: objects with TensorFlow's methods that reduce values across devices.
+"""`tf.distribute.CrossDeviceOps`: classes whose methods reduce per-replica values across devices, as in TensorFlow.
 
 TensorFlow's `reduce` takes a per-replica value; strategies call `reduce_arrays` of `mirrored.collectives` instead.
 """
@@ -26,7 +26,7 @@ Destinations: TypeAlias = DistributedValues | Variable | str
 
 
 class Direct(core.CrossDeviceOps):
-    """Base class of reduction algorithms with TensorFlow's methods `reduce`, `batch_reduce` and `broadcast`."""
+    """Base class of the `CrossDeviceOps` classes; provides TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
 
     def reduce(
         self, reduce_op: ReduceOp, per_replica_value: PyTree, destinations: Destinations, options: object = None
@@ -121,17 +121,17 @@ def _check_destinations(destinations: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(Direct, core.NcclAllReduce):
-    """`mirrored.collectives.NcclAllReduce` with TensorFlow's methods `reduce` and `broadcast` for direct calls."""
+    """`mirrored.collectives.NcclAllReduce`; adds TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCopyAllReduce(Direct, core.HierarchicalCopyAllReduce):
-    """`mirrored.collectives.HierarchicalCopyAllReduce` with TensorFlow's methods for direct calls."""
+    """`mirrored.collectives.HierarchicalCopyAllReduce`; adds TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(Direct, core.ReductionToOneDevice):
-    """`mirrored.collectives.ReductionToOneDevice` with TensorFlow's methods for direct calls."""
+    """`mirrored.collectives.ReductionToOneDevice`; adds TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
 
 
 NAMES: dict[str, Any] = {

@@ -17,7 +17,7 @@ from mirrored.tf._tensors import is_tensor
 
 
 def tensor_text(array: np.ndarray[Any, Any], summarize: int) -> str:
-    """Formats a tensor as text like TensorFlow, with "..." for the middle of long dimensions."""
+    """Formats a tensor as TensorFlow prints it, with "..." in place of the middle of long dimensions."""
     if array.ndim == 0:
         return _number_text(array[()])
     separator = " " if array.ndim == 1 else "\n" + (array.ndim > 2) * "\n" * (array.ndim - 2)

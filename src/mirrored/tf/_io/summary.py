@@ -38,7 +38,7 @@ carry(_carried)
 
 
 class SummaryWriter:
-    """A writer of TensorBoard's event files to a folder, which `create_file_writer` creates.
+    """A writer of event files for TensorBoard, created by `create_file_writer` for one folder.
 
     TensorFlow: `tf.summary.SummaryWriter`.
     """
@@ -50,7 +50,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` by default."""
+        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` as the default step."""
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
         if step is not None:
@@ -61,7 +61,7 @@ class SummaryWriter:
             _defaults.writers, _defaults.step = before, before_step
 
     def set_as_default(self, step: SupportsIndex | None = None) -> None:
-        """Makes `tf.summary.scalar` and similar functions use this writer, and `step` by default.
+        """Makes `tf.summary.scalar` and similar functions use this writer, and `step` as the default step.
 
         This holds for the current thread.
         """
@@ -243,7 +243,7 @@ def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
 
 
 def get_step() -> Any:
-    """Returns the step with which summary values are written by default, or None."""
+    """Returns the step with which summary values are written by default; None if none is set."""
     return _defaults.step
 
 

@@ -92,7 +92,7 @@ def _spec(one: Described) -> TensorSpec:
 
 
 def signatures_of(name: str, function: object) -> list[Signature]:
-    """Returns the signatures for which a `tf.function` is exported.
+    """Returns the signatures (names, shapes and dtypes of arguments) for which a `tf.function` is exported.
 
     These are its ``input_signature``, or all arguments for which it has been traced.
 
