@@ -340,7 +340,7 @@ _Pair = tuple[Any, Any]
 
 
 class Divergence:
-    """Finds the operation that made the values of a device's virtual replicas different.
+    """Searches for the operation at which the values of two replicas on the same device stop being equal.
 
     Args:
         jaxpr: The body into which both replicas were traced.

@@ -284,7 +284,7 @@ class Checkpoint:
         return self.restore_from(save_path, called="Checkpoint.read")
 
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
-        """Restores like `restore`; with `strict`, raises an error unless program and checkpoint have the same names."""
+        """Restores like `restore`; with `strict`, also raises if a saved value has no match here, or the reverse."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         self._writer.wait()

@@ -250,7 +250,7 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, whose kind says that the value is a number."""
+        """Returns a `Saved` without data, of the kind for numbers."""
         return Saved("number")
 
     def read(self) -> Saved:
@@ -295,7 +295,7 @@ class PositionLeaf(Leaf):
         return id(self.iterator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, whose kind says that the value is an iterator's read position."""
+        """Returns a `Saved` without data, of the kind for read positions of iterators."""
         return Saved("position")
 
     def read(self) -> Saved:

@@ -54,7 +54,7 @@ class Match:
 
     @property
     def is_complete(self) -> bool:
-        """Whether checkpoint and program have exactly the same names, with the same shapes and dtypes."""
+        """Whether every saved value has a match in the program, and the reverse, with the same shape and dtype."""
         return not (self.missing or self.unexpected or self.misfits)
 
     def report(self) -> str:
@@ -190,7 +190,7 @@ class RestoreStatus:
         return self._look().report()
 
     def assert_consumed(self) -> RestoreStatus:
-        """Raises an error unless the program and the checkpoint have the same names.
+        """Raises an error if a saved value has no match in the program, or the reverse.
 
         Raises:
             CheckpointMismatchError: A name is missing on one side.

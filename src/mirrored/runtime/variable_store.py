@@ -304,7 +304,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def before(self, variable: VariableLike, replica: int) -> Any:
-        """Returns the component of a variable that a local replica had before the run."""
+        """Returns the value before the run of a variable's component on one local replica."""
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:

@@ -390,7 +390,7 @@ class Rule:
 
 
 class Backward:
-    """The backward program of a VJP rule, for a given set of results that have a cotangent.
+    """The backward program of a VJP rule, for those outputs of the operation that have received a cotangent.
 
     Attributes:
         operation: Maps the residuals and those cotangents to the cotangents of the inputs at `reached`.

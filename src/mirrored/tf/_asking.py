@@ -88,7 +88,7 @@ def assert_proper_iterable(values: object) -> None:
 
 
 class Algorithm(enum.Enum):
-    """The names of random number algorithms that TensorFlow has, accepted without effect.
+    """TensorFlow's names of random number algorithms; accepted, but ignored.
 
     JAX's threefry is always used.
     """

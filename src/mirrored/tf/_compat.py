@@ -45,7 +45,7 @@ def set_verbosity(level: int | str) -> None:
 
 
 class ConfigProto:
-    """The configuration of a TensorFlow 1 session, accepted without effect: there are no sessions.
+    """The configuration of a TensorFlow 1 session; accepted, but ignored: there are no sessions.
 
     Args:
         **options: Any options; each becomes an attribute.

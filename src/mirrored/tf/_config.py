@@ -33,7 +33,7 @@ class LogicalDevice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """The settings of one logical device, accepted without effect.
+    """The settings of one logical device; accepted, but ignored.
 
     Attributes:
         memory_limit: Memory limit of a GPU in megabytes; accepted and not enforced.
@@ -237,7 +237,7 @@ def get_soft_device_placement() -> bool:
 
 
 def set_intra_op_parallelism_threads(num_threads: int) -> None:
-    """Stores a number of threads per operation, without effect: XLA chooses its own."""
+    """Accepts a number of threads per operation, but ignores it: XLA chooses its own."""
     _state.intra_op_threads = int(num_threads)
 
 
@@ -247,7 +247,7 @@ def get_intra_op_parallelism_threads() -> int:
 
 
 def set_inter_op_parallelism_threads(num_threads: int) -> None:
-    """Stores a number of threads for independent operations, without effect: XLA chooses its own."""
+    """Accepts a number of threads for independent operations, but ignores it: XLA chooses its own."""
     _state.inter_op_threads = int(num_threads)
 
 
@@ -275,7 +275,7 @@ _OPTIMIZER_OPTIONS: Final = (
 
 
 def set_experimental_options(options: Mapping[str, Any]) -> None:
-    """Stores options of TensorFlow's graph optimizer, without effect: XLA optimizes compiled code.
+    """Accepts options of TensorFlow's graph optimizer, but ignores them: XLA optimizes compiled code.
 
     Raises:
         ValueError: TensorFlow has no option of this name.
@@ -316,7 +316,7 @@ def gpu_device_name() -> str:
 
 
 def set_log_device_placement(enabled: bool) -> None:
-    """Stores whether to log on which device each operation runs, without effect.
+    """Accepts the option to log each operation's device, for compatibility; nothing is logged.
 
     ``x.devices()`` returns the devices of an array.
     """

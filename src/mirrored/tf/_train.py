@@ -73,7 +73,7 @@ class Checkpoint(checkpoints.Checkpoint):
     def restore(
         self, save_path: PathLike | None, options: CheckpointOptions | None = None
     ) -> checkpoints.RestoreStatus:
-        """Assigns the values in a checkpoint to the variables and other state of the same names.
+        """Assigns each value in a checkpoint to the variable, or other state, that has its name.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -82,7 +82,7 @@ class Checkpoint(checkpoints.Checkpoint):
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
-        """Assigns the values in a checkpoint that `write` saved to the variables and other state of the same names.
+        """Assigns each value in a checkpoint written by `write` to the variable, or other state, that has its name.
 
         Raises:
             NotFoundError: There is no such checkpoint.

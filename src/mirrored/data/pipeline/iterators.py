@@ -23,7 +23,7 @@ _VERSION: Final = 1
 
 
 class Epochs:
-    """A counter of the iterations over a dataset; also holds the random seeds of a restored read position.
+    """Counts the passes over a dataset; after a restore, also holds the shuffle seeds of the saved position.
 
     Shuffles derive their order from the number of the iteration.
 

@@ -30,7 +30,7 @@ from mirrored.variables import Variable, VariableAggregation, VariableSynchroniz
 
 
 class CommunicationImplementation(enum.Enum):
-    """The names of communication libraries that TensorFlow has, accepted without effect.
+    """TensorFlow's names of communication libraries; accepted, but ignored.
 
     XLA uses NCCL on GPUs, and Gloo or its own implementation on CPUs.
     """
@@ -46,7 +46,7 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of a cross-device reduction, accepted without effect: XLA chooses how devices communicate.
+    """Options of a cross-device reduction; accepted, but ignored: XLA chooses how devices communicate.
 
     Args:
         bytes_per_pack: Accepted and ignored; not negative.
@@ -79,7 +79,7 @@ def collective_hints(bytes_per_pack: int = 0, timeout_seconds: float | None = No
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run`, accepted without effect.
+    """Options of `Strategy.run`; accepted, but ignored.
 
     Shapes may always differ between replicas.
     """

@@ -15,7 +15,7 @@ from mirrored.errors import ContextError
 
 @dataclasses.dataclass(frozen=True)
 class ProfilerOptions:
-    """Options of a profiler trace, accepted without effect: JAX has its own defaults."""
+    """Options of a profiler trace; accepted, but ignored: JAX has its own defaults."""
 
     host_tracer_level: int = 2
     python_tracer_level: int = 0

@@ -30,7 +30,7 @@ VARIABLES: Final = "variables"
 
 @dataclasses.dataclass(frozen=True)
 class LoadOptions:
-    """Options of `tf.saved_model.load`, accepted without effect."""
+    """Options of `tf.saved_model.load`; accepted, but ignored."""
 
     allow_partial_checkpoint: bool = False
     experimental_io_device: str | None = None

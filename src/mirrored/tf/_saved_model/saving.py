@@ -40,7 +40,7 @@ Signatures: TypeAlias = Function | ConcreteFunction | Mapping[str, Function | Co
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions:
-    """Options of `tf.saved_model.save`, accepted without effect.
+    """Options of `tf.saved_model.save`; accepted, but ignored.
 
     Gradients are always saved, and each variable is saved once.
     """
