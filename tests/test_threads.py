@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from interrupts import TooSlowError, each_place
 from mirrored import _threads
 from mirrored._jax.dispatch import DispatchJob, capture_thread_state
 from mirrored.checkpoint.writing import Writer
@@ -24,10 +22,6 @@ from mirrored.runtime.merge import Merge
 pytestmark = pytest.mark.timeout(120)
 
 
-class _TooSlowError(RuntimeError):
-    """What signal handlers raise; a `RuntimeError`, because Python raises those for threads that do not start."""
-
-
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     capture_thread_state()  # the first call searches all modules
@@ -37,44 +31,6 @@ def no_thread_is_left() -> Iterator[None]:
     while set(threading.enumerate()) - before and time.monotonic() < end:
         time.sleep(0.01)
     assert set(threading.enumerate()) <= before
-
-
-def raised_at(place: int, call: Callable[[], Any]) -> bool:
-    """Runs `call` and raises at a call or return in it, by number. Returns whether there is one of that number."""
-    events = [0]
-
-    def profile(frame: FrameType, kind: str, argument: Any) -> None:
-        name = getattr(argument, "__name__", "")
-        # Python delivers nothing between the `__enter__` of a lock and the block, nor between `__exit__` and its end.
-        if kind == "c_call" or name in ("__enter__", "__exit__", "setprofile"):
-            return
-        if "weakref" in frame.f_code.co_filename:  # Python ignores exceptions in the callbacks of weak references
-            return
-        events[0] += 1
-        if events[0] > place:
-            sys.setprofile(None)
-            raise _TooSlowError("too slow")
-
-    gc.disable()  # Python ignores exceptions in callbacks of the garbage collector, and JAX has one
-    try:
-        sys.setprofile(profile)
-        call()
-    except _TooSlowError:
-        return True
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    assert events[0] <= place, "the exception does not reach the caller"
-    return False
-
-
-def each_place(call: Callable[[], Any]) -> Iterator[None]:
-    """Runs `call`, raising at its first call or return, then at the second, and so on. Yields after each."""
-    place = 0
-    while raised_at(place, call):
-        yield
-        place += 1
-    assert place > 5
 
 
 def test_threads_that_are_started_run() -> None:
@@ -94,7 +50,7 @@ def test_the_error_of_a_thread_that_cannot_start_reaches_the_caller(monkeypatch:
     with pytest.raises(RuntimeError, match="can't start new thread") as caught:
         _threads.start(threading.Thread(target=print))
     assert _threads.is_refusal(caught.value)
-    assert not _threads.is_refusal(_TooSlowError("too slow"))
+    assert not _threads.is_refusal(TooSlowError("too slow"))
 
 
 def test_a_run_of_replicas_ends() -> None:
@@ -184,6 +140,6 @@ def test_a_checkpoint_is_written_as_a_whole_or_not_at_all() -> None:
         time.sleep(0.02)
         assert log == before, "a write begins after the exception"
         log.clear()
-    with contextlib.suppress(_TooSlowError):
+    with contextlib.suppress(TooSlowError):
         writer.wait()
     assert log == ["begun", "ended"]

@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import signal
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from interrupts import acted_at
 from mirrored.checkpoint.preemption import Preemption
 
 
-@pytest.fixture
-def preemption() -> Iterator[Preemption]:
+@pytest.fixture(autouse=True)
+def handler_of_before() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
-    yield Preemption()
+    yield
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("at", range(12))
-def test_a_second_signal_within_the_handler_of_the_first(preemption: Preemption, at: int) -> None:
+def test_a_second_signal_within_the_handler_of_the_first() -> None:
     """At every line and return of the handler, also in the standard library. A deadlock here ends the process."""
-    left = at
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if event in ("line", "return"):
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGTERM)
-        return trace
-
-    assert not preemption.poll()
-    faulthandler.dump_traceback_later(30.0, exit=True)
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        preemption._on_signal(signal.SIGTERM, None)
-    finally:
-        sys.settrace(before)
-        faulthandler.cancel_dump_traceback_later()
-    assert preemption.poll()
+    for event_number in itertools.count():
+        preemption = Preemption()
+        assert not preemption.poll()
+        faulthandler.dump_traceback_later(30.0, exit=True)
+        try:
+            came, _ = acted_at(
+                event_number,
+                lambda: signal.raise_signal(signal.SIGTERM),
+                lambda preemption=preemption: preemption._on_signal(signal.SIGTERM, None),  # type: ignore[misc]
+            )
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        assert preemption.poll()
+        if not came:
+            break
+    assert event_number >= 3

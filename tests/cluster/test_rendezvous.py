@@ -91,6 +91,7 @@ def test_a_first_worker_that_is_stopped_after_it_has_answered_is_told_and_named(
     secret = hashlib.sha256(description).digest() + given_secret()
     over = threading.Event()
     server = Server("127.0.0.1", int(made[0].coordinator.rpartition(":")[2]), secret, lambda _: over.wait(30), name="x")
+    server.start()
     try:
         (future,) = started(made[1:], 1.0)
         with pytest.raises(RendezvousError, match=rf"worker 0 \({made[0].coordinator}\) did not join at"):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
-from typing import Any
 
+from interrupts import interrupted_at
 from mirrored.data.feed import Feed, FeedItem, InputStats
 
 
@@ -22,33 +21,6 @@ def feed_with_thread() -> tuple[Feed, list[bool]]:
     feed = Feed(produce, lambda: closed.append(True), 2, InputStats(), 5.0)
     feed._start_worker()
     return feed, closed
-
-
-def interrupted_at(event_number: int, call: Any) -> tuple[bool, Any]:
-    """Calls with a KeyboardInterrupt at the n-th line or return of Python code; whether it came, and the result.
-
-    CPython can also raise after the C function that a line calls, and before the line returns: hence the returns.
-    """
-    left, result = event_number, None
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if event in ("line", "return"):
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        result = call()
-    except KeyboardInterrupt:
-        return True, None
-    finally:
-        sys.settrace(before)
-    return False, result
 
 
 def test_an_interrupt_in_next_holds_up_neither_the_input_thread_nor_close() -> None:

@@ -7,7 +7,6 @@ import gc
 import inspect
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 import mirrored as mr
 import mirrored.tf as tf
+from interrupts import interrupted_at
 from mirrored.data import Dataset, InputOptions
 from mirrored.data.distributed import DistributedIterator
 from mirrored.data.feed import Feed
@@ -408,7 +408,7 @@ def without_collection() -> Iterator[None]:
 
 @pytest.mark.usefixtures("without_collection")
 @pytest.mark.parametrize("taken", [0, 1, 6])
-def test_an_interrupt_at_any_line_neither_loses_a_batch_nor_gives_one_twice(taken: int) -> None:
+def test_an_interrupt_at_any_line_or_return_neither_loses_a_batch_nor_gives_one_twice(taken: int) -> None:
     """With 6 slow batches taken a worker reads ahead."""
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     slow = lambda n: (time.sleep(0.005 * (taken == 6)), n)[1]  # noqa: E731
@@ -416,44 +416,27 @@ def test_an_interrupt_at_any_line_neither_loses_a_batch_nor_gives_one_twice(take
     first = lambda batch: int(np.asarray(batch.values[0])[0]) // 2  # noqa: E731
     files = {inspect.getfile(Feed), inspect.getfile(DistributedIterator)}
     outcomes = set()
-    for line in range(200):
-        reading, left = iter(dataset), [line]
+    for event_number in range(400):
+        reading = iter(dataset)
         for _ in range(taken):
             next(reading)
-
-        def trace(frame: Any, event: str, _: Any, left: list[int] = left) -> Any:
-            if frame.f_code.co_filename not in files:
-                return None
-            if event == "line":
-                left[0] -= 1
-                if left[0] < 0:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return trace
-
-        before, got = sys.gettrace(), None
-        sys.settrace(trace)
-        try:
-            got = next(reading)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+        came, got = interrupted_at(event_number, reading.__next__, files)
         state = reading.get_state()
         elsewhere = iter(dataset)
         elsewhere.set_state(state)
         expected = first(next(elsewhere))
-        assert expected == taken + (got is not None) or (got is None and expected == taken + 1), line
+        assert expected == taken + (got is not None) or (got is None and expected == taken + 1), event_number
         try:
-            assert first(next(reading)) == expected, line
+            assert first(next(reading)) == expected, event_number
             outcomes.add("goes on")
         except (InputError, KeyboardInterrupt):  # that one where the batch after it was being read ahead
             outcomes.add("is closed")
         reading.close()
         elsewhere.close()
-        if got is not None and left[0] >= 0:
+        if not came:
             break
     assert "goes on" in outcomes
+    assert not came
 
 
 SHORTENED: dict[str, Callable[[int], Dataset]] = {

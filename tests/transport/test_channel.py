@@ -28,6 +28,7 @@ def pair() -> Iterator[tuple[Channel, Channel, socket.socket]]:
         done.wait(20)
 
     server = Server("127.0.0.1", 0, SECRET, serve, name="test")
+    server.start()
     client = Channel.connect(("127.0.0.1", server.port), SECRET, 5)
     try:
         assert here.wait(5)
@@ -101,6 +102,7 @@ def _flood(wire: socket.socket) -> None:
 
 def test_another_secret_is_refused_on_both_sides():
     with contextlib.closing(Server("127.0.0.1", 0, SECRET, _fail, name="test")) as server:
+        server.start()
         with pytest.raises(RefusedError, match="secrets differ"):
             Channel.connect(("127.0.0.1", server.port), SECRET + b"!", 5)
 
@@ -157,6 +159,7 @@ def test_malformed_messages_and_idle_strangers_do_not_keep_a_peer_out():
         heard.extend(channel.receive())
 
     with contextlib.closing(Server("127.0.0.1", 0, SECRET, serve, name="test")) as server:
+        server.start()
         with idle(server.port, 100):
             assert attack(server.port) >= COUNT
             client = Channel.connect(("127.0.0.1", server.port), SECRET, 20)

@@ -93,6 +93,26 @@ def swap_trace(trace: Trace | None) -> Any:
 put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
+def trace_context() -> tuple[Any, Any]:
+    """Returns this thread's current JAX trace and axis environment, for `restore_trace_context`.
+
+    JAX has no current trace while it applies a primitive. An exception that interrupts it there, such as Ctrl-C, can
+    leave it so: then nothing can be computed in this thread any more. No caller of mirrored is in that place, so that
+    this function ends such a state.
+    """
+    context = _core.trace_ctx
+    if context.trace is None:
+        context.reset()
+    return context.trace, context.axis_env
+
+
+def restore_trace_context(saved: tuple[Any, Any]) -> None:
+    """Makes the trace and axis environment that `trace_context` has returned the current ones of this thread."""
+    trace, axis_env = saved
+    _core.trace_ctx.set_trace(trace)
+    _core.trace_ctx.set_axis_env(axis_env)
+
+
 class _SharedIdentity(Trace):  # type: ignore[misc]
     """The trace that stands, in the keys of JAX's caches, for all traces passed to `share_identity`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -10,7 +9,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -140,15 +139,16 @@ def join(process: Process, called: str) -> None:
         raise _too_late(called)
     check_mtls(called)
     limit = rendezvous_seconds()
-    start = time.monotonic()
+    started_at = time.monotonic()
     interface = _interface(process.coordinator)
     meet(process, interface, limit, called)
-    left = max(_LEAST_SECONDS, limit - (time.monotonic() - start))
+    left = max(_LEAST_SECONDS, limit - (time.monotonic() - started_at))
     if process.index != 0:
         wait_for_coordinator(process.coordinator, left)
     port = int(process.coordinator.rpartition(":")[2])
     try:
-        with _left_in_time(process, left):
+        with (joining := threading.Lock()):
+            start(threading.Thread(target=_end_if_held, args=(joining, process, left), daemon=True))
             jax.distributed.initialize(
                 process.coordinator,
                 process.num_processes,
@@ -162,7 +162,7 @@ def join(process: Process, called: str) -> None:
             )
         in_forked_children(distributed.disconnect_child)
     except RuntimeError as error:
-        raise _failed(process, time.monotonic() - start, str(error).strip().splitlines()[0][:200]) from error
+        raise _failed(process, time.monotonic() - started_at, str(error).strip().splitlines()[0][:200]) from error
 
 
 def _interface(coordinator: str) -> str:
@@ -171,21 +171,15 @@ def _interface(coordinator: str) -> str:
     return given or interface_of(coordinator.rpartition(":")[0])
 
 
-@contextlib.contextmanager
-def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
-    """Ends this process with a message before JAX aborts it, if a worker is lost between the two rendezvous."""
+def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> None:
+    """Ends this process if `joining` is still held after some time; called in a thread.
 
-    def end() -> None:
+    JAX would abort the process without a message if a worker is lost between the two rendezvous. A lock tells the end
+    of the second one, because no exception can prevent that a ``with`` block releases its lock.
+    """
+    if not joining.acquire(timeout=seconds):
         error = _failed(process, seconds, "a worker was lost after all had joined")
         fail_fast("error", 1, f"ended by {error}", lambda: print(error, file=sys.stderr, flush=True))
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    try:
-        start(timer)
-        yield
-    finally:
-        timer.cancel()
 
 
 def check_mtls(called: str) -> None:

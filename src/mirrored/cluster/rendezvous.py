@@ -14,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from mirrored import settings
@@ -73,6 +74,8 @@ _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 # Another program may hold the port for a moment; a server that refuses for longer has another cluster or secret.
 _MOST_REFUSALS: Final = 8
+# How long the connection of a worker that was interrupted and joins again may take to end.
+_LEAVE_SECONDS: Final = 1.0
 
 
 def meet(process: Process, interface: str, seconds: float, called: str) -> None:
@@ -97,13 +100,18 @@ def meet(process: Process, interface: str, seconds: float, called: str) -> None:
 
 
 class _Host:
-    """Worker 0's side of the rendezvous: accepts the other workers, and tells them when all have joined."""
+    """Worker 0's side of the rendezvous: accepts the other workers, and tells them when all have joined.
+
+    Worker 0's thread takes no lock that is written in Python, such as that of a `threading.Condition`: Ctrl-C could
+    leave it held.
+    """
 
     def __init__(self, process: Process, seconds: float) -> None:
         self._process, self._seconds = process, seconds
         self._start = time.monotonic()
         self._here: dict[int, Channel] = {}
-        self._changed = threading.Condition()
+        self._arrivals: SimpleQueue[int] = SimpleQueue()
+        self._has_ended = False
 
     def wait(self, interface: str, secret: bytes, called: str) -> None:
         port = int(self._process.coordinator.rpartition(":")[2])
@@ -112,33 +120,42 @@ class _Host:
         except OSError as error:
             raise _taken(port, self._process.coordinator, error, called) from None
         try:
+            server.start()
             missing = self._wait_for_all()
-        finally:
             server.close()  # releases the port to JAX
-        with self._changed:
             self._broadcast({"missing": missing} if missing else {"go": True})
-        if missing:
-            raise _missing(self._process, missing, time.monotonic() - self._start)
+            if missing:
+                raise _missing(self._process, missing, time.monotonic() - self._start)
+        except BaseException:
+            self._hang_up()  # a worker that has not been told to go on joins again: worker 0 may call again
+            server.close()
+            raise
 
     def _wait_for_all(self) -> list[int]:
         """Waits for the other workers, and returns those that have not joined in time."""
         reported = self._start
         while True:
-            with self._changed:
-                missing = [index for index in range(1, self._process.num_processes) if index not in self._here]
-                now = time.monotonic()
-                left = self._start + self._seconds - now
-                if not missing or left <= 0:
-                    return missing
-                if now - reported >= _TELL_SECONDS:
-                    reported = now
-                    _say(_waiting(self._process, missing, now - self._start, self._seconds))
-                    self._broadcast({"waiting": missing, "seconds": now - self._start})
-                self._changed.wait(min(left, _TELL_SECONDS))
+            missing = [index for index in range(1, self._process.num_processes) if index not in self._here]
+            now = time.monotonic()
+            left = self._start + self._seconds - now
+            if not missing or left <= 0:
+                return missing
+            if now - reported >= _TELL_SECONDS:
+                reported = now
+                _say(_waiting(self._process, missing, now - self._start, self._seconds))
+                self._broadcast({"waiting": missing, "seconds": now - self._start})
+            with contextlib.suppress(Empty):
+                self._arrivals.get(timeout=min(left, _TELL_SECONDS))
 
     def _broadcast(self, message: dict[str, Any]) -> None:
-        for channel in self._here.values():
+        for channel in list(self._here.values()):
             channel.send(message)
+
+    def _hang_up(self) -> None:
+        """Closes the connections, also those of workers that join meanwhile."""
+        self._has_ended = True
+        for channel in list(self._here.values()):
+            channel.close()
 
     def _serve(self, channel: Channel) -> None:
         """Serves one worker until its connection ends."""
@@ -146,16 +163,17 @@ class _Host:
         index = next(messages, {}).get("here")
         if not isinstance(index, int) or not 0 < index < self._process.num_processes:
             return
-        with self._changed:
-            if index in self._here:
+        end = time.monotonic() + _LEAVE_SECONDS
+        while self._here.setdefault(index, channel) is not channel:
+            if time.monotonic() > end:
                 channel.send({"twice": index})
                 return
-            self._here[index] = channel
-            self._changed.notify()
-        for _ in messages:
-            pass
-        with self._changed:
-            del self._here[index]
+            time.sleep(_PAUSE_SECONDS)
+        self._arrivals.put(index)
+        if not self._has_ended:
+            for _ in messages:
+                pass
+        del self._here[index]
 
 
 class _Guest:
@@ -181,8 +199,8 @@ class _Guest:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
-            seconds = max(left, 0) + _CONNECT_SECONDS
-            with contextlib.closing(channel), _closed_after(channel, seconds), self._reporting_silence():
+            with contextlib.closing(channel), (taking_part := threading.Lock()):
+                self._attend(channel, taking_part)
                 channel.send({"here": self._process.index})
                 if self._receives_go(channel):
                     return
@@ -200,22 +218,23 @@ class _Guest:
         if left <= 0:
             raise unreachable(address, seconds, error) from error
 
-    @contextlib.contextmanager
-    def _reporting_silence(self) -> Iterator[None]:
-        """Logs that this worker waits for worker 0 if nothing comes from there for a while."""
-        ended = threading.Event()
+    def _attend(self, channel: Channel, taking_part: threading.Lock) -> None:
+        """Starts a thread that closes the channel when `taking_part` is released, and reports if worker 0 is silent.
 
-        def report() -> None:
-            while not ended.wait(_TELL_SECONDS):
+        It also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends. A lock
+        tells it the end, because no exception can prevent that a ``with`` block releases its lock.
+        """
+        end = max(time.monotonic(), self._start + self._seconds) + _CONNECT_SECONDS
+
+        def attend() -> None:
+            now = time.monotonic()
+            while not taking_part.acquire(timeout=max(0.0, min(end - now, _TELL_SECONDS))) and now < end:
                 now = time.monotonic()
                 if now - self._received_at > 1.5 * _TELL_SECONDS:
                     _say(_waiting(self._process, [0], now - self._start, self._seconds))
+            channel.close()
 
-        try:
-            start(threading.Thread(target=report, name="mirrored-waiting", daemon=True))
-            yield
-        finally:
-            ended.set()
+        start(threading.Thread(target=attend, name="mirrored-waiting", daemon=True))
 
     def _receives_go(self, channel: Channel) -> bool:
         """Waits for worker 0; returns True once all workers have joined, False if the connection ended."""
@@ -238,18 +257,6 @@ class _Guest:
         if time.monotonic() - self._start > self._seconds:
             raise _missing(self._process, [0], time.monotonic() - self._start)
         return False
-
-
-@contextlib.contextmanager
-def _closed_after(channel: Channel, seconds: float) -> Iterator[None]:
-    """Closes the channel after some time, so that a read from a worker 0 that sends nothing ends."""
-    timer = threading.Timer(seconds, channel.close)
-    timer.daemon = True
-    try:
-        start(timer)
-        yield
-    finally:
-        timer.cancel()
 
 
 def _say(text: str) -> None:

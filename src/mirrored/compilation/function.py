@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.source_lines import boundary
 from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored.compilation.binding import Bindings, Code, bind
 from mirrored.compilation.captured_objects import refuse_created_again
@@ -30,6 +29,7 @@ from mirrored.compilation.signature import (
 from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
+from mirrored.runtime.entry_point import entry_point
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
 from mirrored.variables.state_lock import tracing, without_turns
 
@@ -95,7 +95,7 @@ class Function(Code):
         driven = 0 if self._driver is None else self._driver.trace_count
         return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
 
-    @boundary
+    @entry_point
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program for the signature of these arguments; traces and compiles it at the first call."""
         here = ambient()

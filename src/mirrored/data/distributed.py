@@ -52,6 +52,7 @@ class DistributedIterator:
         # interrupt finds all three of one batch. The position is None before the first batch is read ahead.
         self._handed: tuple[FeedItem | None, Any, int] = (None, None, 0)
         self._started: float | None = None
+        self._was_moved = False  # by set_state, after which the reader is not at its start
         self._done: str | None = None
         self._worker_steps: WorkerSteps | None = worker_steps(self._reader, placer)
         self._feed = self._new_feed()
@@ -176,7 +177,8 @@ class DistributedIterator:
 
         Raises:
             ArgumentError: `state` is not a position of a distributed iterator, or belongs to another dataset.
-            InputError: The iterator is closed.
+            InputError: The iterator is closed, or the dataset ends before that position. After an error, the iteration
+                continues where it was, unless the dataset can be iterated only once.
         """
         if state.get("version") != _VERSION or "reader" not in state:
             raise ArgumentError(
@@ -187,15 +189,36 @@ class DistributedIterator:
             )
         if self._done == "closed":
             raise _closed()
-        if self._started is not None:
-            self._begin_again()
-        self._reader.set_state(state["reader"])
+        if self._started is None and not self._was_moved:
+            self._move_unread(state["reader"])
+        else:
+            self._replace_reader(state["reader"])
         self._handed = (None, state["reader"], state["examples"])
 
-    def _begin_again(self) -> None:
+    def _move_unread(self, position: Any) -> None:
+        """Moves the reader, which has read nothing. If the position does not fit, a new reader takes its place."""
+        self._was_moved = True
+        try:
+            self._reader.set_state(position)
+        except BaseException:
+            self._done = "failed"  # unless the dataset can be opened again
+            with contextlib.suppress(InputError):
+                self._replace_reader(None)
+                self._was_moved = False
+            raise
+
+    def _replace_reader(self, position: Any) -> None:
+        """Replaces the reader by a new one at a position; if the position does not fit, the reader stays."""
+        reader = self._open_reader()
+        try:
+            steps = worker_steps(reader, self._placer)
+            if position is not None:
+                reader.set_state(position)
+        except BaseException:
+            reader.close()
+            raise
         self._feed.close()
-        self._reader, self._done = self._open_reader(), None
-        self._worker_steps = worker_steps(self._reader, self._placer)
+        self._reader, self._worker_steps, self._done = reader, steps, None
         self._feed = self._new_feed()
         close_at_exit(self._feed)
 

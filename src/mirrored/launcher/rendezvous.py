@@ -84,6 +84,7 @@ class Hub:
                 rule="the launchers must find each other at this port of machine 0",
                 remedy="pass another port in --coordinator, or end the program that uses this one",
             ) from error
+        self._server.start()
 
     def close(self) -> None:
         """Stops listening for launchers, and closes all connections."""

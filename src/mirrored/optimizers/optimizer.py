@@ -17,6 +17,7 @@ from mirrored.optimizers.pairs import Pair, as_pairs, as_variables, check_gradie
 from mirrored.optimizers.rules import LearningRate, LearningRateLike, copied, not_copied
 from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
 from mirrored.runtime.ambient import within
+from mirrored.runtime.entry_point import restoring
 from mirrored.strategies import get_replica_context
 from mirrored.tape import GradientTape, unrecorded
 from mirrored.variables import Variable, access
@@ -191,6 +192,7 @@ class Optimizer:
         with scope_of(variables):
             self._build(variables)
 
+    @restoring
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Variable]],

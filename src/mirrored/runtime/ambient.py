@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -63,22 +63,38 @@ def ambient() -> Ambient:
     return _thread.current
 
 
-@contextmanager
-def entered(context: Ambient) -> Iterator[Ambient]:
+class _Entered:
+    """The context manager of `entered`.
+
+    A generator would not do: after an exception that interrupts its end, Python finalizes it with the traceback, maybe
+    much later, and it would then replace the context of that moment.
+    """
+
+    __slots__ = ("_context", "_previous")
+
+    def __init__(self, context: Ambient) -> None:
+        self._context = context
+
+    def __enter__(self) -> Ambient:
+        self._previous = _thread.current
+        _thread.current = self._context
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        _thread.current = self._previous
+
+
+def entered(context: Ambient) -> AbstractContextManager[Ambient]:
     """Makes `context` the current strategy and replica context of this thread during a ``with`` block."""
-    previous = _thread.current
-    _thread.current = context
-    try:
-        yield context
-    finally:
-        _thread.current = previous
+    return _Entered(context)
 
 
-@contextmanager
-def within(**changes: Any) -> Iterator[Ambient]:
-    """Changes fields of this thread's context, such as the current strategy, during a ``with`` block."""
-    with entered(_thread.current.fork(**changes)) as context:
-        yield context
+def within(**changes: Any) -> AbstractContextManager[Ambient]:
+    """Changes fields of this thread's context, such as the current strategy, during a ``with`` block.
+
+    The other fields are those at the time of the call.
+    """
+    return _Entered(_thread.current.fork(**changes))
 
 
 def replace_current(context: Ambient) -> None:

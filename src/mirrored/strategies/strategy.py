@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
 from mirrored._jax.arrays import frozen
-from mirrored._jax.source_lines import boundary
 from mirrored._typing import PyTree
 from mirrored.collectives.cross_device_ops import CrossDeviceOps
 from mirrored.compilation.function import Function
 from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
 from mirrored.strategies.checks import OutSpecs, mark_made_by, refuse_in_replica, refuse_mixing, warn_if_fed_back
 from mirrored.strategies.compiled import run_compiled
@@ -89,7 +89,7 @@ class Strategy(DistributesInput, OlderNames):
         refuse_in_replica("scope")
         refuse_mixing(self, "scope")
 
-    @boundary
+    @entry_point
     def run(
         self,
         fn: Callable[..., Any],
@@ -207,6 +207,7 @@ class Strategy(DistributesInput, OlderNames):
 
     # Results
 
+    @restoring
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduces a per-replica value over all replicas to one replicated value.
 
@@ -239,6 +240,7 @@ class Strategy(DistributesInput, OlderNames):
         refuse_mixing(self, "reduce")
         return reducing.reduce_structure(self, reduce_op, value, axis)
 
+    @restoring
     def gather(self, value: object, axis: int) -> Any:
         """Concatenates the components of a per-replica value along `axis`, in replica order; sizes may differ.
 

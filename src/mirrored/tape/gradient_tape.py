@@ -17,6 +17,7 @@ from mirrored._jax.traces import current_trace, is_staging_above
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import StructureError, TapeError
 from mirrored.runtime.ambient import ReadableVariable
+from mirrored.runtime.entry_point import restoring
 from mirrored.tape import backward as jacobians
 from mirrored.tape.backward import (
     UnconnectedGradients,
@@ -62,6 +63,7 @@ class GradientTape(Recording):
 
     # Gradients
 
+    @restoring
     def gradient(
         self,
         target: PyTree,
@@ -109,6 +111,7 @@ class GradientTape(Recording):
             [_placed_or_zeros(gradient, leaf, unconnected) for gradient, leaf in zip(gradients, leaves, strict=True)]
         )
 
+    @restoring
     def jacobian(
         self,
         target: jax.Array | ReadableVariable,

@@ -21,7 +21,7 @@ Serve = Callable[[Channel], None]
 
 
 class Server:
-    """A server that listens at a port, and calls a function with each authenticated connection.
+    """A server that listens at a port, and calls a function with each authenticated connection once it has started.
 
     Connections that do not authenticate in time are dropped; if too many are unauthenticated, so is the oldest.
 
@@ -43,7 +43,14 @@ class Server:
         self._is_closed = False
         self._socket = _listening(host, port)
         self.port: int = self._socket.getsockname()[1]
-        start(threading.Thread(target=self._accept, name=name, daemon=True))
+
+    def start(self) -> None:
+        """Starts to accept connections; called once.
+
+        It is separate from the constructor: an exception that interrupts the creation, such as Ctrl-C, then leaves no
+        thread that would keep the port.
+        """
+        start(threading.Thread(target=self._accept, name=self._name, daemon=True))
 
     def close(self) -> None:
         """Stops listening for new connections; established connections stay open."""

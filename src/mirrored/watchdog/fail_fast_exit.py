@@ -129,6 +129,7 @@ def is_aborting() -> bool:
 _GO_SECONDS: Final = 3.0
 _END_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 4.0
+_INTERRUPTED: Final = 130  # the exit status after Ctrl-C
 # Fragments of JAX's error messages for the loss of another process of the job.
 _LOST_PEER_MESSAGES: Final = (
     "gloo",
@@ -247,6 +248,13 @@ def fail_fast(kind: str, code: int, text: str, show: Callable[[], object]) -> No
         text: The cause, as the end of a sentence that begins with this worker's name.
         show: Prints the full error.
     """
+    try:
+        _report_exit(kind, code, text, show)
+    finally:
+        os._exit(code)  # also at another Ctrl-C, which would otherwise lead to the shutdown barrier
+
+
+def _report_exit(kind: str, code: int, text: str, show: Callable[[], object]) -> None:
     _Process.exiting.acquire()  # never released: only the first thread that fails reports
     launcher = _Process.launcher
     if launcher is not None:
@@ -260,7 +268,6 @@ def fail_fast(kind: str, code: int, text: str, show: Callable[[], object]) -> No
         launcher.has_shown()
     elif _Process.report is not None:
         _Process.report(kind, text)
-    os._exit(code)
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -273,8 +280,15 @@ def is_lost_peer(error: BaseException) -> bool:
 
 def fail_fast_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     """Prints an uncaught exception and ends this process at once, without waiting for other workers."""
+    try:
+        _fail_fast_with(kind, error, trace)
+    finally:
+        os._exit(_INTERRUPTED)  # another Ctrl-C came before `fail_fast`
+
+
+def _fail_fast_with(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     if isinstance(error, KeyboardInterrupt):
-        fail_fast("exit", 130, "was interrupted", lambda: None)
+        fail_fast("exit", _INTERRUPTED, "was interrupted", lambda: None)
     notes = sum(note.count("\n") + 1 for note in getattr(error, "__notes__", ()))
     lines = traceback.format_exception_only(kind, error)
     last = lines[max(0, len(lines) - 1 - notes)].strip()[:300]

@@ -75,6 +75,7 @@ class PeerConnection:
         token = secrets.token_hex(32)
         secret = Address(0, token).secret
         self._server = Server(interface_of(host), 0, secret, self._serve, name="mirrored-peer-connection")
+        self._server.start()
         return Address(self._server.port, token)
 
     def connect(self, host: str, address: Address) -> None:

@@ -34,6 +34,7 @@ from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_ste
 from mirrored.integrations.keras.private import Distribution, backend_distribution
 from mirrored.integrations.keras.variables import from_fit
 from mirrored.patches import replace
+from mirrored.runtime.entry_point import restoring
 from mirrored.values.distributed_values import DistributedValues
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def wrap_model(model_class: type[Model]) -> None:
     shardings = one_sharding(model_class._get_state_sharding_spec, _device_of)
     replace("keras", model_class, "_get_state_sharding_spec", shardings)
     for name in _METHODS:
-        replace("keras", model_class, name, interruptible(_spread(getattr(model_class, name))))
+        replace("keras", model_class, name, interruptible(restoring(_spread(getattr(model_class, name)))))
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         replace("keras", model_class, name, _bounding(getattr(model_class, name), f"{kind}_function"))

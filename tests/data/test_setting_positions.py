@@ -1,0 +1,96 @@
+"""Positions that are set several times, or that do not fit: the iterator continues at the one that was set last."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.data import Dataset, DistributedDataset
+from mirrored.errors import ArgumentError, InputError, MirroredError
+
+ELEMENTS = [np.full(2, number, np.float32) for number in range(8)]
+
+
+def in_turn(elements: list[Any]) -> DistributedDataset:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    return strategy.distribute_datasets_from_function(lambda context: elements)
+
+
+def batches(elements: list[Any]) -> DistributedDataset:
+    return mr.MirroredStrategy(["CPU:0", "CPU:1"]).experimental_distribute_dataset(elements)
+
+
+def with_positions(elements: list[Any]) -> DistributedDataset:
+    dataset = Dataset.from_tensor_slices(np.asarray(elements))
+    return mr.MirroredStrategy(["CPU:0", "CPU:1"]).distribute_datasets_from_function(lambda context: dataset)
+
+
+KINDS = pytest.mark.parametrize("distribute", [in_turn, batches, with_positions])
+Distribute = Callable[[list[Any]], DistributedDataset]
+
+
+def read(iterator: Any) -> list[float]:
+    return [float(np.asarray(part)[0]) for part in next(iterator).values]
+
+
+def state_after(distribute: Distribute, count: int) -> dict[str, Any]:
+    iterator = iter(distribute(ELEMENTS))
+    for _ in range(count):
+        next(iterator)
+    return iterator.get_state()
+
+
+@KINDS
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_the_position_set_last_counts(distribute: Distribute, first: int) -> None:
+    state = state_after(distribute, 2)
+    reference = iter(distribute(ELEMENTS))
+    reference.set_state(state)
+    expected = read(reference)
+    iterator = iter(distribute(ELEMENTS))
+    iterator.set_state(state_after(distribute, first))
+    iterator.set_state(state)
+    assert read(iterator) == expected
+    iterator.set_state(state)
+    iterator.set_state(state)
+    assert read(iterator) == expected
+
+
+def wrong(state: dict[str, Any], kind: str) -> dict[str, Any]:
+    changed = copy.deepcopy(state)
+    if kind == "pipelines":
+        changed["reader"]["sources"] = [None] * 3
+    else:
+        changed["reader"]["taken"] = [1000]
+    return changed
+
+
+@pytest.mark.parametrize("kind", ["pipelines", "beyond the end"])
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_position_that_does_not_fit_changes_nothing(kind: str, started: int) -> None:
+    iterator, reference = iter(in_turn(ELEMENTS)), iter(in_turn(ELEMENTS))
+    for _ in range(started):
+        assert read(iterator) == read(reference)
+    before = iterator.get_state()
+    with pytest.raises(MirroredError):
+        iterator.set_state(wrong(before, kind))
+    assert iterator.get_state() == before
+    assert read(iterator) == read(reference)
+
+
+def test_an_iterator_whose_position_is_lost_does_not_start_over_silently() -> None:
+    """A one-shot iterator cannot be read again from its start."""
+    once = iter(ELEMENTS)
+    dataset = Dataset.from_generator(lambda: once)
+    iterator = iter(mr.MirroredStrategy(["CPU:0"]).distribute_datasets_from_function(lambda context: dataset))
+    state = iterator.get_state()
+    state["reader"] |= {"taken": [1000], "sources": [None]}
+    with pytest.raises(InputError):
+        iterator.set_state(state)
+    with pytest.raises((InputError, ArgumentError)):
+        next(iterator)
