@@ -97,10 +97,8 @@ def conv1d(
     padding: _Padding,
     data_format: str = "NWC",
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes a 1-D convolution with filters of shape [width, input channels, output channels]."""
-    del name
     return _convolve("tf.nn.conv1d", 1, input, filters, stride, padding, data_format, dilations)
 
 
@@ -112,10 +110,8 @@ def conv2d(
     padding: _Padding,
     data_format: str = "NHWC",
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes a 2-D convolution with filters of shape [height, width, input channels, output channels]."""
-    del name
     return _convolve("tf.nn.conv2d", 2, input, filters, strides, padding, data_format, dilations)
 
 
@@ -127,10 +123,8 @@ def conv3d(
     padding: _Padding,
     data_format: str = "NDHWC",
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes a 3-D convolution with filters [depth, height, width, input channels, output channels]."""
-    del name
     return _convolve("tf.nn.conv3d", 3, input, filters, strides, padding, data_format, dilations)
 
 
@@ -142,19 +136,16 @@ def convolution(
     padding: _Padding = "VALID",
     data_format: str | None = None,
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes a 1-D, 2-D or 3-D convolution, depending on the rank of the filters."""
-    del name
     return _convolve(
         "tf.nn.convolution", as_tensor(filters).ndim - 2, input, filters, strides, padding, data_format, dilations
     )
 
 
 @op("nn.atrous_conv2d")
-def atrous_conv2d(value: Operand, filters: Operand, rate: int, padding: _Padding, name: str | None = None) -> jax.Array:
+def atrous_conv2d(value: Operand, filters: Operand, rate: int, padding: _Padding) -> jax.Array:
     """Computes a dilated 2-D convolution, whose filter elements are applied `rate` pixels apart."""
-    del name
     return _convolve("tf.nn.atrous_conv2d", 2, value, filters, 1, padding, None, rate)
 
 
@@ -166,13 +157,11 @@ def depthwise_conv2d(
     padding: _Padding,
     data_format: str | None = None,
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes a depthwise 2-D convolution, which convolves each channel with its own filters.
 
     Filters are [height, width, in, multiplier].
     """
-    del name
     kernel = as_tensor(filter)
     height, width, channels, multiplier = kernel.shape
     grouped = kernel.reshape(height, width, 1, channels * multiplier)
@@ -188,10 +177,8 @@ def separable_conv2d(
     padding: _Padding,
     data_format: str | None = None,
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes a depthwise 2-D convolution followed by a pointwise one."""
-    del name
     deep = depthwise_conv2d(input, depthwise_filter, strides, padding, data_format, dilations)
     return _convolve("tf.nn.separable_conv2d", 2, deep, pointwise_filter, 1, "VALID", data_format, None)
 
@@ -243,10 +230,8 @@ def conv1d_transpose(
     padding: _Padding = "SAME",
     data_format: str = "NWC",
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of a 1-D convolution with filters [width, output channels, input channels]."""
-    del name
     called = "tf.nn.conv1d_transpose"
     return _transposed(called, 1, input, filters, output_shape, strides, padding, data_format, dilations)
 
@@ -260,10 +245,8 @@ def conv2d_transpose(
     padding: _Padding = "SAME",
     data_format: str = "NHWC",
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of a 2-D convolution with filters [height, width, output channels, input channels]."""
-    del name
     called = "tf.nn.conv2d_transpose"
     return _transposed(called, 2, input, filters, output_shape, strides, padding, data_format, dilations)
 
@@ -277,13 +260,11 @@ def conv3d_transpose(
     padding: _Padding = "SAME",
     data_format: str = "NDHWC",
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of a 3-D convolution.
 
     Filters are [depth, height, width, out, in].
     """
-    del name
     called = "tf.nn.conv3d_transpose"
     return _transposed(called, 3, input, filters, output_shape, strides, padding, data_format, dilations)
 
@@ -297,10 +278,8 @@ def conv_transpose(
     padding: _Padding = "SAME",
     data_format: str | None = None,
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of a 1-D, 2-D or 3-D convolution, depending on the rank of the filters."""
-    del name
     rank = as_tensor(filters).ndim - 2
     called = "tf.nn.conv_transpose"
     return _transposed(called, rank, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -353,14 +332,8 @@ def _pooling(name: str, rank: int, kind: str, default_format: str) -> None:
     called = f"tf.nn.{name}"
 
     def pool(
-        input: Operand,
-        ksize: StaticInts,
-        strides: StaticInts,
-        padding: _Padding,
-        data_format: str = default_format,
-        name: str | None = None,
+        input: Operand, ksize: StaticInts, strides: StaticInts, padding: _Padding, data_format: str = default_format
     ) -> jax.Array:
-        del name
         return _pool(called, rank, kind, input, ksize, strides, padding, data_format)
 
     pool.__name__ = pool.__qualname__ = name
@@ -375,30 +348,18 @@ for _rank, _format in {1: "NWC", 2: "NHWC", 3: "NDHWC"}.items():
 
 @op("nn.max_pool")
 def max_pool(
-    input: Operand,
-    ksize: StaticInts,
-    strides: StaticInts,
-    padding: _Padding,
-    data_format: str | None = None,
-    name: str | None = None,
+    input: Operand, ksize: StaticInts, strides: StaticInts, padding: _Padding, data_format: str | None = None
 ) -> jax.Array:
     """Computes the maximum of each window over the spatial dimensions (max pooling)."""
-    del name
     rank = as_tensor(input).ndim - 2
     return _pool("tf.nn.max_pool", rank, "MAX", input, ksize, strides, padding, data_format)
 
 
 @op("nn.avg_pool")
 def avg_pool(
-    input: Operand,
-    ksize: StaticInts,
-    strides: StaticInts,
-    padding: _Padding,
-    data_format: str | None = None,
-    name: str | None = None,
+    input: Operand, ksize: StaticInts, strides: StaticInts, padding: _Padding, data_format: str | None = None
 ) -> jax.Array:
     """Computes the average of each window over the spatial dimensions, excluding padding (average pooling)."""
-    del name
     rank = as_tensor(input).ndim - 2
     return _pool("tf.nn.avg_pool", rank, "AVG", input, ksize, strides, padding, data_format)
 
@@ -412,10 +373,8 @@ def pool(
     padding: _Padding = "VALID",
     data_format: str | None = None,
     dilations: StaticInts | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the maximum or average of each window, which may be dilated, over the spatial dimensions."""
-    del name
     if pooling_type not in ("MAX", "AVG"):
         raise ValueError(f"Value for argument `pooling_type` is {pooling_type!r}; it should be 'MAX' or 'AVG'")
     rank = as_tensor(input).ndim - 2

@@ -46,13 +46,11 @@ def resize(
     method: str = "bilinear",
     preserve_aspect_ratio: bool = False,
     antialias: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Resizes images to a given height and width.
 
     Returns float32, or for "nearest" the dtype of the images.
     """
-    del name
     value = as_tensor(images)
     if method not in _METHODS:
         raise ValueError(f"Resize method {method!r} is not implemented: mirrored.tf has {', '.join(_METHODS)}")
@@ -69,9 +67,8 @@ def resize(
 
 
 def _flipped(axis: int) -> Callable[..., jax.Array]:
-    def flip(image: Operand, name: str | None = None) -> jax.Array:
+    def flip(image: Operand) -> jax.Array:
         """Flips images along one axis."""
-        del name
         return jnp.flip(as_tensor(image), axis)
 
     return flip
@@ -82,23 +79,20 @@ flip_up_down = op("image.flip_up_down")(_flipped(-3))
 
 
 @op("image.transpose")
-def transpose(image: Operand, name: str | None = None) -> jax.Array:
+def transpose(image: Operand) -> jax.Array:
     """Swaps the height and width of images."""
-    del name
     return jnp.swapaxes(as_tensor(image), -3, -2)
 
 
 @op("image.rot90")
-def rot90(image: Operand, k: int = 1, name: str | None = None) -> jax.Array:
+def rot90(image: Operand, k: int = 1) -> jax.Array:
     """Rotates images counter-clockwise by `k` times 90 degrees."""
-    del name
     return jnp.rot90(as_tensor(image), k, axes=(-3, -2))
 
 
 @op("image.convert_image_dtype")
-def convert_image_dtype(image: Operand, dtype: DTypeLike, saturate: bool = False, name: str | None = None) -> jax.Array:
+def convert_image_dtype(image: Operand, dtype: DTypeLike, saturate: bool = False) -> jax.Array:
     """Converts images to another dtype, and scales pixels: integers 0..max correspond to floats 0..1."""
-    del name
     value, wanted = as_tensor(image), as_dtype(dtype)
     source = as_dtype(value.dtype)
     if source == wanted:
@@ -126,21 +120,19 @@ def _in_float(image: Operand, change: Callable[[jax.Array], jax.Array]) -> jax.A
 
 
 @op("image.rgb_to_grayscale")
-def rgb_to_grayscale(images: Operand, name: str | None = None) -> jax.Array:
+def rgb_to_grayscale(images: Operand) -> jax.Array:
     """Converts RGB images to grayscale, with the weights 0.2989, 0.5870 and 0.1140."""
-    del name
     weights = jnp.asarray([0.2989, 0.5870, 0.1140], jnp.float32)
     return _in_float(images, lambda value: jnp.sum(value * weights, axis=-1, keepdims=True))
 
 
 @op("image.grayscale_to_rgb")
-def grayscale_to_rgb(images: Operand, name: str | None = None) -> jax.Array:
+def grayscale_to_rgb(images: Operand) -> jax.Array:
     """Converts grayscale images to RGB with three equal channels."""
-    del name
     return jnp.repeat(as_tensor(images), 3, axis=-1)
 
 
-@op("image.adjust_brightness")
+@op("image.adjust_brightness", named=False)
 def adjust_brightness(image: Operand, delta: Operand) -> jax.Array:
     """Adds `delta` to all pixels of images, on a scale from 0 to 1."""
     value = as_tensor(image)
@@ -149,7 +141,7 @@ def adjust_brightness(image: Operand, delta: Operand) -> jax.Array:
     return _in_float(value, lambda one: one + delta)
 
 
-@op("image.adjust_contrast")
+@op("image.adjust_contrast", named=False)
 def adjust_contrast(images: Operand, contrast_factor: Operand) -> jax.Array:
     """Multiplies each pixel's difference from the mean of its channel by `contrast_factor`."""
 
@@ -161,7 +153,7 @@ def adjust_contrast(images: Operand, contrast_factor: Operand) -> jax.Array:
     return change(value) if value.dtype.kind == "f" else _in_float(value, change)
 
 
-@op("image.adjust_gamma")
+@op("image.adjust_gamma", named=False)
 def adjust_gamma(image: Operand, gamma: Operand = 1, gain: Operand = 1) -> jax.Array:
     """Applies gamma correction to images, ``gain * image ** gamma``, on a scale from 0 to 1."""
     value = as_tensor(image)
@@ -169,21 +161,18 @@ def adjust_gamma(image: Operand, gamma: Operand = 1, gain: Operand = 1) -> jax.A
 
 
 @op("image.rgb_to_hsv")
-def rgb_to_hsv(images: Operand, name: str | None = None) -> jax.Array:
+def rgb_to_hsv(images: Operand) -> jax.Array:
     """Converts RGB images to hue, saturation and value, each from 0 to 1.
 
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
     """
-    del name
     value = as_tensor(images)
     red, green, blue = value[..., 0], value[..., 1], value[..., 2]
     high, low = jnp.max(value, axis=-1), jnp.min(value, axis=-1)
     spread = high - low
     safe = jnp.where(spread > 0, spread, 1)
     hue = jnp.where(
-        high == red,
-        (green - blue) / safe,
-        jnp.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+        high == red, (green - blue) / safe, jnp.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     )
     hue = jnp.where(spread > 0, jnp.mod(hue / 6, 1), 0)
     saturation = jnp.where(high > 0, spread / jnp.where(high > 0, high, 1), 0)
@@ -191,9 +180,8 @@ def rgb_to_hsv(images: Operand, name: str | None = None) -> jax.Array:
 
 
 @op("image.hsv_to_rgb")
-def hsv_to_rgb(images: Operand, name: str | None = None) -> jax.Array:
+def hsv_to_rgb(images: Operand) -> jax.Array:
     """Converts HSV images to RGB: the inverse of `rgb_to_hsv`."""
-    del name
     value = as_tensor(images)
     hue, saturation, high = value[..., 0] * 6, value[..., 1], value[..., 2]
     offsets = (jnp.abs(hue - 3) - 1, 2 - jnp.abs(hue - 2), 2 - jnp.abs(hue - 4))
@@ -201,9 +189,8 @@ def hsv_to_rgb(images: Operand, name: str | None = None) -> jax.Array:
 
 
 @op("image.adjust_hue")
-def adjust_hue(image: Operand, delta: Operand, name: str | None = None) -> jax.Array:
+def adjust_hue(image: Operand, delta: Operand) -> jax.Array:
     """Adds `delta` to the hue of RGB images, where 1 is a full circle."""
-    del name
 
     def change(value: jax.Array) -> jax.Array:
         hsv = rgb_to_hsv(value)
@@ -213,9 +200,8 @@ def adjust_hue(image: Operand, delta: Operand, name: str | None = None) -> jax.A
 
 
 @op("image.adjust_saturation")
-def adjust_saturation(image: Operand, saturation_factor: Operand, name: str | None = None) -> jax.Array:
+def adjust_saturation(image: Operand, saturation_factor: Operand) -> jax.Array:
     """Multiplies the saturation of RGB images by `saturation_factor`."""
-    del name
 
     def change(value: jax.Array) -> jax.Array:
         hsv = rgb_to_hsv(value)
@@ -224,7 +210,7 @@ def adjust_saturation(image: Operand, saturation_factor: Operand, name: str | No
     return _in_float(image, change)
 
 
-@op("image.central_crop")
+@op("image.central_crop", named=False)
 def central_crop(image: Operand, central_fraction: float) -> jax.Array:
     """Crops images to the central fraction of their height and width."""
     if not 0 < central_fraction <= 1:
@@ -235,7 +221,7 @@ def central_crop(image: Operand, central_fraction: float) -> jax.Array:
     return value[..., top : height - top, left : width - left, :]
 
 
-@op("image.crop_to_bounding_box")
+@op("image.crop_to_bounding_box", named=False)
 def crop_to_bounding_box(
     image: Operand,
     offset_height: SupportsIndex,
@@ -258,7 +244,7 @@ def crop_to_bounding_box(
     return value[..., top : top + height, left : left + width, :]
 
 
-@op("image.pad_to_bounding_box")
+@op("image.pad_to_bounding_box", named=False)
 def pad_to_bounding_box(
     image: Operand,
     offset_height: SupportsIndex,
@@ -277,7 +263,7 @@ def pad_to_bounding_box(
         return jnp.pad(value, widths)
 
 
-@op("image.resize_with_crop_or_pad")
+@op("image.resize_with_crop_or_pad", named=False)
 def resize_with_crop_or_pad(image: Operand, target_height: SupportsIndex, target_width: SupportsIndex) -> jax.Array:
     """Crops images, or pads them with zeros, equally on both sides to a given size."""
     value = as_tensor(image)
@@ -289,7 +275,7 @@ def resize_with_crop_or_pad(image: Operand, target_height: SupportsIndex, target
     return pad_to_bounding_box(cut, above, before, height, width)
 
 
-@op("image.resize_with_pad")
+@op("image.resize_with_pad", named=False)
 def resize_with_pad(
     image: Operand,
     target_height: SupportsIndex,
@@ -302,7 +288,7 @@ def resize_with_pad(
     return resize_with_crop_or_pad(small, target_height, target_width)
 
 
-@op("image.per_image_standardization")
+@op("image.per_image_standardization", named=False)
 def per_image_standardization(image: Operand) -> jax.Array:
     """Scales each image to mean 0 and variance 1.
 
@@ -316,25 +302,23 @@ def per_image_standardization(image: Operand) -> jax.Array:
 
 
 @op("image.total_variation")
-def total_variation(images: Operand, name: str | None = None) -> jax.Array:
+def total_variation(images: Operand) -> jax.Array:
     """Computes the sum of absolute differences between neighboring pixels of each image."""
-    del name
     value = as_tensor(images)
     down, across = jnp.abs(jnp.diff(value, axis=-3)), jnp.abs(jnp.diff(value, axis=-2))
     return jnp.sum(down, axis=(-3, -2, -1)) + jnp.sum(across, axis=(-3, -2, -1))
 
 
 @op("image.psnr")
-def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None) -> jax.Array:
+def psnr(a: Operand, b: Operand, max_val: SupportsFloat) -> jax.Array:
     """Computes the peak signal-to-noise ratio between two images, in decibels."""
-    del name
     left, right = convert_image_dtype(a, "float32"), convert_image_dtype(b, "float32")
     largest = float(max_val) / (float(as_dtype(as_tensor(a).dtype).max) if as_tensor(a).dtype.kind in "iu" else 1.0)
     error = jnp.mean(jnp.square(left - right), axis=(-3, -2, -1))
     return 20 * jnp.log10(largest) - 10 * jnp.log10(error)
 
 
-@op("image.image_gradients")
+@op("image.image_gradients", named=False)
 def image_gradients(image: Operand) -> tuple[jax.Array, jax.Array]:
     """Returns vertical and horizontal differences: from each pixel to the pixel below, and to the right one.
 
@@ -358,7 +342,7 @@ def _random_flip(name: str, axis: int, stateless: bool) -> None:
         return jnp.where(coin[..., None, None, None], jnp.flip(value, axis), value)
 
     flip.__name__ = flip.__qualname__ = name
-    op(f"image.{name}")(flip)
+    op(f"image.{name}", named=False)(flip)
 
 
 def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
@@ -368,7 +352,7 @@ def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool)
         return adjust(image, factor)
 
     change.__name__ = change.__qualname__ = name
-    op(f"image.{name}")(change)
+    op(f"image.{name}", named=False)(change)
 
 
 def _random_shift(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
@@ -378,7 +362,7 @@ def _random_shift(name: str, adjust: Callable[..., jax.Array], stateless: bool) 
         return adjust(image, shift)
 
     change.__name__ = change.__qualname__ = name
-    op(f"image.{name}")(change)
+    op(f"image.{name}", named=False)(change)
 
 
 for _prefix, _stateless in {"random": False, "stateless_random": True}.items():
@@ -398,28 +382,25 @@ def _cropped(value: jax.Array, size: StaticInts, key: jax.Array) -> jax.Array:
 
 
 @op("image.random_crop")
-def random_crop(value: Operand, size: StaticInts, seed: int | None = None, name: str | None = None) -> jax.Array:
+def random_crop(value: Operand, size: StaticInts, seed: int | None = None) -> jax.Array:
     """Crops a tensor to the shape `size` at a random position."""
-    del name
     return _cropped(as_tensor(value), size, next_key(seed))
 
 
 @op("image.stateless_random_crop")
-def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand, name: str | None = None) -> jax.Array:
+def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand) -> jax.Array:
     """Crops a tensor to the shape `size` at a position that depends only on `seed`."""
-    del name
     return _cropped(as_tensor(value), size, key_from_seed(seed))
 
 
 @op("image.extract_patches")
 def extract_patches(
-    images: Operand, sizes: StaticInts, strides: StaticInts, rates: StaticInts, padding: str, name: str | None = None
+    images: Operand, sizes: StaticInts, strides: StaticInts, rates: StaticInts, padding: str
 ) -> jax.Array:
     """Extracts rectangular patches from images; the pixels of a patch become the channels of one output pixel.
 
     The result is [n, rows, columns, height * width * channels].
     """
-    del name
     value = as_tensor(images)
     called = "tf.image.extract_patches"
     window = static_ints(sizes, called=called, argument="sizes")[1:3]

@@ -30,7 +30,6 @@ def crop_and_resize(
     crop_size: StaticInts,
     method: str = "bilinear",
     extrapolation_value: float = 0.0,
-    name: str | None = None,
 ) -> jax.Array:
     """Crops boxes from images and resizes them to one size.
 
@@ -43,12 +42,10 @@ def crop_and_resize(
         crop_size: (height, width).
         method: "bilinear" or "nearest".
         extrapolation_value: The value outside the image.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: The method is not supported.
     """
-    del name
     if method not in ("bilinear", "nearest"):
         raise InvalidArgumentError.of(
             "tf.image.crop_and_resize",
@@ -100,16 +97,14 @@ def _rounded(places: jax.Array) -> jax.Array:
 
 
 @op("image.draw_bounding_boxes")
-def draw_bounding_boxes(images: Operand, boxes: Operand, colors: Operand = None, name: str | None = None) -> jax.Array:
+def draw_bounding_boxes(images: Operand, boxes: Operand, colors: Operand = None) -> jax.Array:
     """Draws the outlines of bounding boxes into images.
 
     Args:
         images: Floats [batch, height, width, depth] in [0, 1].
         boxes: f32[batch, boxes, 4], from 0 to 1 along height and width.
         colors: f32[colors, depth], used in turn; None for ten of TensorFlow's colors.
-        name: Ignored.
     """
-    del name
     drawn, corners = as_tensor(images), as_tensor(boxes)
     height, width, depth = drawn.shape[1:]
     table = _COLOURS if colors is None else as_tensor(colors)
@@ -138,10 +133,8 @@ def non_max_suppression_overlaps(
     max_output_size: SupportsIndex,
     overlap_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
-    name: str | None = None,
 ) -> jax.Array:
     """Selects boxes like `non_max_suppression`, from a given matrix [boxes, boxes] of overlaps."""
-    del name
     limit = static_int(max_output_size, called="tf.image.non_max_suppression_overlaps", argument="max_output_size")
     chosen, _, count = _suppressed(as_tensor(overlaps), as_tensor(scores), limit, overlap_threshold, score_threshold)
     return chosen[: _known(count, "non_max_suppression_overlaps")]
@@ -154,7 +147,6 @@ def non_max_suppression(
     max_output_size: SupportsIndex,
     iou_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
-    name: str | None = None,
 ) -> jax.Array:
     """Returns the indices of the best-scored boxes, without boxes that overlap a better one too much.
 
@@ -164,7 +156,6 @@ def non_max_suppression(
         max_output_size: Maximum number of boxes.
         iou_threshold: Omits boxes whose intersection over union with a better box exceeds this.
         score_threshold: Omits boxes whose score is at most this.
-        name: Ignored.
 
     Returns:
         i32[selected].
@@ -174,7 +165,6 @@ def non_max_suppression(
 
     TensorFlow: in `tf.function` the result has an unknown size; use `non_max_suppression_padded` there.
     """
-    del name
     return non_max_suppression_with_scores(boxes, scores, max_output_size, iou_threshold, score_threshold)[0]
 
 
@@ -186,7 +176,6 @@ def non_max_suppression_with_scores(
     iou_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
     soft_nms_sigma: float = 0.0,
-    name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the indices and scores of boxes chosen by `non_max_suppression`, or by its soft variant.
 
@@ -194,7 +183,6 @@ def non_max_suppression_with_scores(
 
     Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
     """
-    del name
     overlaps = _overlaps(as_tensor(boxes))
     limit = static_int(max_output_size, called="tf.image.non_max_suppression", argument="max_output_size")
     chosen, best, count = _suppressed(
@@ -236,7 +224,7 @@ def non_max_suppression_padded(
     Returns:
         i32[..., indices], i32[...].
     """
-    del name, sorted_input, canonicalized_coordinates, tile_size
+    del sorted_input, canonicalized_coordinates, tile_size
     corners, values = as_tensor(boxes), as_tensor(scores)
     limit = static_int(max_output_size, called="tf.image.non_max_suppression_padded", argument="max_output_size")
 

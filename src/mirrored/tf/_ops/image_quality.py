@@ -43,14 +43,14 @@ def _colours(name: str, matrix: Sequence[Sequence[float]]) -> None:
     converted.__name__ = converted.__qualname__ = name
     source, _, target = name.upper().partition("_TO_")
     converted.__doc__ = f"Converts float {source} images [..., 3] to {target}."
-    op(f"image.{name}")(converted)
+    op(f"image.{name}", named=False)(converted)
 
 
 for _name, _matrix in _COLOURS.items():
     _colours(_name, _matrix)
 
 
-@op("image.sobel_edges")
+@op("image.sobel_edges", named=False)
 def sobel_edges(image: Operand) -> jax.Array:
     """Computes the Sobel derivatives of images along height and width.
 
@@ -66,7 +66,7 @@ def sobel_edges(image: Operand) -> jax.Array:
     return found.reshape((*value.shape, 2))
 
 
-@op("image.ssim")
+@op("image.ssim", named=False)
 def ssim(
     img1: Operand,
     img2: Operand,
@@ -100,7 +100,7 @@ def ssim(
     return jnp.mean(alike, axis=-1) if return_index_map else jnp.mean(alike, axis=(-3, -2, -1))
 
 
-@op("image.ssim_multiscale")
+@op("image.ssim_multiscale", named=False)
 def ssim_multiscale(
     img1: Operand,
     img2: Operand,

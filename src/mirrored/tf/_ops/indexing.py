@@ -12,23 +12,21 @@ import numpy as np
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_int, static_ints
-from mirrored.tf._table import hosted, op, reported, tensors
+from mirrored.tf._table import op, reported, tensors
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.sparse_rows import without_wrapping
 
 
-@op("gather")
-@hosted
+@op("gather", on_host=True)
 def gather(
     params: Operand,
     indices: Operand,
     validate_indices: object = None,
     axis: SupportsIndex | None = None,
     batch_dims: int = 0,
-    name: str | None = None,
 ) -> jax.Array:
     """Gathers slices of `params` at `indices` along `axis`; an index out of range gives zeros."""
-    del validate_indices, name
+    del validate_indices
     table, where = as_tensor(params), as_tensor(indices)
     batch = batch_dims % max(where.ndim, 1) if batch_dims < 0 else batch_dims
     along = batch if axis is None else static_int(axis, called="tf.gather", argument="axis") % table.ndim
@@ -51,7 +49,7 @@ def gather_nd(
 
     The last axis of `indices` has the index vectors.
     """
-    del name, bad_indices_policy
+    del bad_indices_policy
 
     def pick(table: jax.Array, where: jax.Array) -> jax.Array:
         return table.at[_places(where, table.shape)].get(mode="fill", fill_value=0)
@@ -67,8 +65,7 @@ def _places(where: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
 
 
 def _scattered(called: str, method: str) -> Callable[..., jax.Array]:
-    def scatter(tensor: Operand, indices: Operand, updates: Operand, name: str | None = None) -> jax.Array:
-        del name
+    def scatter(tensor: Operand, indices: Operand, updates: Operand) -> jax.Array:
         target, where, new = as_tensor(tensor), as_tensor(indices), as_tensor(updates)
         with reported(called, [target, where, new]):
             reference = target.at[_places(where, target.shape)]
@@ -86,9 +83,8 @@ op("tensor_scatter_nd_sub")(_scattered("tf.tensor_scatter_nd_sub", "subtract"))
 
 
 @op("scatter_nd")
-def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
+def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts) -> jax.Array:
     """Adds `updates` at multi-dimensional `indices` to a tensor of zeros."""
-    del name
     new = as_tensor(updates)
     target = jnp.zeros(static_ints(shape, called="tf.scatter_nd", argument="shape"), new.dtype)
     with reported("tf.scatter_nd", [as_tensor(indices), new]):
@@ -96,12 +92,11 @@ def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str 
 
 
 @op("where")
-def where(condition: Operand, x: Operand = None, y: Operand = None, name: str | None = None) -> jax.Array:
+def where(condition: Operand, x: Operand = None, y: Operand = None) -> jax.Array:
     """Returns elements of `x` where a condition is True, and of `y` elsewhere.
 
     Without `x` and `y`, returns the indices of True elements; only in eager code.
     """
-    del name
     test = as_tensor(condition)
     if x is None and y is None:
         return jnp.stack(jnp.nonzero(test), axis=-1).astype(array_dtype("int64"))
@@ -113,28 +108,23 @@ def where(condition: Operand, x: Operand = None, y: Operand = None, name: str | 
 
 
 @op("boolean_mask")
-def boolean_mask(
-    tensor: Operand, mask: Operand, axis: SupportsIndex | None = None, name: str | None = None
-) -> jax.Array:
+def boolean_mask(tensor: Operand, mask: Operand, axis: SupportsIndex | None = None) -> jax.Array:
     """Returns the elements of a tensor where a mask is True; works only in eager code.
 
     The mask's values determine the shape of the result.
     """
-    del name
     value, keep = as_tensor(tensor), np.asarray(as_tensor(mask))
     along = 0 if axis is None else static_int(axis, called="tf.boolean_mask", argument="axis")
     flat = value.reshape(value.shape[:along] + (-1,) + value.shape[along + keep.ndim :])
     return jnp.take(flat, np.flatnonzero(keep), axis=along)
 
 
-@op("slice")
-@hosted
-def slice_(input_: Operand, begin: Operand, size: StaticInts, name: str | None = None) -> jax.Array:
+@op("slice", on_host=True)
+def slice_(input_: Operand, begin: Operand, size: StaticInts) -> jax.Array:
     """Extracts a slice of a tensor that begins at `begin` and has the shape `size` (`tf.slice`).
 
     A size of -1 means all remaining elements; `begin` may be traced.
     """
-    del name
     value = as_tensor(input_)
     sizes = static_ints(size, called="tf.slice", argument="size")
     starts = [
@@ -148,8 +138,7 @@ def slice_(input_: Operand, begin: Operand, size: StaticInts, name: str | None =
         return jax.lax.dynamic_slice(value, starts, sizes)
 
 
-@op("strided_slice")
-@hosted
+@op("strided_slice", on_host=True)
 def strided_slice(
     input_: Operand,
     begin: StaticInts,
@@ -161,13 +150,12 @@ def strided_slice(
     new_axis_mask: int = 0,
     shrink_axis_mask: int = 0,
     var: object = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Extracts a slice of a tensor from `begin` to `end` in steps of `strides`, like NumPy's indexing.
 
     Bit masks mark omitted bounds, ellipses, new axes and single indices.
     """
-    del var, name
+    del var
     first = static_ints(begin, called="tf.strided_slice", argument="begin")
     last = static_ints(end, called="tf.strided_slice", argument="end")
     steps = (
@@ -203,23 +191,21 @@ class UniqueWithCounts(NamedTuple):
 
 
 @op("unique")
-def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> Unique:
+def unique(x: Operand, out_idx: DTypeLike = "int32") -> Unique:
     """Returns a tensor's distinct elements, and the index of each element among them; works only in eager code.
 
     The elements are in order of appearance.
     """
-    del name
     y, idx, _ = unique_with_counts(x, out_idx)
     return Unique(y, idx)
 
 
 @op("unique_with_counts")
-def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> UniqueWithCounts:
+def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32") -> UniqueWithCounts:
     """Returns a tensor's distinct elements, the indices and the counts of each; works only in eager code.
 
     Elements and indices are those of `unique`.
     """
-    del name
     host = np.asarray(as_tensor(x))
     _, first, inverse, counts = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first, kind="stable")
@@ -233,26 +219,22 @@ def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | Non
 
 
 @op("dynamic_partition")
-def dynamic_partition(
-    data: Operand, partitions: Operand, num_partitions: int, name: str | None = None
-) -> list[jax.Array]:
+def dynamic_partition(data: Operand, partitions: Operand, num_partitions: int) -> list[jax.Array]:
     """Splits a tensor into `num_partitions` tensors; `partitions` says which of them gets each slice.
 
     Works only in eager code.
     """
-    del name
     value, parts = as_tensor(data), np.asarray(as_tensor(partitions))
     flat = value.reshape((-1,) + value.shape[parts.ndim :])
     return [flat[np.flatnonzero(parts == i)] for i in range(num_partitions)]
 
 
 @op("dynamic_stitch")
-def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand], name: str | None = None) -> jax.Array:
+def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand]) -> jax.Array:
     """Merges several tensors into one, in which the slice ``data[m][i]`` has the index ``indices[m][i]``.
 
     Later tensors overwrite earlier ones.
     """
-    del name
     places = [np.asarray(as_tensor(one)) for one in indices]
     pieces = [as_tensor(one) for one in data]
     flat = jnp.concatenate(
@@ -267,10 +249,7 @@ def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand], name: st
 def _segments(
     called: str, reduce: Callable[..., jax.Array], *, sorted_ids: bool, empty: int | None = None
 ) -> Callable[..., jax.Array]:
-    def run(
-        data: Operand, segment_ids: Operand, num_segments: SupportsIndex | None = None, name: str | None = None
-    ) -> jax.Array:
-        del name
+    def run(data: Operand, segment_ids: Operand, num_segments: SupportsIndex | None = None) -> jax.Array:
         value, ids = as_tensor(data), as_tensor(segment_ids)
         count = jnp.max(ids, initial=-1) + 1 if num_segments is None else num_segments
         total = static_int(count, called=called, argument="num_segments")

@@ -63,7 +63,6 @@ def matmul(
     output_type: DTypeLike | None = None,
     grad_a: bool = False,
     grad_b: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Multiplies matrices in the last two axes of tensors; leading axes broadcast.
 
@@ -79,9 +78,8 @@ def matmul(
         output_type: The dtype in which products are summed and returned, for instance int32 for int8 matrices.
         grad_a: Ignored.
         grad_b: Ignored.
-        name: Ignored.
     """
-    del a_is_sparse, b_is_sparse, grad_a, grad_b, name
+    del a_is_sparse, b_is_sparse, grad_a, grad_b
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise ValueError("Only one of `transpose` and `adjoint` can be True for a side of tf.matmul.")
     left, right = tensors(a, b)
@@ -102,17 +100,15 @@ def matvec(
     adjoint_a: bool = False,
     a_is_sparse: bool = False,
     b_is_sparse: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Multiplies matrices in the last two axes of a tensor by vectors in the last axis of another."""
-    del a_is_sparse, b_is_sparse, name
+    del a_is_sparse, b_is_sparse
     return matmul(a, as_tensor(b)[..., None], transpose_a=transpose_a, adjoint_a=adjoint_a)[..., 0]
 
 
 @op("linalg.matrix_transpose")
 def matrix_transpose(a: Operand, name: str | None = None, conjugate: bool = False) -> jax.Array:
     """Transposes the last two axes of a tensor."""
-    del name
     return _adjoint(as_tensor(a)) if conjugate else _swap(as_tensor(a))
 
 
@@ -128,9 +124,8 @@ def einsum(equation: str, *inputs: Operand, **kwargs: object) -> jax.Array:
 
 
 @op("tensordot linalg.tensordot")
-def tensordot(a: Operand, b: Operand, axes: _Axes, name: str | None = None) -> jax.Array:
+def tensordot(a: Operand, b: Operand, axes: _Axes) -> jax.Array:
     """Computes the contraction of two tensors over given pairs of axes."""
-    del name
     left, right = tensors(a, b)
     pairs = np.asarray(axes).tolist() if not isinstance(axes, (int, list, tuple)) else axes
     with reported("tf.tensordot", [left, right]):
@@ -151,7 +146,7 @@ def diag(
 
     A positive `k` is above the main diagonal, a negative one below.
     """
-    del name, align
+    del align
     values = as_tensor(diagonal)
     side = values.shape[-1] + abs(k)
     rows_, columns = (side if num_rows < 0 else num_rows), (side if num_cols < 0 else num_cols)
@@ -168,7 +163,7 @@ def diag_part(
 
     A positive `k` is above the main diagonal, a negative one below.
     """
-    del name, padding_value, align
+    del padding_value, align
     return jnp.diagonal(as_tensor(input), offset=k, axis1=-2, axis2=-1)  # type: ignore[no-any-return]
 
 
@@ -180,27 +175,25 @@ def set_diag(
 
     A positive `k` is above the main diagonal, a negative one below.
     """
-    del name, align
+    del align
     value = as_tensor(input)
     index = np.arange(as_tensor(diagonal).shape[-1])
     return value.at[..., index + max(-k, 0), index + max(k, 0)].set(as_tensor(diagonal))
 
 
 @op("linalg.tensor_diag")
-def tensor_diag(diagonal: Operand, name: str | None = None) -> jax.Array:
+def tensor_diag(diagonal: Operand) -> jax.Array:
     """Returns a tensor of twice the rank that has given elements on its diagonal, and zeros elsewhere."""
-    del name
     values = as_tensor(diagonal)
     return jnp.diag(values.reshape(-1)).reshape(values.shape * 2)
 
 
 @op("linalg.band_part")
-def band_part(input: Operand, num_lower: Operand, num_upper: Operand, name: str | None = None) -> jax.Array:
+def band_part(input: Operand, num_lower: Operand, num_upper: Operand) -> jax.Array:
     """Returns matrices in which elements outside a band around the main diagonal are set to zero.
 
     The band has `num_lower` subdiagonals and `num_upper` superdiagonals; -1 keeps all of them.
     """
-    del name
     value = as_tensor(input)
     row, column = np.indices(value.shape[-2:])
     keep = ((num_lower < 0) | (row - column <= num_lower)) & ((num_upper < 0) | (column - row <= num_upper))
@@ -208,48 +201,39 @@ def band_part(input: Operand, num_lower: Operand, num_upper: Operand, name: str 
 
 
 @op("linalg.trace")
-def trace(x: Operand, name: str | None = None) -> jax.Array:
+def trace(x: Operand) -> jax.Array:
     """Computes the sum of the main diagonal of matrices in the last two axes."""
-    del name
     return jnp.trace(as_tensor(x), axis1=-2, axis2=-1)
 
 
 @op("linalg.solve")
-def solve(matrix: Operand, rhs: Operand, adjoint: bool = False, name: str | None = None) -> jax.Array:
+def solve(matrix: Operand, rhs: Operand, adjoint: bool = False) -> jax.Array:
     """Solves the linear systems ``matrix @ x = rhs`` for x."""
-    del name
     left, right = tensors(matrix, rhs)
     with reported("tf.linalg.solve", [left, right]):
         return jnp.linalg.solve(_adjoint(left) if adjoint else left, right)  # type: ignore[no-any-return]
 
 
 @op("linalg.triangular_solve")
-def triangular_solve(
-    matrix: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
-) -> jax.Array:
+def triangular_solve(matrix: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False) -> jax.Array:
     """Solves the linear systems ``matrix @ x = rhs`` for x, with triangular matrices."""
-    del name
     left, right = tensors(matrix, rhs)
     return jsl.solve_triangular(left, right, lower=lower, trans="C" if adjoint else "N")
 
 
 @op("linalg.cholesky_solve")
-def cholesky_solve(chol: Operand, rhs: Operand, name: str | None = None) -> jax.Array:
+def cholesky_solve(chol: Operand, rhs: Operand) -> jax.Array:
     """Solves the linear systems ``A @ x = rhs`` for x, given the Cholesky factor of A."""
-    del name
     factor, right = tensors(chol, rhs)
     return jsl.cho_solve((factor, True), right)
 
 
 @op("linalg.lstsq")
-def lstsq(
-    matrix: Operand, rhs: Operand, l2_regularizer: float = 0.0, fast: bool = True, name: str | None = None
-) -> jax.Array:
+def lstsq(matrix: Operand, rhs: Operand, l2_regularizer: float = 0.0, fast: bool = True) -> jax.Array:
     """Solves the (regularized) linear least-squares problem ``min |matrix @ x - rhs|`` for x.
 
     With `fast` or a regularizer, it solves the normal equations.
     """
-    del name
     left, right = tensors(matrix, rhs)
     if not fast and not l2_regularizer:
         return jnp.linalg.lstsq(left, right)[0]
@@ -258,9 +242,9 @@ def lstsq(
 
 
 @op("linalg.pinv")
-def pinv(a: Operand, rcond: Operand = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
+def pinv(a: Operand, rcond: Operand = None, validate_args: bool = False) -> jax.Array:
     """Computes the Moore-Penrose pseudo-inverse of matrices."""
-    del validate_args, name
+    del validate_args
     return jnp.linalg.pinv(as_tensor(a), rtol=rcond)
 
 
@@ -272,20 +256,18 @@ class QR(NamedTuple):
 
 
 @op("linalg.qr")
-def qr(input: Operand, full_matrices: bool = False, name: str | None = None) -> QR:
+def qr(input: Operand, full_matrices: bool = False) -> QR:
     """Computes the QR decomposition of matrices."""
-    del name
     return QR(*jnp.linalg.qr(as_tensor(input), mode="complete" if full_matrices else "reduced"))
 
 
 @op("linalg.svd")
-def svd(tensor: Operand, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
+def svd(tensor: Operand, full_matrices: bool = False, compute_uv: bool = True) -> Any:
     """Computes the singular value decomposition of matrices: singular values s, and matrices u and v.
 
     As in TensorFlow, v itself is returned, of which NumPy returns the adjoint. With ``compute_uv=False``, s alone
     is returned.
     """
-    del name
     value = as_tensor(tensor)
     if not compute_uv:
         return jnp.linalg.svd(value, compute_uv=False)
@@ -294,22 +276,17 @@ def svd(tensor: Operand, full_matrices: bool = False, compute_uv: bool = True, n
 
 
 @op("linalg.matrix_rank")
-def matrix_rank(a: Operand, tol: Operand = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
+def matrix_rank(a: Operand, tol: Operand = None, validate_args: bool = False) -> jax.Array:
     """Computes the rank of matrices: the number of singular values above a tolerance."""
-    del validate_args, name
+    del validate_args
     return jnp.linalg.matrix_rank(as_tensor(a), tol).astype(jnp.int32)  # type: ignore[no-any-return]
 
 
 @op("norm linalg.norm")
 def norm(
-    tensor: Operand,
-    ord: Any = "euclidean",
-    axis: StaticInts | None = None,
-    keepdims: bool | None = None,
-    name: str | None = None,
+    tensor: Operand, ord: Any = "euclidean", axis: StaticInts | None = None, keepdims: bool | None = None
 ) -> jax.Array:
     """Computes the norm of vectors (one axis), of matrices (two axes) or of all elements (axis None)."""
-    del name
     value, where = as_tensor(tensor), static_axis(axis, called="tf.norm")
     keep = bool(keepdims)
     if ord in ("euclidean", "fro") or (ord == 2 and not isinstance(where, tuple)):
@@ -324,26 +301,23 @@ def norm(
 
 @op("linalg.normalize")
 def normalize(
-    tensor: Operand, ord: str | float = "euclidean", axis: StaticInts | None = None, name: str | None = None
+    tensor: Operand, ord: str | float = "euclidean", axis: StaticInts | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Divides a tensor by its norm, and returns the result and the norm."""
-    del name
     length = norm(tensor, ord=ord, axis=axis, keepdims=True)
     return as_tensor(tensor) / length, length
 
 
 @op("linalg.global_norm")
-def global_norm(t_list: Iterable[Operand], name: str | None = None) -> jax.Array:
+def global_norm(t_list: Iterable[Operand]) -> jax.Array:
     """Computes the Euclidean norm of all elements of a list of tensors; None entries are skipped."""
-    del name
     squares = [jnp.sum(jnp.square(as_tensor(one))) for one in t_list if one is not None]
     return jnp.sqrt(sum(squares[1:], squares[0])) if squares else as_tensor(0.0)
 
 
 @op("clip_by_value")
-def clip_by_value(t: Operand, clip_value_min: Operand, clip_value_max: Operand, name: str | None = None) -> jax.Array:
+def clip_by_value(t: Operand, clip_value_min: Operand, clip_value_max: Operand) -> jax.Array:
     """Clips each element of a tensor to the range between two values."""
-    del name
     value = as_tensor(t)
     low, high = as_tensor(clip_value_min).astype(value.dtype), as_tensor(clip_value_max).astype(value.dtype)
     with reported("tf.clip_by_value", [value, low, high]):
@@ -351,9 +325,8 @@ def clip_by_value(t: Operand, clip_value_min: Operand, clip_value_max: Operand, 
 
 
 @op("clip_by_norm")
-def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None, name: str | None = None) -> jax.Array:
+def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None) -> jax.Array:
     """Scales a tensor down so that its L2 norm is at most `clip_norm`."""
-    del name
     value = as_tensor(t)
     square = jnp.sum(
         jnp.square(value), axis=static_axis(axes, called="tf.clip_by_norm", argument="axes"), keepdims=True
@@ -365,13 +338,12 @@ def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None,
 
 @op("clip_by_global_norm")
 def clip_by_global_norm(
-    t_list: Sequence[Operand], clip_norm: Operand, use_norm: Operand = None, name: str | None = None
+    t_list: Sequence[Operand], clip_norm: Operand, use_norm: Operand = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
     """Scales tensors down by one common factor so that their global norm is at most `clip_norm`.
 
     Returns the tensors, and the global norm before.
     """
-    del name
     length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
     bound = as_tensor(clip_norm).astype(length.dtype)  # an array: the quotient by a Python zero raises an exception
     scale = bound * jnp.minimum(1.0 / length, 1.0 / bound)
@@ -380,11 +352,8 @@ def clip_by_global_norm(
 
 
 @op("linalg.tridiagonal_matmul")
-def tridiagonal_matmul(
-    diagonals: Iterable[Operand], rhs: Operand, diagonals_format: str = "sequence", name: str | None = None
-) -> jax.Array:
+def tridiagonal_matmul(diagonals: Iterable[Operand], rhs: Operand, diagonals_format: str = "sequence") -> jax.Array:
     """Multiplies a tridiagonal matrix, given by its three diagonals, by the matrix `rhs`."""
-    del name
     if diagonals_format != "sequence":
         raise ValueError("mirrored.tf supports only diagonals_format='sequence': pass (superdiag, maindiag, subdiag)")
     upper, main, lower = (as_tensor(one) for one in diagonals)

@@ -30,25 +30,21 @@ rows(
 
 
 @op("linalg.lu_reconstruct")
-def lu_reconstruct(
-    lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
-) -> jax.Array:
+def lu_reconstruct(lower_upper: Operand, perm: Operand, validate_args: bool = False) -> jax.Array:
     """Computes matrices from their LU factors, which `tf.linalg.lu` returned."""
-    del validate_args, name
+    del validate_args
     packed, order = as_tensor(lower_upper), as_tensor(perm)
     lower = jnp.tril(packed, -1) + jnp.eye(packed.shape[-1], dtype=packed.dtype)
     return _reordered(lower @ jnp.triu(packed), jnp.argsort(order, axis=-1))
 
 
 @op("linalg.lu_solve")
-def lu_solve(
-    lower_upper: Operand, perm: Operand, rhs: Operand, validate_args: bool = False, name: str | None = None
-) -> jax.Array:
+def lu_solve(lower_upper: Operand, perm: Operand, rhs: Operand, validate_args: bool = False) -> jax.Array:
     """Solves linear systems, given the LU factors of their matrices from `tf.linalg.lu`.
 
     `rhs` is [..., n, right-hand sides].
     """
-    del validate_args, name
+    del validate_args
     packed, sides = tensors(lower_upper, rhs)
     order = jnp.broadcast_to(
         as_tensor(perm), (*jnp.broadcast_shapes(packed.shape[:-2], sides.shape[:-2]), packed.shape[-1])
@@ -60,12 +56,10 @@ def lu_solve(
 
 
 @op("linalg.lu_matrix_inverse")
-def lu_matrix_inverse(
-    lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
-) -> jax.Array:
+def lu_matrix_inverse(lower_upper: Operand, perm: Operand, validate_args: bool = False) -> jax.Array:
     """Computes the inverses of matrices, given their LU factors from `tf.linalg.lu`."""
     packed = as_tensor(lower_upper)
-    return lu_solve(packed, perm, jnp.eye(packed.shape[-1], dtype=packed.dtype), validate_args, name)
+    return lu_solve(packed, perm, jnp.eye(packed.shape[-1], dtype=packed.dtype), validate_args)
 
 
 def _reordered(matrix: jax.Array, order: jax.Array) -> jax.Array:
@@ -100,7 +94,7 @@ def tridiagonal_solve(
     Raises:
         InvalidArgumentError: The format is unknown, or `perturb_singular` is set.
     """
-    del name, partial_pivoting
+    del partial_pivoting
     if perturb_singular:
         raise InvalidArgumentError.of(
             "tf.linalg.tridiagonal_solve",
@@ -152,7 +146,6 @@ def eigh_tridiagonal(
     select: str = "a",
     select_range: Any = None,
     tol: object = None,
-    name: str | None = None,
 ) -> Any:
     """Computes the eigenvalues of a Hermitian tridiagonal matrix in ascending order.
 
@@ -165,14 +158,13 @@ def eigh_tridiagonal(
         select: "a" for all, "i" for those with indices in `select_range`, ends included.
         select_range: Two indices.
         tol: Ignored: the result is as exact as the dtype allows.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `select` is neither "a" nor "i".
 
     TensorFlow: "v", a range of values, returns a result of unknown size; here, compute all and select from them.
     """
-    del tol, name
+    del tol
     if select not in ("a", "i"):
         raise InvalidArgumentError.of(
             "tf.linalg.eigh_tridiagonal",
@@ -190,9 +182,7 @@ def eigh_tridiagonal(
 
 
 @op("linalg.banded_triangular_solve")
-def banded_triangular_solve(
-    bands: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
-) -> jax.Array:
+def banded_triangular_solve(bands: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False) -> jax.Array:
     """Solves linear systems with triangular matrices that have few nonzero diagonals.
 
     Args:
@@ -202,9 +192,7 @@ def banded_triangular_solve(
         rhs: [..., n, right-hand sides].
         lower: Whether the triangle is the lower one.
         adjoint: Whether to solve with the adjoint.
-        name: Ignored.
     """
-    del name
     packed, sides = tensors(bands, rhs)
     count, size = packed.shape[-2:]
     matrix = jnp.zeros((*packed.shape[:-2], size, size), packed.dtype)

@@ -12,7 +12,7 @@ from jax import lax
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_axis, static_int
-from mirrored.tf._table import hosted, op, reported, rows
+from mirrored.tf._table import op, reported, rows
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.sparse_rows import without_wrapping
 
@@ -57,38 +57,25 @@ rows(
 )
 
 
-@op("math.argmax argmax")
-@hosted
-def argmax(
-    input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
-) -> jax.Array:
+@op("math.argmax argmax", on_host=True)
+def argmax(input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64") -> jax.Array:
     """Returns the index of the largest element along `axis`, of the first one if several are equal."""
-    del name
     where = 0 if axis is None else static_int(axis, called="tf.argmax", argument="axis")
     return jnp.argmax(as_tensor(input), axis=where).astype(array_dtype(output_type))
 
 
-@op("math.argmin argmin")
-@hosted
-def argmin(
-    input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
-) -> jax.Array:
+@op("math.argmin argmin", on_host=True)
+def argmin(input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64") -> jax.Array:
     """Returns the index of the smallest element along `axis`, of the first one if several are equal."""
-    del name
     where = 0 if axis is None else static_int(axis, called="tf.argmin", argument="axis")
     return jnp.argmin(as_tensor(input), axis=where).astype(array_dtype(output_type))
 
 
 @op("math.count_nonzero")
 def count_nonzero(
-    input: Operand,
-    axis: StaticInts | None = None,
-    keepdims: bool | None = None,
-    dtype: DTypeLike = "int64",
-    name: str | None = None,
+    input: Operand, axis: StaticInts | None = None, keepdims: bool | None = None, dtype: DTypeLike = "int64"
 ) -> jax.Array:
     """Counts the nonzero elements of a tensor, over all axes or given ones."""
-    del name
     where = static_axis(axis, called="tf.math.count_nonzero")
     return jnp.count_nonzero(as_tensor(input), axis=where, keepdims=bool(keepdims)).astype(array_dtype(dtype))
 
@@ -126,50 +113,36 @@ def _cumulative_logsumexp(value: jax.Array, axis: int) -> jax.Array:
 
 
 @op("math.cumsum cumsum")
-def cumsum(
-    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> jax.Array:
+def cumsum(x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """Computes the cumulative sum of a tensor along `axis`."""
-    del name
     return _scan("tf.cumsum", _cumulative_sum, 0, x, axis, exclusive, reverse)
 
 
 @op("math.cumprod")
-def cumprod(
-    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> jax.Array:
+def cumprod(x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """Computes the cumulative product of a tensor along `axis`."""
-    del name
     return _scan("tf.math.cumprod", _cumulative_product, 1, x, axis, exclusive, reverse)
 
 
 @op("math.cumulative_logsumexp")
 def cumulative_logsumexp(
-    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False
 ) -> jax.Array:
     """Computes the cumulative log-sum-exp of a tensor along `axis`."""
-    del name
     return _scan("tf.math.cumulative_logsumexp", _cumulative_logsumexp, -jnp.inf, x, axis, exclusive, reverse)
 
 
 @op("sort")
-def sort(values: Operand, axis: SupportsIndex = -1, direction: str = "ASCENDING", name: str | None = None) -> jax.Array:
+def sort(values: Operand, axis: SupportsIndex = -1, direction: str = "ASCENDING") -> jax.Array:
     """Sorts the elements of a tensor along `axis`."""
-    del name
     where = static_int(axis, called="tf.sort", argument="axis")
     return jnp.sort(as_tensor(values), axis=where, descending=_descends(direction))
 
 
 @op("argsort")
-def argsort(
-    values: Operand,
-    axis: SupportsIndex = -1,
-    direction: str = "ASCENDING",
-    stable: bool = False,
-    name: str | None = None,
-) -> jax.Array:
+def argsort(values: Operand, axis: SupportsIndex = -1, direction: str = "ASCENDING", stable: bool = False) -> jax.Array:
     """Returns the indices that sort a tensor along `axis`; equal elements keep their order."""
-    del name, stable
+    del stable
     where = static_int(axis, called="tf.argsort", argument="axis")
     return jnp.argsort(as_tensor(values), axis=where, descending=_descends(direction)).astype(jnp.int32)
 
@@ -188,22 +161,19 @@ class TopK(NamedTuple):
 
 
 @op("math.top_k nn.top_k")
-def top_k(
-    input: Operand, k: SupportsIndex = 1, sorted: bool = True, index_type: DTypeLike = "int32", name: str | None = None
-) -> TopK:
+def top_k(input: Operand, k: SupportsIndex = 1, sorted: bool = True, index_type: DTypeLike = "int32") -> TopK:
     """Returns the `k` largest values along the last axis, in descending order, and their indices."""
-    del sorted, name
+    del sorted
     values, indices = lax.top_k(as_tensor(input), static_int(k, called="tf.math.top_k", argument="k"))
     return TopK(values, indices.astype(array_dtype(index_type)))
 
 
 @op("math.in_top_k nn.in_top_k")
-def in_top_k(targets: Operand, predictions: Operand, k: Operand, name: str | None = None) -> jax.Array:
+def in_top_k(targets: Operand, predictions: Operand, k: Operand) -> jax.Array:
     """Returns for each example whether the target class is among the `k` classes with the highest predictions.
 
     A class tied with the k-th one counts as among them.
     """
-    del name
     scores, wanted = as_tensor(predictions), as_tensor(targets)
     own = jnp.take_along_axis(scores, wanted[:, None], axis=1)
     return jnp.isfinite(own[:, 0]) & (jnp.sum(scores > own, axis=1) < k)  # type: ignore[no-any-return]
@@ -218,13 +188,11 @@ def bincount(
     dtype: DTypeLike = "int32",
     axis: SupportsIndex | None = None,
     binary_output: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Counts how often each integer occurs in a tensor, or sums weights for each integer.
 
     Inside `tf.function`, pass the same value as `minlength` and `maxlength`: the length is a shape.
     """
-    del name
     values = as_tensor(arr)
     length = None if minlength is None or minlength != maxlength else int(maxlength)
     if length is None:
@@ -245,13 +213,11 @@ def confusion_matrix(
     num_classes: SupportsIndex | None = None,
     weights: Operand | None = None,
     dtype: DTypeLike = "int32",
-    name: str | None = None,
 ) -> jax.Array:
     """Returns the matrix of the numbers of examples with each label (row) and prediction (column).
 
     Inside `tf.function`, pass `num_classes`.
     """
-    del name
     true, guessed = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
     size = int(num_classes) if num_classes is not None else int(jnp.maximum(true.max(), guessed.max())) + 1
     amount = (
@@ -262,31 +228,28 @@ def confusion_matrix(
 
 
 @op("math.zero_fraction nn.zero_fraction")
-def zero_fraction(value: Operand, name: str | None = None) -> jax.Array:
+def zero_fraction(value: Operand) -> jax.Array:
     """Returns the fraction of a tensor's elements that are zero."""
-    del name
     return jnp.mean(as_tensor(value) == 0, dtype=jnp.float32)
 
 
 @op("histogram_fixed_width")
 def histogram_fixed_width(
-    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
+    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Counts the values in `nbins` bins of equal width, into which a range of values is divided.
 
     The first and last bins include values outside of the range.
     """
-    del name
     bins = histogram_fixed_width_bins(values, value_range, nbins).reshape(-1)
     return jnp.zeros(int(nbins), array_dtype(dtype)).at[bins].add(1)
 
 
 @op("histogram_fixed_width_bins")
 def histogram_fixed_width_bins(
-    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
+    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
-    del name
     tensor, (low, high) = as_tensor(values), as_tensor(value_range)
     scaled = (tensor - low) / (high - low) * nbins
     return jnp.clip(jnp.floor(scaled), 0, nbins - 1).astype(array_dtype(dtype))
@@ -294,17 +257,12 @@ def histogram_fixed_width_bins(
 
 @op("searchsorted")
 def searchsorted(
-    sorted_sequence: Operand,
-    values: Operand,
-    side: str = "left",
-    output_type: DTypeLike = "int32",
-    name: str | None = None,
+    sorted_sequence: Operand, values: Operand, side: str = "left", output_type: DTypeLike = "int32"
 ) -> jax.Array:
     """Returns the indices at which values can be inserted into a sorted sequence to keep it sorted.
 
     Sequence and values are along the last axis.
     """
-    del name
     haystack, needles = as_tensor(sorted_sequence), as_tensor(values)
 
     def search(a: jax.Array, v: jax.Array) -> jax.Array:

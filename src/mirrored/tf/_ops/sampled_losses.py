@@ -86,7 +86,6 @@ def log_uniform_candidate_sampler(
     unique: bool,
     range_max: SupportsIndex,
     seed: int | None = None,
-    name: str | None = None,
 ) -> Candidates:
     """Samples classes from the log-uniform (Zipfian) distribution, in which low indices are frequent.
 
@@ -99,12 +98,11 @@ def log_uniform_candidate_sampler(
         unique: Whether all sampled classes are distinct.
         range_max: Number of classes, sorted by decreasing frequency.
         seed: The operation's own seed.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `num_sampled` distinct classes exceed the number of classes.
     """
-    del name, num_true
+    del num_true
     called = "tf.random.log_uniform_candidate_sampler"
     classes = np.arange(static_int(range_max, called=called, argument="range_max"))
     logits = np.log(np.log1p(1 / (classes + 1)) / np.log(len(classes) + 1))
@@ -119,13 +117,12 @@ def uniform_candidate_sampler(
     unique: bool,
     range_max: SupportsIndex,
     seed: int | None = None,
-    name: str | None = None,
 ) -> Candidates:
     """Samples classes from the uniform distribution, for sampled losses.
 
     The arguments are those of `log_uniform_candidate_sampler`.
     """
-    del name, num_true
+    del num_true
     called = "tf.random.uniform_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
     return _drawn(called, np.full(size, -np.log(size)), true_classes, num_sampled, unique, seed)
@@ -145,7 +142,6 @@ def fixed_unigram_candidate_sampler(
     shard: int = 0,
     unigrams: Sequence[float] = (),
     seed: int | None = None,
-    name: str | None = None,
 ) -> Candidates:
     """Samples classes with probabilities proportional to given counts, for sampled losses.
 
@@ -162,12 +158,11 @@ def fixed_unigram_candidate_sampler(
         shard: Must be 0.
         unigrams: The counts, instead of a file.
         seed: The operation's own seed.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: The number of counts does not match the number of classes, or shards are requested.
     """
-    del name, num_true
+    del num_true
     called = "tf.random.fixed_unigram_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
     counts = list(unigrams) or _counts(vocab_file)
@@ -201,15 +196,10 @@ def _counts(path: str) -> list[float]:
 
 @op("random.all_candidate_sampler nn.all_candidate_sampler")
 def all_candidate_sampler(
-    true_classes: Operand,
-    num_true: int,
-    num_sampled: SupportsIndex,
-    unique: bool,
-    seed: int | None = None,
-    name: str | None = None,
+    true_classes: Operand, num_true: int, num_sampled: SupportsIndex, unique: bool, seed: int | None = None
 ) -> Candidates:
     """Returns all classes in place of a sample, each with the expected count one."""
-    del name, num_true, unique, seed
+    del num_true, unique, seed
     count = static_int(num_sampled, called="tf.random.all_candidate_sampler", argument="num_sampled")
     true = as_tensor(true_classes)
     return Candidates(jnp.arange(count), jnp.ones(true.shape, jnp.float32), jnp.ones(count, jnp.float32))
@@ -227,7 +217,6 @@ def sampled_softmax_loss(
     sampled_values: Iterable[Operand] | None = None,
     remove_accidental_hits: bool = True,
     seed: int | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the softmax cross entropy over the true classes and a random sample of other classes.
 
@@ -244,11 +233,9 @@ def sampled_softmax_loss(
         sampled_values: The result of a sampler; None uses `log_uniform_candidate_sampler`.
         remove_accidental_hits: Whether to ignore sampled classes that are true classes.
         seed: The seed of the sampler.
-        name: Ignored.
 
     Source: S. Jean and others, On using very large target vocabulary for neural machine translation, ACL 2015.
     """
-    del name
     logits, truth = _sampled_logits(
         weights,
         biases,
@@ -275,7 +262,6 @@ def nce_loss(
     num_true: int = 1,
     sampled_values: Iterable[Operand] | None = None,
     remove_accidental_hits: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the noise-contrastive estimation loss for each example.
 
@@ -283,7 +269,6 @@ def nce_loss(
 
     Source: M. Gutmann, A. Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
     """
-    del name
     logits, truth = _sampled_logits(
         weights,
         biases,
@@ -330,7 +315,6 @@ def ctc_loss(
     logits_time_major: bool = True,
     unique: object = None,
     blank_index: int | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the CTC (connectionist temporal classification) loss for each example.
 
@@ -344,23 +328,18 @@ def ctc_loss(
         logits_time_major: Whether frames come first.
         unique: Ignored: it only saves time in TensorFlow.
         blank_index: The blank class; negative indices count from the end. Default 0.
-        name: Ignored.
 
     Raises:
         TypeError: The labels are sparse, which is not supported here.
 
     Source: A. Graves and others, Connectionist temporal classification, ICML 2006, in optax.
     """
-    del name, unique
+    del unique
     scores, true = as_tensor(logits), as_tensor(labels)
     scores = jnp.swapaxes(scores, 0, 1) if logits_time_major else scores
     blank = (0 if blank_index is None else blank_index) % scores.shape[-1]
     return optax.ctc_loss(  # type: ignore[no-any-return]
-        scores,
-        _beyond(logit_length, scores.shape[1]),
-        true,
-        _beyond(label_length, true.shape[1]),
-        blank_id=blank,
+        scores, _beyond(logit_length, scores.shape[1]), true, _beyond(label_length, true.shape[1]), blank_id=blank
     )
 
 
@@ -370,13 +349,12 @@ def _beyond(length: Operand, size: int) -> jax.Array:
 
 @op("nn.sufficient_statistics")
 def sufficient_statistics(
-    x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
+    x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Returns the sums from which `normalize_moments` computes mean and variance.
 
     These are the count, the sum and the sum of squares of ``x - shift``, and the shift.
     """
-    del name
     value = as_tensor(x)
     axis = static_axis(axes, called="tf.nn.sufficient_statistics", argument="axes")
     over = (axis,) if isinstance(axis, int) else tuple(axis or ())
@@ -389,13 +367,12 @@ def sufficient_statistics(
 
 @op("nn.normalize_moments")
 def normalize_moments(
-    counts: Operand, mean_ss: Operand, variance_ss: Operand, shift: Operand | None, name: str | None = None
+    counts: Operand, mean_ss: Operand, variance_ss: Operand, shift: Operand | None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and variance from the sums that `sufficient_statistics` returned.
 
     The results of several calls may be added first.
     """
-    del name
     count, sums, squares = tensors(counts, mean_ss, variance_ss)
     moved = sums / count
     mean = moved if shift is None else moved + as_tensor(shift, moved.dtype)

@@ -22,13 +22,11 @@ def one_hot(
     off_value: Operand = None,
     axis: SupportsIndex | None = None,
     dtype: DTypeLike | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Returns a one-hot encoding of indices along a new axis; an index out of range gives only `off_value`.
 
     Elements are `on_value` at the index, and `off_value` elsewhere.
     """
-    del name
     if dtype is None:
         given = [as_tensor(one).dtype for one in (on_value, off_value) if one is not None]
         dtype = given[0] if given else "float32"
@@ -41,14 +39,11 @@ def one_hot(
 
 
 @op("sequence_mask")
-def sequence_mask(
-    lengths: Operand, maxlen: SupportsIndex | None = None, dtype: DTypeLike = "bool", name: str | None = None
-) -> jax.Array:
+def sequence_mask(lengths: Operand, maxlen: SupportsIndex | None = None, dtype: DTypeLike = "bool") -> jax.Array:
     """Returns a mask whose row i is True at the first ``lengths[i]`` positions.
 
     The result is [..., maxlen]; in eager code, `maxlen` is optional.
     """
-    del name
     counts = as_tensor(lengths)
     limit = jnp.max(counts) if maxlen is None else maxlen
     positions = jnp.arange(static_int(limit, called="tf.sequence_mask", argument="maxlen"))
@@ -57,17 +52,12 @@ def sequence_mask(
 
 @op("reverse_sequence")
 def reverse_sequence(
-    input: Operand,
-    seq_lengths: Operand,
-    seq_axis: int | None = None,
-    batch_axis: int | None = None,
-    name: str | None = None,
+    input: Operand, seq_lengths: Operand, seq_axis: int | None = None, batch_axis: int | None = None
 ) -> jax.Array:
     """Reverses the first ``seq_lengths[i]`` elements of the i-th sequence of a batch.
 
     The sequences are along `seq_axis`.
     """
-    del name
     value, lengths = as_tensor(input), as_tensor(seq_lengths)
     along, batch = int(seq_axis or 0), int(batch_axis or 0)
     moved = jnp.moveaxis(value, (batch, along), (0, 1))

@@ -40,8 +40,7 @@ rows(
 def _real(name: str, transform: Callable[..., jax.Array], rank: int) -> None:
     called = f"tf.signal.{name}"
 
-    def run(input_tensor: Operand, fft_length: StaticInts | None = None, name: str | None = None) -> jax.Array:
-        del name
+    def run(input_tensor: Operand, fft_length: StaticInts | None = None) -> jax.Array:
         sizes = None if fft_length is None else static_ints(fft_length, called=called, argument="fft_length")
         return transform(as_tensor(input_tensor), s=sizes, axes=tuple(range(-rank, 0)))
 
@@ -89,14 +88,7 @@ def _resized(x: jax.Array, length: int) -> jax.Array:
 
 
 @op("signal.dct")
-def dct(
-    input: Operand,
-    type: int = 2,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    name: str | None = None,
-) -> jax.Array:
+def dct(input: Operand, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None) -> jax.Array:
     """Computes the discrete cosine transform of the last axis.
 
     Args:
@@ -105,7 +97,6 @@ def dct(
         n: The length of the transform: truncates or zero-pads the samples. Default: the number of samples.
         axis: -1.
         norm: "ortho" for an orthonormal transform, which type 1 does not have.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `type`, `n` or `norm` is invalid, or type 1 is combined with "ortho" or fewer than 2
@@ -113,26 +104,17 @@ def dct(
         UnimplementedError: The axis is not the last one.
         ArgumentTypeError: The input is not a real tensor of 32 or 64 bits.
     """
-    del name
     return _cosine("tf.signal.dct", input, type, n, axis, norm, _COSINE_TRANSFORMS.get(type))
 
 
 @op("signal.idct")
-def idct(
-    input: Operand,
-    type: int = 2,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    name: str | None = None,
-) -> jax.Array:
+def idct(input: Operand, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None) -> jax.Array:
     """Computes the inverse discrete cosine transform of the last axis.
 
     With ``norm="ortho"``, this is the inverse of `dct`; otherwise 2n times the inverse (2n - 2 times for type 1).
 
     Arguments and errors are those of `dct`.
     """
-    del name
     inverse = _COSINE_TRANSFORMS[_INVERSES[type]] if type in _INVERSES else None
     return _cosine("tf.signal.idct", input, type, n, axis, norm, inverse)
 
@@ -188,10 +170,7 @@ def _check_cosine(called: str, shape: tuple[int, ...], kind: int, n: int | None,
 
 
 def _window(name: str, a: float, b: float) -> Callable[..., jax.Array]:
-    def window(
-        window_length: SupportsIndex, periodic: bool = True, dtype: DTypeLike = "float32", name: str | None = None
-    ) -> jax.Array:
-        del name
+    def window(window_length: SupportsIndex, periodic: bool = True, dtype: DTypeLike = "float32") -> jax.Array:
         length = static_int(window_length, called="tf.signal", argument="window_length")
         points = length + (1 if periodic and length % 2 == 0 else 0)
         angle = 2 * np.pi * np.arange(length) / max(points - 1, 1)
@@ -215,13 +194,11 @@ def frame(
     pad_end: bool = False,
     pad_value: Operand = 0,
     axis: SupportsIndex = -1,
-    name: str | None = None,
 ) -> jax.Array:
     """Splits an axis of a signal into overlapping frames of one length.
 
     From [..., samples], the result is [..., frames, frame_length].
     """
-    del name
     value = as_tensor(signal)
     where = static_int(axis, called="tf.signal.frame", argument="axis") % value.ndim
     length = static_int(frame_length, called="tf.signal.frame", argument="frame_length")
@@ -238,12 +215,11 @@ def frame(
 
 
 @op("signal.overlap_and_add")
-def overlap_and_add(signal: Operand, frame_step: SupportsIndex, name: str | None = None) -> jax.Array:
+def overlap_and_add(signal: Operand, frame_step: SupportsIndex) -> jax.Array:
     """Reconstructs a signal by adding overlapping frames, which begin `frame_step` samples apart.
 
     From [..., frames, length], the result is [..., samples].
     """
-    del name
     value = as_tensor(signal)
     frames, length = value.shape[-2:]
     step = static_int(frame_step, called="tf.signal.overlap_and_add", argument="frame_step")
@@ -260,10 +236,8 @@ def stft(
     fft_length: SupportsIndex | None = None,
     window_fn: Callable[..., jax.Array] | None = None,
     pad_end: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the short-time Fourier transform of signals, with a Hann window by default."""
-    del name
     length = static_int(frame_length, called="tf.signal.stft", argument="frame_length")
     framed = frame(signals, length, frame_step, pad_end=pad_end)
     window = hann_window(length) if window_fn is None else window_fn(length, dtype=framed.dtype)

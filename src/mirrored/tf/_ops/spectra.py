@@ -28,9 +28,7 @@ def _of_any_axes(name: str, transform: Callable[..., jax.Array]) -> None:
         fft_length: StaticInts | None = None,
         axes: StaticInts | None = None,
         norm: str | None = None,
-        name: str | None = None,
     ) -> jax.Array:
-        del name
         value = as_tensor(input_tensor)
         sizes = None if fft_length is None else static_ints(fft_length, called=called, argument="fft_length")
         over = None if axes is None else static_ints(axes, called=called, argument="axes")
@@ -48,27 +46,23 @@ for _name, _transform in {
 
 
 @op("signal.kaiser_window")
-def kaiser_window(
-    window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
-) -> jax.Array:
+def kaiser_window(window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32") -> jax.Array:
     """Returns a Kaiser window, a window function of `window_length` samples.
 
     Source: J. Kaiser, R. Schafer, On the use of the I0-sinh window for spectrum analysis, IEEE Trans. ASSP 28, 1980.
     """
-    del name
     length = static_int(window_length, called="tf.signal.kaiser_window", argument="window_length")
     return as_tensor(np.kaiser(length, float(beta)).astype(array_dtype(dtype)))
 
 
 @op("signal.kaiser_bessel_derived_window")
 def kaiser_bessel_derived_window(
-    window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
+    window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Returns a Kaiser-Bessel derived window of even length, a window function for `mdct`.
 
     The squares of its overlapping halves add up to 1.
     """
-    del name
     length = static_int(window_length, called="tf.signal.kaiser_bessel_derived_window", argument="window_length")
     sums = np.cumsum(np.kaiser(length // 2 + 1, float(beta)))
     half = np.sqrt(sums[:-1] / sums[-1])
@@ -76,20 +70,16 @@ def kaiser_bessel_derived_window(
 
 
 @op("signal.vorbis_window")
-def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32", name: str | None = None) -> jax.Array:
+def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32") -> jax.Array:
     """Returns the window function of the Vorbis codec, with `window_length` samples."""
-    del name
     length = static_int(window_length, called="tf.signal.vorbis_window", argument="window_length")
     values = np.sin(np.pi / 2 * np.sin(np.pi / length * (np.arange(length) + 0.5)) ** 2)
     return as_tensor(values.astype(array_dtype(dtype)))
 
 
 @op("signal.inverse_stft_window_fn")
-def inverse_stft_window_fn(
-    frame_step: SupportsIndex, forward_window_fn: Window = hann_window, name: str | None = None
-) -> Window:
+def inverse_stft_window_fn(frame_step: SupportsIndex, forward_window_fn: Window = hann_window) -> Window:
     """Returns the window function for `inverse_stft` that inverts an `stft` with `forward_window_fn`."""
-    del name
     step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
 
     def window(frame_length: SupportsIndex, dtype: DTypeLike = "float32") -> jax.Array:
@@ -109,7 +99,6 @@ def inverse_stft(
     frame_step: SupportsIndex,
     fft_length: SupportsIndex | None = None,
     window_fn: Window | None = hann_window,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the inverse of the short-time Fourier transform `stft`.
 
@@ -122,9 +111,7 @@ def inverse_stft(
         fft_length: Default: the next power of two from `frame_length`.
         window_fn: The window that multiplies each frame; None for no window. `inverse_stft_window_fn` returns the one
             that inverts an `stft`.
-        name: Ignored.
     """
-    del name
     length = static_int(frame_length, called="tf.signal.inverse_stft", argument="frame_length")
     size = 1 << (length - 1).bit_length() if fft_length is None else int(fft_length)
     frames = jnp.fft.irfft(as_tensor(stfts), n=size)[..., :length]
@@ -140,7 +127,6 @@ def mdct(
     window_fn: Window | None = vorbis_window,
     pad_end: bool = False,
     norm: str | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the modified discrete cosine transform of signals.
 
@@ -152,7 +138,6 @@ def mdct(
         window_fn: The window; None for a constant one.
         pad_end: Whether to zero-pad the last frame.
         norm: None or "ortho".
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `frame_length` is not a multiple of 4.
@@ -160,7 +145,6 @@ def mdct(
     Source: J. Princen, A. Bradley, Analysis/synthesis filter bank design based on time domain aliasing cancellation,
     IEEE Trans. ASSP 34, 1986.
     """
-    del name
     length = static_int(frame_length, called="tf.signal.mdct", argument="frame_length")
     if length % 4:
         raise InvalidArgumentError.of(
@@ -177,14 +161,11 @@ def mdct(
 
 
 @op("signal.inverse_mdct")
-def inverse_mdct(
-    mdcts: Operand, window_fn: Window | None = vorbis_window, norm: str | None = None, name: str | None = None
-) -> jax.Array:
+def inverse_mdct(mdcts: Operand, window_fn: Window | None = vorbis_window, norm: str | None = None) -> jax.Array:
     """Computes the inverse of the modified discrete cosine transform `mdct` with the same window.
 
     The input is [..., frames, frame_length // 2].
     """
-    del name
     value = as_tensor(mdcts)
     half = value.shape[-1]
     found = dct(value, type=4, norm=norm) * (0.5 / half if norm is None else 1)
@@ -205,7 +186,6 @@ def linear_to_mel_weight_matrix(
     lower_edge_hertz: SupportsFloat = 125.0,
     upper_edge_hertz: SupportsFloat = 3800.0,
     dtype: DTypeLike = "float32",
-    name: str | None = None,
 ) -> jax.Array:
     """Returns the matrix that converts a spectrum with linear frequencies to the mel scale.
 
@@ -218,11 +198,9 @@ def linear_to_mel_weight_matrix(
         lower_edge_hertz: Lower edge of the first triangle.
         upper_edge_hertz: Upper edge of the last triangle.
         dtype: The dtype of the weights.
-        name: Ignored.
 
     Source: the mel scale of HTK, 1127 ln(1 + f / 700 Hz).
     """
-    del name
     called = "tf.signal.linear_to_mel_weight_matrix"
     count = static_int(num_mel_bins, called=called, argument="num_mel_bins")
     bins = static_int(num_spectrogram_bins, called=called, argument="num_spectrogram_bins")
@@ -239,11 +217,10 @@ def _mel(hertz: float | HostArray) -> Any:
 
 
 @op("signal.mfccs_from_log_mel_spectrograms")
-def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Operand, name: str | None = None) -> jax.Array:
+def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Operand) -> jax.Array:
     """Computes mel-frequency cepstral coefficients (MFCCs) from the logarithms of mel spectrograms.
 
     The result has the shape of the input, f32[..., mel bins].
     """
-    del name
     value = as_tensor(log_mel_spectrograms)
     return dct(value, type=2) * (2 * value.shape[-1]) ** -0.5  # type: ignore[no-any-return]

@@ -55,7 +55,6 @@ def max_pool_with_argmax(
     data_format: str = "NHWC",
     output_dtype: DTypeLike = "int64",
     include_batch_in_index: bool = False,
-    name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Performs max pooling; returns the maxima and their indices in the flattened image.
 
@@ -69,12 +68,10 @@ def max_pool_with_argmax(
         data_format: "NHWC".
         output_dtype: The dtype of the indices, as far as JAX has it (int32 without x64).
         include_batch_in_index: Whether the index includes the batch dimension.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `data_format` is not "NHWC".
     """
-    del name
     called = "tf.nn.max_pool_with_argmax"
     if data_format != "NHWC":
         raise InvalidArgumentError.of(
@@ -103,13 +100,7 @@ def max_pool_with_argmax(
 
 @op("nn.dilation2d")
 def dilation2d(
-    input: Operand,
-    filters: Operand,
-    strides: StaticInts,
-    padding: str,
-    data_format: str,
-    dilations: StaticInts,
-    name: str | None = None,
+    input: Operand, filters: Operand, strides: StaticInts, padding: str, data_format: str, dilations: StaticInts
 ) -> jax.Array:
     """Computes the grayscale dilation of images: the maximum of pixel plus filter value in each window.
 
@@ -120,12 +111,10 @@ def dilation2d(
         padding: "SAME" or "VALID".
         data_format: "NHWC".
         dilations: Four numbers.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `data_format` is not "NHWC".
     """
-    del name
     called = "tf.nn.dilation2d"
     if data_format != "NHWC":
         raise InvalidArgumentError.of(
@@ -146,46 +135,36 @@ def dilation2d(
 
 @op("nn.erosion2d")
 def erosion2d(
-    value: Operand,
-    filters: Operand,
-    strides: StaticInts,
-    padding: str,
-    data_format: str,
-    dilations: StaticInts,
-    name: str | None = None,
+    value: Operand, filters: Operand, strides: StaticInts, padding: str, data_format: str, dilations: StaticInts
 ) -> jax.Array:
     """Computes the grayscale erosion of images: the minimum of pixel minus filter value in each window.
 
     Arguments and errors are those of `dilation2d`.
     """
-    del name
     images, kernel = tensors(value, filters)
     return -dilation2d(-images, kernel[::-1, ::-1], strides, padding, data_format, dilations)
 
 
 @op("nn.atrous_conv2d_transpose")
 def atrous_conv2d_transpose(
-    value: Operand, filters: Operand, output_shape: StaticInts, rate: StaticInts, padding: str, name: str | None = None
+    value: Operand, filters: Operand, output_shape: StaticInts, rate: StaticInts, padding: str
 ) -> jax.Array:
     """Computes the transpose of the dilated convolution `atrous_conv2d`.
 
     Filters are [height, width, out, in].
     """
-    del name
     return conv2d_transpose(value, filters, output_shape, 1, padding, dilations=rate)
 
 
 @op("space_to_batch_nd")
-def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
+def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand) -> jax.Array:
     """Divides the spatial dimensions into blocks, and moves the positions within a block to the batch dimension.
 
     Args:
         input: [batch, ...].
         block_shape: A block size for each of the first dimensions after the batch.
         paddings: Pairs of zeros before and after each of them, which make it a multiple of its block size.
-        name: Ignored.
     """
-    del name
     value = as_tensor(input)
     blocks = static_ints(block_shape, called="tf.space_to_batch", argument="block_shape")
     pairs = [tuple(int(one) for one in pair) for pair in np.asarray(paddings)]
@@ -202,15 +181,14 @@ def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand
 
 
 @op("space_to_batch nn.space_to_batch")
-def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
+def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand) -> jax.Array:
     """Moves the pixel positions within each block to the batch dimension, like `space_to_batch_nd`."""
-    return space_to_batch_nd(input, block_shape, paddings, name)
+    return space_to_batch_nd(input, block_shape, paddings)
 
 
 @op("batch_to_space")
-def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name: str | None = None) -> jax.Array:
+def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand) -> jax.Array:
     """Inverts `space_to_batch`, then crops both ends of each spatial dimension as `crops` says."""
-    del name
     value = as_tensor(input)
     blocks = static_ints(block_shape, called="tf.batch_to_space", argument="block_shape")
     spatial, others = value.shape[1 : 1 + len(blocks)], value.shape[1 + len(blocks) :]
@@ -229,13 +207,12 @@ def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name
 
 @op("required_space_to_batch_paddings")
 def required_space_to_batch_paddings(
-    input_shape: StaticInts, block_shape: StaticInts, base_paddings: Operand | None = None, name: str | None = None
+    input_shape: StaticInts, block_shape: StaticInts, base_paddings: Operand | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the paddings that make sizes multiples of block sizes, and the crops that undo them.
 
     Both are i32[dimensions, 2].
     """
-    del name
     called = "tf.required_space_to_batch_paddings"
     sizes = np.array(static_ints(input_shape, called=called, argument="input_shape"))
     blocks = np.array(static_ints(block_shape, called=called, argument="block_shape"))
@@ -246,12 +223,11 @@ def required_space_to_batch_paddings(
 
 
 @op("unravel_index")
-def unravel_index(indices: Operand, dims: StaticInts, name: str | None = None) -> jax.Array:
+def unravel_index(indices: Operand, dims: StaticInts) -> jax.Array:
     """Converts indices into a flattened tensor to one index per dimension.
 
     The result is [dimensions, ...].
     """
-    del name
     sizes = static_ints(dims, called="tf.unravel_index", argument="dims")
     return jnp.stack(jnp.unravel_index(as_tensor(indices), sizes))
 
@@ -264,9 +240,7 @@ def _approximate(name: str, function: Callable[..., Sequence[jax.Array]]) -> Non
         recall_target: float = 0.95,
         reduction_input_size_override: int = -1,
         aggregate_to_topk: bool = True,
-        name: str | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        del name
         count = static_int(k, called=f"tf.nn.approx_{which}_k", argument="k")
         found = function(
             as_tensor(operand), count, reduction_dimension, recall_target, reduction_input_size_override,
