@@ -168,9 +168,12 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
         (index, one.target) for index, one in enumerate(parameters) if one.target and one.kind not in _POSITIONAL
     ]
     conversions = _conversions(parameters)
+    defaults = [one.default for one in parameters]
+    required = sum(one is _REQUIRED for one in defaults)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        values = list(args) if len(args) == len(parameters) and not kwargs else bind(called, parameters, args, kwargs)
+        fits = required <= len(args) <= len(parameters) and not kwargs
+        values = [*args, *defaults[len(args) :]] if fits else bind(called, parameters, args, kwargs)
         for index, argument, convert, optional in conversions:
             if values[index] is not None or not optional:
                 values[index] = convert(values[index], called, argument)
@@ -193,7 +196,8 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
 def _converting(called: str, function: FunctionType, named: bool) -> Callable[..., Any]:
     """Wraps a function to take ``name``, and to convert its arguments as its annotations say."""
     code, given = function.__code__, function.__defaults__ or ()
-    defaults = [_REQUIRED] * (code.co_argcount - len(given)) + list(given)
+    required = code.co_argcount - len(given)
+    defaults = [_REQUIRED] * required + list(given)
     parameters = tuple(
         _Parameter(name, name, function.__annotations__.get(name, ""), default)
         for name, default in zip(code.co_varnames, defaults, strict=False)
@@ -206,8 +210,8 @@ def _converting(called: str, function: FunctionType, named: bool) -> Callable[..
         return function
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        fits = len(args) == len(parameters) and not kwargs
-        values = list(args) if fits else bind(called, parameters, args, kwargs, adds_name)
+        fits = required <= len(args) <= len(parameters) and not kwargs
+        values = [*args, *defaults[len(args) :]] if fits else bind(called, parameters, args, kwargs, adds_name)
         for place, argument, convert, optional in conversions:
             if values[place] is not None or not optional:
                 values[place] = convert(values[place], called, argument)
