@@ -25,7 +25,6 @@ rows(
     {
         "broadcast_to": ("input shape:Ints", jnp.broadcast_to),
         "expand_dims": ("input axis:Int", jnp.expand_dims),
-        "reshape manip.reshape": ("tensor shape:Ints", jnp.reshape),
         "reverse": ("tensor axis:Axes", jnp.flip),
         "tile manip.tile": ("input multiples>reps:Ints", jnp.tile),
     }
@@ -167,6 +166,12 @@ def ensure_shape(x: jax.Array, shape: ShapeLike | None) -> jax.Array:
             remedy="reshape the tensor, or pass None for dimensions that may vary",
         )
     return x
+
+
+@op("reshape manip.reshape", on_host=True)
+def reshape(tensor: jax.Array, shape: Ints) -> jax.Array:
+    """Changes the shape of a tensor; one dimension may be -1, which is computed from the others."""
+    return tensor.reshape(shape)
 
 
 @op("transpose")

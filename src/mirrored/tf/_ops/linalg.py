@@ -19,8 +19,12 @@ from mirrored.tf._tensors import as_tensor
 _Pairs: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Array | HostArray
 
 
+def _swap(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
 def _adjoint(x: jax.Array) -> jax.Array:
-    return jnp.conj(jnp.matrix_transpose(x))
+    return jnp.conj(_swap(x))
 
 
 def _lu(x: jax.Array) -> Any:
@@ -84,8 +88,8 @@ def matmul(
         )
     if min(a.ndim, b.ndim) < 2:
         raise ValueError("both sides must have at least two dimensions (tf.linalg.matvec multiplies by a vector)")
-    left = jnp.matrix_transpose(a) if transpose_a else _adjoint(a) if adjoint_a else a
-    right = jnp.matrix_transpose(b) if transpose_b else _adjoint(b) if adjoint_b else b
+    left = _swap(a) if transpose_a else _adjoint(a) if adjoint_a else a
+    right = _swap(b) if transpose_b else _adjoint(b) if adjoint_b else b
     return jnp.matmul(left, right, preferred_element_type=None if output_type is None else array_dtype(output_type))
 
 
@@ -105,7 +109,7 @@ def matvec(
 @op("linalg.matrix_transpose")
 def matrix_transpose(a: jax.Array, name: str | None = None, conjugate: bool = False) -> jax.Array:
     """Transposes the last two axes of a tensor."""
-    return _adjoint(a) if conjugate else jnp.matrix_transpose(a)
+    return _adjoint(a) if conjugate else _swap(a)
 
 
 @op("einsum linalg.einsum")

@@ -200,7 +200,7 @@ def complex_(real: Common, imag: Common) -> jax.Array:
 def cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Converts a tensor to another dtype: truncates floats to integers, drops imaginary parts."""
     wanted = array_dtype(dtype)
-    return (jnp.real(x) if wanted.kind != "c" else x).astype(wanted)
+    return (jnp.real(x) if x.dtype.kind == "c" and wanted.kind != "c" else x).astype(wanted)
 
 
 @op("dtypes.saturate_cast saturate_cast")
