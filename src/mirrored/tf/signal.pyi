@@ -9,7 +9,12 @@ from mirrored._typing import DTypeLike, StaticInts
 from mirrored.tf import Tensor
 
 def dct(
-    input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
+    input: Any,
+    type: int = 2,
+    n: SupportsIndex | None = None,
+    axis: int = -1,
+    norm: str | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
 def fft(input: Any, name: str | None = None) -> Tensor: ...
 def fft2d(input: Any, name: str | None = None) -> Any: ...
@@ -38,7 +43,12 @@ def hann_window(
     window_length: SupportsIndex, periodic: bool = True, dtype: DTypeLike = "float32", name: str | None = None
 ) -> Tensor: ...
 def idct(
-    input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
+    input: Any,
+    type: int = 2,
+    n: SupportsIndex | None = None,
+    axis: int = -1,
+    norm: str | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
 def ifft(input: Any, name: str | None = None) -> Tensor: ...
 def ifft2d(input: Any, name: str | None = None) -> Any: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import SupportsIndex
 
 import jax
@@ -18,8 +18,7 @@ from mirrored.tf._ops.generator import (
     set_global_generator,
     set_seed,
 )
-from mirrored.tf._static import static_ints
-from mirrored.tf._table import op
+from mirrored.tf._table import Ints, op
 from mirrored.tf._tensors import as_tensor
 
 op("random.Generator random.experimental.Generator")(Generator)
@@ -75,24 +74,17 @@ def categorical(
 
 @op("random.gamma")
 def gamma(
-    shape: StaticInts,
-    alpha: Operand,
-    beta: Operand | None = None,
-    dtype: DTypeLike = "float32",
-    seed: int | None = None,
+    shape: Ints, alpha: jax.Array, beta: jax.Array | None = None, dtype: DTypeLike = "float32", seed: int | None = None
 ) -> jax.Array:
     """Returns random values from Gamma distributions: a tensor of the given shape for each alpha and beta."""
-    rate = 1.0 if beta is None else beta
-    each = jnp.broadcast_shapes(as_tensor(alpha).shape, as_tensor(rate).shape)
-    size = static_ints(shape, called="tf.random.gamma", argument="shape")
-    return samplers.gamma(next_key(seed), (*size, *each), alpha, beta, dtype)
+    each = alpha.shape if beta is None else jnp.broadcast_shapes(alpha.shape, beta.shape)
+    return samplers.gamma(next_key(seed), (*shape, *each), alpha, beta, dtype)
 
 
 @op("random.poisson")
-def poisson(shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32", seed: int | None = None) -> jax.Array:
+def poisson(shape: Ints, lam: jax.Array, dtype: DTypeLike = "float32", seed: int | None = None) -> jax.Array:
     """Returns random values from Poisson distributions: a tensor of the given shape for each rate."""
-    size = static_ints(shape, called="tf.random.poisson", argument="shape")
-    return samplers.poisson(next_key(seed), (*size, *as_tensor(lam).shape), lam, dtype)
+    return samplers.poisson(next_key(seed), (*shape, *lam.shape), lam, dtype)
 
 
 @op("random.stateless_normal")
@@ -106,7 +98,6 @@ def stateless_normal(
     alg: object = "auto_select",
 ) -> jax.Array:
     """Draws random values from a normal distribution; the result depends only on `seed`."""
-    del alg
     return samplers.normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
 
@@ -121,7 +112,6 @@ def stateless_truncated_normal(
     alg: object = "auto_select",
 ) -> jax.Array:
     """Draws from a normal distribution truncated at two standard deviations; the result depends only on `seed`."""
-    del alg
     return samplers.truncated_normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
 
@@ -139,7 +129,6 @@ def stateless_uniform(
 
     Integers without bounds cover the whole range of the dtype.
     """
-    del alg
     if minval is None and maxval is None:
         return samplers.full_int(key_from_seed(seed), shape, dtype)
     return samplers.uniform(key_from_seed(seed), shape, minval, maxval, dtype)
@@ -187,14 +176,12 @@ def stateless_binomial(
 @op("random.experimental.stateless_shuffle random.stateless_shuffle")
 def stateless_shuffle(value: Operand, seed: Operand, alg: object = "auto_select") -> jax.Array:
     """Permutes the slices of a tensor along its first axis, in an order that depends only on `seed`."""
-    del alg
     return samplers.shuffle(key_from_seed(seed), value)
 
 
 @op("random.split random.experimental.stateless_split")
 def split(seed: Operand, num: int = 2, alg: object = "auto_select") -> jax.Array:
     """Derives `num` new seeds for `stateless_*` functions from a seed, ``int32[num, 2]``."""
-    del alg
     words = jax.random.key_data(jax.random.split(key_from_seed(seed), num))
     return words.view(jnp.int32)
 
@@ -202,7 +189,6 @@ def split(seed: Operand, num: int = 2, alg: object = "auto_select") -> jax.Array
 @op("random.fold_in random.experimental.stateless_fold_in")
 def fold_in(seed: Operand, data: Operand, alg: object = "auto_select") -> jax.Array:
     """Derives a new seed for `stateless_*` functions from a seed and a number."""
-    del alg
     words = jax.random.key_data(jax.random.fold_in(key_from_seed(seed), as_tensor(data).astype(jnp.uint32)))
     return words.view(jnp.int32)
 
@@ -210,26 +196,22 @@ def fold_in(seed: Operand, data: Operand, alg: object = "auto_select") -> jax.Ar
 @op("random.create_rng_state", named=False)
 def create_rng_state(seed: int, alg: object = "auto_select") -> jax.Array:
     """Returns the state of a new generator with a given seed, for `Generator.from_state`."""
-    del alg
     return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
 
 
-def _kept(
-    value: jax.Array, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None, key: jax.Array
+def _dropped(
+    value: jax.Array, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None, key: Callable[[], jax.Array]
 ) -> jax.Array:
-    shape = value.shape if noise_shape is None else _noise_shape(noise_shape, value.shape)
-    keep = jax.random.uniform(key, shape, jnp.float32) >= rate
+    if isinstance(rate, (int, float)):
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
+        if rate == 0:
+            return value
+    shape = value.shape
+    if noise_shape is not None:
+        shape = tuple(size if one is None else int(one) for one, size in zip(noise_shape, shape, strict=True))
+    keep = jax.random.uniform(key(), shape, jnp.float32) >= rate
     return jnp.where(keep, value / (1 - as_tensor(rate).astype(value.dtype)), jnp.zeros((), value.dtype))
-
-
-def _noise_shape(noise_shape: Iterable[SupportsIndex | None], shape: tuple[int, ...]) -> tuple[int, ...]:
-    given = [None if one is None else int(one) for one in noise_shape]
-    return tuple(size if one is None else one for one, size in zip(given, shape, strict=True))
-
-
-def _checked_rate(rate: object) -> None:
-    if isinstance(rate, (int, float)) and not 0 <= rate < 1:
-        raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
 
 
 @op("nn.dropout")
@@ -237,11 +219,7 @@ def dropout(
     x: Operand, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None = None, seed: int | None = None
 ) -> jax.Array:
     """Sets elements to zero at random, with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
-    _checked_rate(rate)
-    value = as_tensor(x)
-    if isinstance(rate, (int, float)) and rate == 0:
-        return value
-    return _kept(value, rate, noise_shape, next_key(seed))
+    return _dropped(as_tensor(x), rate, noise_shape, lambda: next_key(seed))
 
 
 @op("nn.experimental.stateless_dropout")
@@ -253,9 +231,4 @@ def stateless_dropout(
     noise_shape: Iterable[SupportsIndex | None] | None = None,
 ) -> jax.Array:
     """Sets elements to zero at random like `dropout`; which ones depends only on `seed`."""
-    del rng_alg
-    _checked_rate(rate)
-    value = as_tensor(x)
-    if isinstance(rate, (int, float)) and rate == 0:
-        return value
-    return _kept(value, rate, noise_shape, key_from_seed(seed))
+    return _dropped(as_tensor(x), rate, noise_shape, lambda: key_from_seed(seed))

@@ -26,21 +26,21 @@ def angle(input: Any, name: str | None = None) -> Tensor: ...
 def approx_max_k(
     operand: Any,
     k: SupportsIndex,
-    reduction_dimension: int = -1,
-    recall_target: float = 0.95,
-    reduction_input_size_override: int = -1,
-    aggregate_to_topk: bool = True,
+    reduction_dimension: Any = -1,
+    recall_target: Any = 0.95,
+    reduction_input_size_override: Any = -1,
+    aggregate_to_topk: Any = True,
     name: str | None = None,
-) -> tuple[Tensor, Tensor]: ...
+) -> Any: ...
 def approx_min_k(
     operand: Any,
     k: SupportsIndex,
-    reduction_dimension: int = -1,
-    recall_target: float = 0.95,
-    reduction_input_size_override: int = -1,
-    aggregate_to_topk: bool = True,
+    reduction_dimension: Any = -1,
+    recall_target: Any = 0.95,
+    reduction_input_size_override: Any = -1,
+    aggregate_to_topk: Any = True,
     name: str | None = None,
-) -> tuple[Tensor, Tensor]: ...
+) -> Any: ...
 def argmax(
     input: Any, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
 ) -> Tensor: ...

@@ -7,8 +7,7 @@ from jax import Array
 from numpy import ndarray
 
 from mirrored._typing import DTypeLike, StaticInts
-from mirrored.tf import Tensor
-from mirrored.tf import space_to_batch as space_to_batch
+from mirrored.tf import Tensor, space_to_batch_nd
 from mirrored.tf.math import approx_max_k as approx_max_k
 from mirrored.tf.math import approx_min_k as approx_min_k
 from mirrored.tf.math import in_top_k as in_top_k
@@ -42,7 +41,7 @@ def avg_pool1d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NWC",
+    data_format: str | None = "NWC",
     name: str | None = None,
 ) -> Tensor: ...
 def avg_pool2d(
@@ -50,7 +49,7 @@ def avg_pool2d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NHWC",
+    data_format: str | None = "NHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def avg_pool3d(
@@ -58,7 +57,7 @@ def avg_pool3d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NDHWC",
+    data_format: str | None = "NDHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def batch_normalization(
@@ -89,7 +88,7 @@ def conv1d_transpose(
     output_shape: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
-    data_format: str = "NWC",
+    data_format: str | None = "NWC",
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
@@ -108,7 +107,7 @@ def conv2d_transpose(
     output_shape: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
-    data_format: str = "NHWC",
+    data_format: str | None = "NHWC",
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
@@ -127,7 +126,7 @@ def conv3d_transpose(
     output_shape: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
-    data_format: str = "NDHWC",
+    data_format: str | None = "NDHWC",
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
@@ -158,7 +157,7 @@ def ctc_loss(
     logit_length: Any,
     logits_time_major: bool = True,
     unique: object = None,
-    blank_index: int | None = None,
+    blank_index: SupportsIndex | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def depth_to_space(
@@ -229,7 +228,7 @@ def max_pool1d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NWC",
+    data_format: str | None = "NWC",
     name: str | None = None,
 ) -> Tensor: ...
 def max_pool2d(
@@ -237,7 +236,7 @@ def max_pool2d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NHWC",
+    data_format: str | None = "NHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def max_pool3d(
@@ -245,7 +244,7 @@ def max_pool3d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NDHWC",
+    data_format: str | None = "NDHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def max_pool_with_argmax(
@@ -314,10 +313,12 @@ def separable_conv2d(
     name: str | None = None,
 ) -> Tensor: ...
 def sigmoid(x: Any, name: str | None = None) -> Tensor: ...
-def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, name: str | None = None) -> Tensor: ...
+def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Tensor: ...
 def silu(features: Any, beta: Any = 1.0) -> Tensor: ...
 def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Tensor: ...
-def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Tensor: ...
+def softmax_cross_entropy_with_logits(
+    labels: Any, logits: Any, axis: SupportsIndex = -1, name: str | None = None
+) -> Tensor: ...
 def softplus(features: Any, name: str | None = None) -> Tensor: ...
 def softsign(features: Any, name: str | None = None) -> Tensor: ...
 def space_to_depth(
@@ -335,4 +336,5 @@ def weighted_moments(
 ) -> tuple[Tensor, Tensor]: ...
 
 lrn = local_response_normalization
+space_to_batch = space_to_batch_nd
 swish = silu
