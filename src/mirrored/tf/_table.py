@@ -364,7 +364,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_eager() or not (has_static(args) or (kwargs and has_static(tuple(kwargs.values())))):
             return function(*args, **kwargs)
-        if not is_host(args):
+        if not is_host(args) or _has_arrays(tuple(kwargs.values())):
             return function(*args, **kwargs)
         # All operands are known while tracing. Evaluates now, because a traced result could not become a shape.
         with jax.ensure_compile_time_eval():
@@ -372,6 +372,12 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(lambda one: static_tensor(one) if one.dtype.kind in "iub" else one, result)
 
     return call
+
+
+def _has_arrays(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_arrays(one) for one in value)
+    return isinstance(value, jax.Array) or hasattr(type(value), "__jax_array__")
 
 
 def tensors(*values: Operand) -> list[jax.Array]:

@@ -95,15 +95,15 @@ def _transposed(
     pads = padding if isinstance(padding, str) else tuple((int(low), int(high)) for low, high in padding)
     steps = _per_dimension(strides, rank, layout, called=called, argument="strides")
     holes = _per_dimension(dilations, rank, layout, called=called, argument="dilations")
-    return _transpose(value, kernel, shape, (called, rank), (steps, pads, data_format, holes))
+    return _transpose(called, rank, value, kernel, shape, (steps, pads, data_format, holes))  # type: ignore[no-any-return]
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(0, 1, 4, 5))
 def _transpose(
-    value: jax.Array, kernel: jax.Array, shape: tuple[int, ...], head: tuple[Any, ...], options: tuple[Any, ...]
+    called: str, rank: int, value: jax.Array, kernel: jax.Array, shape: tuple[int, ...], options: tuple[Any, ...]
 ) -> jax.Array:
     def forward(one: jax.Array) -> jax.Array:
-        return _convolve(*head, one, kernel, *options)
+        return _convolve(called, rank, one, kernel, *options)
 
     (found,) = jax.linear_transpose(forward, jax.ShapeDtypeStruct(shape, value.dtype))(value)
     return found  # type: ignore[no-any-return]
@@ -260,21 +260,21 @@ def _pool(
         pads = [next(spatial) if letter in _SPATIAL else (0, 0) for letter in layout]
     holes = per_axis(dilations, "dilations")
     if kind == "MAX":
-        return lax.reduce_window(value, lowest(value.dtype), lax.max, *windows, pads, window_dilation=holes)
+        return lax.reduce_window(value, lowest(value.dtype), lax.max, *windows, pads, window_dilation=holes)  # type: ignore[no-any-return]
 
     def total(summed: Any) -> jax.Array:
         zero = np.zeros((), value.dtype)[()]
-        return lax.reduce_window(summed, zero, lax.add, *windows, pads, window_dilation=holes)
+        return lax.reduce_window(summed, zero, lax.add, *windows, pads, window_dilation=holes)  # type: ignore[no-any-return]
 
     if pads == "VALID":
-        return total(value) / np.prod(windows[0]).astype(value.dtype)
+        return total(value) / np.prod(windows[0]).astype(value.dtype)  # type: ignore[no-any-return]
     sizes = [size if letter in _SPATIAL else 1 for letter, size in zip(layout, value.shape, strict=True)]
     return total(value) / total(np.ones(sizes, value.dtype))
 
 
 def lowest(dtype: Any) -> Any:
     """Returns the lowest value of a dtype, as a scalar of that dtype."""
-    low = -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+    low = -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min  # type: ignore[no-untyped-call]
     return np.asarray(low, dtype)[()]
 
 

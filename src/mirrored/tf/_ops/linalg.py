@@ -157,7 +157,7 @@ def diag_part(
 
     A positive `k` is above the main diagonal, a negative one below.
     """
-    return jnp.diagonal(input, offset=k, axis1=-2, axis2=-1)
+    return jnp.diagonal(input, offset=k, axis1=-2, axis2=-1)  # type: ignore[no-any-return]
 
 
 @op("linalg.set_diag")
@@ -198,7 +198,7 @@ def trace(x: jax.Array) -> jax.Array:
 @op("linalg.solve")
 def solve(matrix: Common, rhs: Common, adjoint: bool = False) -> jax.Array:
     """Solves the linear systems ``matrix @ x = rhs`` for x."""
-    return jnp.linalg.solve(_adjoint(matrix) if adjoint else matrix, rhs)
+    return jnp.linalg.solve(_adjoint(matrix) if adjoint else matrix, rhs)  # type: ignore[no-any-return]
 
 
 @op("linalg.triangular_solve")
@@ -223,7 +223,7 @@ def lstsq(matrix: Common, rhs: Common, l2_regularizer: float = 0.0, fast: bool =
         return jnp.linalg.lstsq(matrix, rhs)[0]
     adjoint = _adjoint(matrix)
     gram = adjoint @ matrix + l2_regularizer * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
-    return jnp.linalg.solve(gram, adjoint @ rhs)
+    return jnp.linalg.solve(gram, adjoint @ rhs)  # type: ignore[no-any-return]
 
 
 class QR(NamedTuple):
@@ -255,7 +255,7 @@ def svd(tensor: jax.Array, full_matrices: bool = False, compute_uv: bool = True)
 @op("linalg.matrix_rank")
 def matrix_rank(a: jax.Array, tol: Operand = None, validate_args: bool = False) -> jax.Array:
     """Computes the rank of matrices: the number of singular values above a tolerance."""
-    return jnp.linalg.matrix_rank(a, tol).astype(jnp.int32)
+    return jnp.linalg.matrix_rank(a, tol).astype(jnp.int32)  # type: ignore[no-any-return]
 
 
 @op("norm linalg.norm")
@@ -263,9 +263,9 @@ def norm(tensor: jax.Array, ord: Any = "euclidean", axis: Axes = None, keepdims:
     """Computes the norm of vectors (one axis), of matrices (two axes) or of all elements (axis None)."""
     kind = None if ord in ("euclidean", "fro") else ord
     if axis is not None:
-        return jnp.linalg.norm(tensor, kind, axis=axis, keepdims=bool(keepdims))
+        return jnp.linalg.norm(tensor, kind, axis=axis, keepdims=bool(keepdims))  # type: ignore[no-any-return]
     found = jnp.linalg.norm(tensor.reshape(-1), kind)
-    return found.reshape((1,) * tensor.ndim) if keepdims else found
+    return found.reshape((1,) * tensor.ndim) if keepdims else found  # type: ignore[no-any-return]
 
 
 @op("linalg.normalize")
@@ -294,7 +294,7 @@ def clip_by_norm(t: jax.Array, clip_norm: Operand, axes: Axes = None) -> jax.Arr
     square = jnp.sum(jnp.square(t), axis=axes, keepdims=True)
     positive = square > 0  # the square root has no derivative at 0
     length = jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), square)
-    return t * clip_norm / jnp.maximum(length, clip_norm)
+    return t * clip_norm / jnp.maximum(length, clip_norm)  # type: ignore[no-any-return]
 
 
 @op("clip_by_global_norm")

@@ -15,7 +15,7 @@ from mirrored.tf._table import Common, Int, op
 @op("nn.softmax_cross_entropy_with_logits")
 def softmax_cross_entropy_with_logits(labels: Common, logits: Common, axis: Int = -1) -> jax.Array:
     """Computes the softmax cross entropy between label probabilities and logits along `axis`."""
-    return optax.softmax_cross_entropy(logits, labels, axis=axis)
+    return optax.softmax_cross_entropy(logits, labels, axis=axis)  # type: ignore[no-any-return]
 
 
 @op("nn.sparse_softmax_cross_entropy_with_logits")
@@ -40,7 +40,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Arra
 @op("nn.sigmoid_cross_entropy_with_logits")
 def sigmoid_cross_entropy_with_logits(labels: Common, logits: Common) -> jax.Array:
     """Computes the cross entropy between binary labels and the sigmoid of logits, without overflow."""
-    return optax.sigmoid_binary_cross_entropy(logits, labels)
+    return optax.sigmoid_binary_cross_entropy(logits, labels)  # type: ignore[no-any-return]
 
 
 @op("nn.weighted_cross_entropy_with_logits")
@@ -49,7 +49,7 @@ def weighted_cross_entropy_with_logits(labels: Common, logits: Common, pos_weigh
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
     """
-    return (1 - labels) * logits + (1 + (pos_weight - 1) * labels) * jax.nn.softplus(-logits)
+    return (1 - labels) * logits + (1 + (pos_weight - 1) * labels) * jax.nn.softplus(-logits)  # type: ignore[no-any-return]
 
 
 @op("nn.log_poisson_loss")

@@ -143,7 +143,7 @@ def multiply_no_nan(x: Common, y: Common) -> jax.Array:
 @op("math.reciprocal_no_nan")
 def reciprocal_no_nan(x: jax.Array) -> jax.Array:
     """Computes ``1 / x`` elementwise, and 0 where x is 0."""
-    return divide_no_nan(1.0, x)
+    return divide_no_nan(jnp.ones_like(x), x)
 
 
 @op("math.xdivy")

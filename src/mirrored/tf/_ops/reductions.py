@@ -150,7 +150,7 @@ def in_top_k(targets: jax.Array, predictions: jax.Array, k: Operand) -> jax.Arra
     A class tied with the k-th one counts as among them.
     """
     own = jnp.take_along_axis(predictions, targets[:, None], axis=1)
-    return jnp.isfinite(own[:, 0]) & (jnp.sum(predictions > own, axis=1) < k)
+    return jnp.isfinite(own[:, 0]) & (jnp.sum(predictions > own, axis=1) < k)  # type: ignore[no-any-return]
 
 
 @op("math.bincount")

@@ -202,4 +202,4 @@ def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: jax.Array) -> jax.Arra
 
     The result has the shape of the input, f32[..., mel bins].
     """
-    return dct(log_mel_spectrograms, type=2) * (2 * log_mel_spectrograms.shape[-1]) ** -0.5
+    return dct(log_mel_spectrograms, type=2) * (2 * log_mel_spectrograms.shape[-1]) ** -0.5  # type: ignore[no-any-return]
