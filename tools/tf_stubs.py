@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from mirrored import Function, _typing
-from mirrored.tf import _names
+from mirrored.tf import _names, _table
 from mirrored.tf._saved_model.loading import LoadedModel
 from mirrored.tf._static import StaticTensor
 
@@ -551,11 +551,13 @@ def _signature_of_row(parameters: Iterable[Any], target: Callable[..., Any]) -> 
             one.name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=one.default if _is_plain(one.default) else inspect.Parameter.empty,
-            annotation=Any,
+            annotation=_table.accepted(one.kind) if one.kind in _table.ACCEPTED else Any,
         )
         for one in parameters
     ]
-    found.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None))
+    if all(one.name != "name" for one in parameters):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        found.append(inspect.Parameter("name", kind, default=None, annotation=str | None))
     return inspect.Signature(found, return_annotation=jax.Array if _returns_array(target) else Any)
 
 

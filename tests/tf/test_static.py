@@ -64,3 +64,11 @@ def test_an_axis_is_an_integer() -> None:
     assert tf.reduce_sum(X, axis=tf.constant([0, 1])).shape == (4,)
     with pytest.raises(tf.errors.InvalidArgumentError, match="`axis` must be an integer"):
         tf.expand_dims(X, "first")
+
+
+def test_a_known_operand_beside_a_traced_keyword() -> None:
+    @tf.function
+    def more(x: Any) -> Any:
+        return tf.add(tf.shape(x)[0], y=tf.cast(tf.reduce_sum(x), tf.int32)), tf.multiply(x=tf.shape(x)[1], y=2)
+
+    assert [int(one) for one in more(np.ones((2, 3), np.float32))] == [8, 6]

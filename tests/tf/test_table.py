@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
+import jax
 import numpy as np
 import pytest
 
 import mirrored.tf as tf
-from mirrored.tf._table import register
+from mirrored.tf._table import OPS, Common, Int, Ints, _converting, register
 
 ONES = np.ones((2, 3), np.float32)
 
@@ -55,3 +57,43 @@ def test_a_name_is_taken_once() -> None:
 def test_every_operation_takes_a_name() -> None:
     assert tf.reduce_sum(ONES, name="total") == 6
     assert tf.nn.relu(-1.0, name="r") == 0
+
+
+@pytest.mark.parametrize("name", ["nn.l2_loss", "reshape", "math.add", "zeros", "linalg.diag"])
+def test_the_name_may_be_positional_or_a_keyword(name: str) -> None:
+    function = OPS[name].function
+    given = {"nn.l2_loss": (ONES,), "reshape": (ONES, [3, 2]), "math.add": (ONES, 1), "zeros": ([2],)}.get(
+        name, (ONES,)
+    )
+    values = list(given) + ["float32"] * (name == "zeros")
+    np.testing.assert_array_equal(function(*values, "a name"), function(*values))
+    np.testing.assert_array_equal(function(*values, name="a name"), function(*values))
+
+
+def test_an_operation_without_a_name_in_tensorflow_takes_none() -> None:
+    with pytest.raises(TypeError, match=r"adjust_gamma.. got an unexpected keyword argument 'name'"):
+        tf.image.adjust_gamma(ONES, name="g")
+
+
+def test_the_signature_shows_what_a_caller_passes() -> None:
+    shown = inspect.signature(tf.eye)
+    assert list(shown.parameters) == ["num_rows", "num_columns", "batch_shape", "dtype", "name"]
+    assert shown.parameters["num_rows"].annotation is SupportsIndex
+    assert shown.parameters["num_columns"].annotation == SupportsIndex | None
+    assert "name" not in inspect.signature(tf.image.adjust_gamma).parameters
+
+
+def test_arguments_are_converted_as_annotated() -> None:
+    made: list[Any] = []
+
+    def together(x: Common, y: Common, z: jax.Array | None = None, k: Int = 1, shape: Ints | None = None) -> int:
+        made[:] = [x, y, z, k, shape]
+        return 1
+
+    function = _converting("tf.together", together, True)
+    assert function(np.ones(2, np.float16), 2, None, np.int64(3), [np.int32(4), 5]) == 1
+    assert [made[0].dtype, made[1].dtype, *made[2:]] == [np.float16, np.float16, None, 3, (4, 5)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`k` must be an integer"):
+        function(1, 2, k=1.5)
+    with pytest.raises(TypeError, match="unsupported type"):
+        function(None, 2)

@@ -143,14 +143,14 @@ def assert_all_finite(x: Operand, message: str, name: str | None = None) -> jax.
     return check_numerics(x, message, name)
 
 
-@op("debugging.enable_check_numerics")
+@op("debugging.enable_check_numerics", named=False)
 def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
     """Makes every later operation raise FloatingPointError if it produces a NaN (``jax_debug_nans``)."""
     del stack_height_limit, path_length_limit
     jax.config.update("jax_debug_nans", True)
 
 
-@op("debugging.disable_check_numerics")
+@op("debugging.disable_check_numerics", named=False)
 def disable_check_numerics() -> None:
     """Disables the NaN checks that `enable_check_numerics` enabled."""
     jax.config.update("jax_debug_nans", False)
@@ -194,7 +194,7 @@ def assert_scalar(tensor: Operand, message: str | None = None, name: str | None 
     return as_tensor(tensor)
 
 
-@op("debugging.assert_same_float_dtype")
+@op("debugging.assert_same_float_dtype", named=False)
 def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTypeLike | None = None) -> Any:
     """Returns the floating dtype that all tensors have; raises ValueError if they have no common one."""
     found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
@@ -267,7 +267,7 @@ def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.A
         )
 
 
-@op("debugging.is_numeric_tensor")
+@op("debugging.is_numeric_tensor", named=False)
 def is_numeric_tensor(tensor: Operand) -> bool:
     """Returns whether the argument is a tensor of numbers; booleans do not count."""
     return is_tensor(tensor) and as_tensor(tensor).dtype.kind != "b"

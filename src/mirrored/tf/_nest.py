@@ -149,8 +149,8 @@ def _same_sequence(one: PyTree, other: PyTree) -> bool:
     return type(one) is type(other)
 
 
-op("nest.is_nested")(is_nested)
-op("nest.flatten")(flatten)
-op("nest.pack_sequence_as")(pack_sequence_as)
+op("nest.is_nested", named=False)(is_nested)
+op("nest.flatten", named=False)(flatten)
+op("nest.pack_sequence_as", named=False)(pack_sequence_as)
 op("nest.map_structure")(map_structure)
-op("nest.assert_same_structure")(assert_same_structure)
+op("nest.assert_same_structure", named=False)(assert_same_structure)

@@ -4,8 +4,17 @@ Two kinds of entries:
 
 - *rows* (`rows`): TensorFlow's name and parameters, and the JAX function that does the same. Parameters without a
   default are tensors; ``axis=None`` is an option with its default; ``shape:`` an option without one; ``*`` before a
-  name a list of tensors. ``old>new=default`` is called `old` by TensorFlow and `new` by JAX.
+  name a list of tensors. ``old>new=default`` is called `old` by TensorFlow and `new` by JAX; ``old>=default`` is
+  ignored. ``shape:Ints`` states the kind of an option, which is one of those below.
 - *functions* (`op`): hand-written, where TensorFlow's meaning is not one JAX call.
+
+The annotation of a function's parameter states to what an argument is converted before the call:
+
+- ``jax.Array``: a tensor; ``Common``: a tensor, where Python numbers get the dtype of the other ``Common`` ones.
+- ``Int``, ``Ints``, ``Axes``: integers that are known while tracing, from integers, tensors and sequences of them.
+- ``DType`` (of rows): a NumPy dtype, from any description of a dtype.
+
+Each may be followed by ``| None``; an argument None is not converted. Other annotations convert nothing.
 
 Every entry takes ``name=`` and ignores it. `tests/tf/` has at least one case per entry, and a test checks this.
 """
@@ -15,23 +24,42 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, TypeVar
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType, TracebackType
+from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import is_eager
-from mirrored._typing import Operand
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.errors import MirroredError
 from mirrored.tape import direct
+from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._static import static_axis, static_tensor
+from mirrored.tf._static import static_axis, static_int, static_ints, static_tensor
 from mirrored.tf._tensors import as_tensor, has_static, is_host, operands
+
+Common: TypeAlias = jax.Array
+Int: TypeAlias = int
+Ints: TypeAlias = tuple[int, ...]
+Axes: TypeAlias = int | tuple[int, ...] | None
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _REQUIRED: Final = object()
+_POSITIONAL: Final = ("tensor", "tensors")
+_TENSORS: Final = ("jax.Array", "Common")
+# What a caller passes for a parameter that is converted.
+ACCEPTED: Final[dict[str, Any]] = {
+    "jax.Array": Operand,
+    "Common": Operand,
+    "Int": SupportsIndex,
+    "Ints": StaticInts,
+    "Axes": StaticInts | None,
+    "DType": DTypeLike,
+}
 _DEPRECATED: Final = {
     "keep_dims": "keepdims",
     "reduction_indices": "axis",
@@ -71,24 +99,41 @@ def register(places: Iterable[str], function: Callable[..., Any]) -> None:
     OPS[names[0]] = Op(names[0], names, function)
 
 
-def op(places: str) -> Callable[[_F], _F]:
+def op(places: str, *, named: bool = True, on_host: bool = False) -> Callable[[_F], _F]:
     """Decorates a function to add it to the table of operations: ``@op("nn.conv2d")``.
 
-    Several names are separated by spaces.
+    The operation takes ``name=``, which the function need not have, converts its arguments as the annotations of the
+    function say, and converts JAX's shape and dtype errors to `InvalidArgumentError`. Classes and functions of any
+    number of arguments are added as they are.
+
+    Args:
+        places: The public names, separated by spaces.
+        named: Whether the operation takes ``name=``, as nearly all of TensorFlow's do; it is ignored.
+        on_host: Whether to run on the host if the values of all operands are known while tracing.
     """
 
     def enter(function: _F) -> _F:
-        register(places.split(), function)
-        return function
+        names = places.split()
+        done: Any = function
+        if isinstance(function, FunctionType) and not _is_open(function):
+            done = _converting(f"tf.{names[0]}", function, named)
+        done = hosted(done) if on_host else done
+        register(names, done)
+        return done  # type: ignore[no-any-return]
 
     return enter
+
+
+def _is_open(function: FunctionType) -> bool:
+    code = function.__code__
+    return bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Parameter:
     name: str
-    target: str
-    kind: str  # "tensor", "tensors" or "option"
+    target: str  # "" for a parameter that is ignored
+    kind: str  # "tensor", "tensors", "option", or an annotation
     default: Any = _REQUIRED
 
 
@@ -110,19 +155,29 @@ def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bo
 
 def _parameter(token: str) -> _Parameter:
     head, equals, default = token.partition("=")
-    name, _, target = head.rstrip(":").lstrip("*").partition(">")
-    kind = "tensors" if head.startswith("*") else "option" if equals or head.endswith(":") else "tensor"
-    return _Parameter(name, target or name, kind, ast.literal_eval(default) if equals else _REQUIRED)
+    head, colon, kind = head.lstrip("*").partition(":")
+    name, renamed, target = head.partition(">")
+    kind = kind or ("tensors" if token.startswith("*") else "option" if equals or colon else "tensor")
+    return _Parameter(name, target if renamed else name, kind, ast.literal_eval(default) if equals else _REQUIRED)
 
 
 def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., Any]) -> Callable[..., Any]:
     tensors = [index for index, one in enumerate(parameters) if one.kind == "tensor"]
     lists = [index for index, one in enumerate(parameters) if one.kind == "tensors"]
-    options = [(index, one.target) for index, one in enumerate(parameters) if one.kind == "option"]
+    options = [
+        (index, one.target) for index, one in enumerate(parameters) if one.target and one.kind not in _POSITIONAL
+    ]
+    conversions = _conversions(parameters)
+    defaults = [one.default for one in parameters]
+    required = sum(one is _REQUIRED for one in defaults)
 
-    def run(*args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        values = args if len(args) == len(parameters) and not kwargs else bind(called, parameters, args, kwargs)
-        keywords = {target_name: _option(called, values[index]) for index, target_name in options}
+    def run(*args: Any, **kwargs: Any) -> Any:
+        fits = required <= len(args) <= len(parameters) and not kwargs
+        values = [*args, *defaults[len(args) :]] if fits else bind(called, parameters, args, kwargs)
+        for index, argument, convert, optional in conversions:
+            if values[index] is not None or not optional:
+                values[index] = convert(values[index], called, argument)
+        keywords = {into: values[index] for index, into in options}
         positional = operands([values[index] for index in tensors])
         positional += [operands(list(values[index])) for index in lists]
         try:
@@ -138,21 +193,104 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
     return hosted(run)
 
 
+def _converting(called: str, function: FunctionType, named: bool) -> Callable[..., Any]:
+    """Wraps a function to take ``name``, and to convert its arguments as its annotations say."""
+    code, given = function.__code__, function.__defaults__ or ()
+    required = code.co_argcount - len(given)
+    defaults = [_REQUIRED] * required + list(given)
+    parameters = tuple(
+        _Parameter(name, name, function.__annotations__.get(name, ""), default)
+        for name, default in zip(code.co_varnames, defaults, strict=False)
+    )
+    arrays = [place for place, one in enumerate(parameters) if one.kind.removesuffix(" | None") in _TENSORS]
+    common = [place for place in arrays if parameters[place].kind == "Common"]
+    conversions = _conversions(parameters)
+    adds_name = named and all(one.name != "name" for one in parameters)
+    if not (adds_name or arrays or conversions):
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        fits = required <= len(args) <= len(parameters) and not kwargs
+        values = [*args, *defaults[len(args) :]] if fits else bind(called, parameters, args, kwargs, adds_name)
+        for place, argument, convert, optional in conversions:
+            if values[place] is not None or not optional:
+                values[place] = convert(values[place], called, argument)
+        if common:
+            for place, one in zip(common, tensors(*[values[place] for place in common]), strict=True):
+                values[place] = one
+        try:
+            return function(*values)
+        except (TypeError, ValueError) as error:
+            replaced = _replacement(called, [values[place] for place in arrays], error) if arrays else None
+            if replaced is None:
+                raise
+            raise replaced from error
+
+    functools.update_wrapper(run, function)
+    run.__signature__ = _signature(parameters, adds_name, function.__annotations__.get("return"))  # type: ignore[attr-defined]
+    return run
+
+
+def _signature(parameters: Iterable[_Parameter], adds_name: bool, returned: Any) -> inspect.Signature:
+    found = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if one.default is _REQUIRED else one.default,
+            annotation=accepted(one.kind),
+        )
+        for one in parameters
+    ]
+    if adds_name:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        found.append(inspect.Parameter("name", kind, default=None, annotation=str | None))
+    return inspect.Signature(found, return_annotation=returned)
+
+
+def accepted(kind: str) -> Any:
+    """Returns the type of the arguments for a parameter with this annotation."""
+    known = ACCEPTED.get(kind.removesuffix(" | None"), kind)
+    return known if isinstance(known, str) or not kind.endswith(" | None") else known | None
+
+
+_CONVERT: Final[dict[str, Callable[[Any, str, str], Any]]] = {
+    "jax.Array": lambda value, called, argument: as_tensor(value),
+    "Int": lambda value, called, argument: static_int(value, called=called, argument=argument),
+    "Ints": lambda value, called, argument: static_ints(value, called=called, argument=argument),
+    "Axes": lambda value, called, argument: static_axis(value, called=called, argument=argument),
+    "DType": lambda value, called, argument: array_dtype(value),
+    "option": lambda value, called, argument: (
+        value if isinstance(value, (bool, int, float, str)) else static_axis(value, called=called, argument=argument)
+    ),
+}
+
+
+def _conversions(parameters: Sequence[_Parameter]) -> list[tuple[int, str, Callable[[Any, str, str], Any], bool]]:
+    """Returns place, name and conversion of each parameter that is converted, and whether None stays None."""
+    return [
+        (place, one.name, _CONVERT[kind], kind != one.kind or kind in ("Axes", "option"))
+        for place, one in enumerate(parameters)
+        for kind in [one.kind.removesuffix(" | None")]
+        if kind in _CONVERT
+    ]
+
+
 def _first_line(target: Callable[..., Any]) -> str:
     return (target.__doc__ or "").strip().partition("\n")[0]
 
 
-def _option(called: str, value: object) -> Any:
-    plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if plain else static_axis(value, called=called)
-
-
-def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def bind(
+    called: str, parameters: Sequence[_Parameter], args: tuple[Any, ...], kwargs: dict[str, Any], named: bool = True
+) -> list[Any]:
     """Binds the arguments of a call to parameters, and returns their values in the order of the parameters.
+
+    If `named`, there may be a last argument ``name``, which is dropped.
 
     Raises:
         TypeError: There are too many, unknown or missing arguments.
     """
+    if named and len(args) == len(parameters) + 1 and (args[-1] is None or isinstance(args[-1], str)):
+        args = args[:-1]  # `name`, which is the last parameter
     if len(args) > len(parameters):
         raise TypeError(f"{called}() takes {len(parameters)} positional arguments but {len(args)} were given")
     values = list(args)
@@ -161,8 +299,10 @@ def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...],
         if value is _REQUIRED:
             raise TypeError(f"{called}() missing a required argument: '{parameter.name}'")
         values.append(value)
+    if named:
+        kwargs.pop("name", None)
     if kwargs:
-        raise unexpected(called, next(iter(kwargs)), [one.name for one in parameters])
+        raise unexpected(called, next(iter(kwargs)), [*(one.name for one in parameters), *["name"] * named])
     return values
 
 
@@ -171,7 +311,7 @@ def unexpected(called: str, name: str, known: list[str]) -> TypeError:
     if name in known:
         return TypeError(f"{called}() got multiple values for argument '{name}'")
     hint = f": use TensorFlow 2's `{_DEPRECATED[name]}` instead" if name in _DEPRECATED else ""
-    taken = ", ".join([*known, "name"])
+    taken = ", ".join(known) or "none"
     return TypeError(f"{called}() got an unexpected keyword argument '{name}'{hint} (it takes {taken})")
 
 
@@ -224,7 +364,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_eager() or not (has_static(args) or (kwargs and has_static(tuple(kwargs.values())))):
             return function(*args, **kwargs)
-        if not is_host(args):
+        if not is_host(args) or _has_arrays(tuple(kwargs.values())):
             return function(*args, **kwargs)
         # All operands are known while tracing. Evaluates now, because a traced result could not become a shape.
         with jax.ensure_compile_time_eval():
@@ -232,6 +372,12 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(lambda one: static_tensor(one) if one.dtype.kind in "iub" else one, result)
 
     return call
+
+
+def _has_arrays(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_arrays(one) for one in value)
+    return isinstance(value, jax.Array) or hasattr(type(value), "__jax_array__")
 
 
 def tensors(*values: Operand) -> list[jax.Array]:

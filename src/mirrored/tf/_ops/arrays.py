@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,83 +14,73 @@ from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape
-from mirrored.tf._static import StaticTensor, static_axis, static_int, static_ints, static_tensor
-from mirrored.tf._table import hosted, op, reported, tensors
+from mirrored.tf._static import StaticTensor, static_int, static_ints, static_tensor
+from mirrored.tf._table import Axes, Common, Int, Ints, hosted, op, register, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, constant, convert_to_tensor, is_tensor
 
-op("constant")(hosted(constant))
-op("convert_to_tensor")(hosted(convert_to_tensor))
-op("is_tensor")(is_tensor)
+register(["constant"], hosted(constant))
+register(["convert_to_tensor"], hosted(convert_to_tensor))
+register(["is_tensor"], is_tensor)
+rows(
+    {
+        "broadcast_to": ("input shape:Ints", jnp.broadcast_to),
+        "expand_dims": ("input axis:Int", jnp.expand_dims),
+        "reverse": ("tensor axis:Axes", jnp.flip),
+        "tile manip.tile": ("input multiples>reps:Ints", jnp.tile),
+    }
+)
 
 
 @op("zeros")
-def zeros(shape: StaticInts, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
+def zeros(shape: Ints, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor with all elements set to zero."""
-    del name, layout
-    return jnp.zeros(static_ints(shape, called="tf.zeros", argument="shape"), array_dtype(dtype))
+    return jnp.zeros(shape, array_dtype(dtype))
 
 
 @op("ones")
-def ones(shape: StaticInts, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
+def ones(shape: Ints, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor with all elements set to one."""
-    del name, layout
-    return jnp.ones(static_ints(shape, called="tf.ones", argument="shape"), array_dtype(dtype))
+    return jnp.ones(shape, array_dtype(dtype))
 
 
 @op("zeros_like")
 def zeros_like(
-    input: Operand, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
+    input: jax.Array, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
 ) -> jax.Array:
     """Creates a tensor of zeros with the shape of the input, and its dtype unless `dtype` is given."""
-    del name, layout
-    value = as_tensor(input)
-    return jnp.zeros_like(value, dtype=value.dtype if dtype is None else array_dtype(dtype))
+    return jnp.zeros_like(input, dtype=input.dtype if dtype is None else array_dtype(dtype))
 
 
 @op("ones_like")
 def ones_like(
-    input: Operand, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
+    input: jax.Array, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
 ) -> jax.Array:
     """Creates a tensor of ones with the shape of the input, and its dtype unless `dtype` is given."""
-    del name, layout
-    value = as_tensor(input)
-    return jnp.ones_like(value, dtype=value.dtype if dtype is None else array_dtype(dtype))
+    return jnp.ones_like(input, dtype=input.dtype if dtype is None else array_dtype(dtype))
 
 
 @op("fill")
-def fill(dims: StaticInts, value: Operand, name: str | None = None, layout: object = None) -> jax.Array:
+def fill(dims: Ints, value: jax.Array, name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor filled with a scalar value."""
-    del name, layout
-    return jnp.broadcast_to(as_tensor(value), static_ints(dims, called="tf.fill", argument="dims"))
+    return jnp.broadcast_to(value, dims)
 
 
 @op("eye linalg.eye")
 def eye(
-    num_rows: SupportsIndex,
-    num_columns: SupportsIndex | None = None,
-    batch_shape: StaticInts | None = None,
-    dtype: DTypeLike = "float32",
-    name: str | None = None,
+    num_rows: Int, num_columns: Int | None = None, batch_shape: Ints | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Constructs an identity matrix or a batch of them."""
-    del name
-    rows = static_int(num_rows, called="tf.eye", argument="num_rows")
-    columns = rows if num_columns is None else static_int(num_columns, called="tf.eye", argument="num_columns")
-    batch = () if batch_shape is None else static_ints(batch_shape, called="tf.eye", argument="batch_shape")
-    return jnp.broadcast_to(jnp.eye(rows, columns, dtype=array_dtype(dtype)), (*batch, rows, columns))
+    matrix = jnp.eye(num_rows, num_columns, dtype=array_dtype(dtype))
+    return jnp.broadcast_to(matrix, (*(batch_shape or ()), *matrix.shape))
 
 
-@op("range")
-@hosted
-def range_(
-    start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTypeLike | None = None, name: str | None = None
-) -> jax.Array:
+@op("range", on_host=True)
+def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTypeLike | None = None) -> jax.Array:
     """Creates a sequence of numbers from `start` (by default 0) up to, but not including, `limit`.
 
     Raises:
         InvalidArgumentError: A bound is traced, so that the length is unknown.
     """
-    del name
     first, last = (0, start) if limit is None else (start, limit)
     bounds = [np.asarray(_host(one)) for one in (first, last, delta)]
     if dtype is None and any(one.dtype.kind == "f" for one in bounds):
@@ -115,41 +105,33 @@ def _host(value: Operand) -> Any:
 
 
 @op("linspace lin_space")
-def linspace(start: Operand, stop: Operand, num: SupportsIndex, name: str | None = None, axis: int = 0) -> jax.Array:
+def linspace(start: Common, stop: Common, num: Int, name: str | None = None, axis: Int = 0) -> jax.Array:
     """Generates `num` evenly spaced values from `start` to `stop`, both included."""
-    del name
-    low, high = tensors(start, stop)
-    count = static_int(num, called="tf.linspace", argument="num")
-    return jnp.linspace(
-        low, high, count, axis=axis, dtype=jnp.result_type(low, jnp.float32) if low.dtype.kind in "iu" else None
-    )
+    dtype = jnp.result_type(start, jnp.float32) if start.dtype.kind in "iu" else None
+    return jnp.linspace(start, stop, num, axis=axis, dtype=dtype)
 
 
 @op("shape")
-def shape(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
+def shape(input: Operand, out_type: DTypeLike = "int32") -> StaticTensor:
     """Returns the shape of a tensor as an integer tensor, whose value is known also while tracing."""
-    del name
     return static_tensor(np.asarray(_shape_of(input), array_dtype(out_type)))
 
 
 @op("shape_n")
-def shape_n(input: Iterable[Operand], out_type: DTypeLike = "int32", name: str | None = None) -> list[StaticTensor]:
+def shape_n(input: Iterable[Operand], out_type: DTypeLike = "int32") -> list[StaticTensor]:
     """Returns the shapes of several tensors as integer tensors, whose values are known also while tracing."""
-    del name
     return [shape(one, out_type) for one in input]
 
 
 @op("size")
-def size(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
+def size(input: Operand, out_type: DTypeLike = "int32") -> StaticTensor:
     """Returns the number of elements of a tensor as an integer tensor, known also while tracing."""
-    del name
     return static_tensor(np.asarray(int(np.prod(_shape_of(input), dtype=np.int64)), array_dtype(out_type)))
 
 
 @op("rank")
-def rank(input: Operand, name: str | None = None) -> StaticTensor:
+def rank(input: Operand) -> StaticTensor:
     """Returns the number of dimensions of a tensor as an integer tensor, known also while tracing."""
-    del name
     return static_tensor(np.asarray(len(_shape_of(input)), np.int32))
 
 
@@ -157,139 +139,89 @@ def _shape_of(value: Operand) -> tuple[int, ...]:
     return tuple(value.shape) if hasattr(value, "shape") else tuple(as_tensor(value).shape)
 
 
-@op("identity")
-@hosted
-def identity(input: Operand, name: str | None = None) -> jax.Array:
+@op("identity", on_host=True)
+def identity(input: jax.Array) -> jax.Array:
     """Returns a tensor with the same contents as the input."""
-    del name
-    return jnp.copy(as_tensor(input))
+    return jnp.copy(input)
 
 
 @op("identity_n")
-def identity_n(input: Iterable[Operand], name: str | None = None) -> list[jax.Array]:
+def identity_n(input: Iterable[Operand]) -> list[jax.Array]:
     """Returns a list of tensors with the same contents as the given ones."""
-    del name
     return [identity(one) for one in input]
 
 
 @op("ensure_shape")
-def ensure_shape(x: Operand, shape: ShapeLike | None, name: str | None = None) -> jax.Array:
+def ensure_shape(x: jax.Array, shape: ShapeLike | None) -> jax.Array:
     """Returns a tensor unchanged; raises an error if its shape is not compatible with `shape`.
 
     Raises:
         InvalidArgumentError: The shape is not compatible.
     """
-    del name
-    value = as_tensor(x)
-    if not TensorShape(value.shape).is_compatible_with(shape):
+    if not TensorShape(x.shape).is_compatible_with(shape):
         raise InvalidArgumentError.of(
             "tf.ensure_shape",
-            found=f"the tensor has the shape {value.shape}",
+            found=f"the tensor has the shape {x.shape}",
             rule=f"the shape must be compatible with {TensorShape(shape)}",
             remedy="reshape the tensor, or pass None for dimensions that may vary",
         )
-    return value
+    return x
 
 
-@op("reshape manip.reshape")
-@hosted
-def reshape(tensor: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
+@op("reshape manip.reshape", on_host=True)
+def reshape(tensor: jax.Array, shape: Ints) -> jax.Array:
     """Changes the shape of a tensor; one dimension may be -1, which is computed from the others."""
-    del name
-    value = as_tensor(tensor)
-    with reported("tf.reshape", [value]):
-        return value.reshape(static_ints(shape, called="tf.reshape", argument="shape"))
+    return tensor.reshape(shape)
 
 
 @op("transpose")
-def transpose(
-    a: Operand, perm: StaticInts | None = None, conjugate: bool = False, name: str | None = None
-) -> jax.Array:
+def transpose(a: jax.Array, perm: Ints | None = None, conjugate: bool = False) -> jax.Array:
     """Permutes the dimensions of a tensor by `perm`; reverses their order by default."""
-    del name
-    value = as_tensor(a)
-    value = jnp.conj(value) if conjugate else value
-    with reported("tf.transpose", [value]):
-        return jnp.transpose(value, None if perm is None else static_ints(perm, called="tf.transpose", argument="perm"))
+    return jnp.transpose(jnp.conj(a) if conjugate else a, perm)
 
 
-@op("squeeze")
-@hosted
-def squeeze(input: Operand, axis: StaticInts | None = None, name: str | None = None) -> jax.Array:
+@op("squeeze", on_host=True)
+def squeeze(input: jax.Array, axis: Axes = None) -> jax.Array:
     """Removes dimensions of size 1 from a tensor: those in `axis`, by default all."""
-    del name
-    value, where = as_tensor(input), static_axis(axis, called="tf.squeeze")
-    with reported("tf.squeeze", [value]):
-        return jnp.squeeze(value, None if where == () else where)
+    return jnp.squeeze(input, None if axis == () else axis)
 
 
-@op("expand_dims")
-@hosted
-def expand_dims(input: Operand, axis: SupportsIndex, name: str | None = None) -> jax.Array:
-    """Inserts a dimension of size 1 into a tensor, at position `axis`."""
-    del name
-    value = as_tensor(input)
-    with reported("tf.expand_dims", [value]):
-        return jnp.expand_dims(value, static_int(axis, called="tf.expand_dims", argument="axis"))
-
-
-@op("concat")
-@hosted
-def concat(values: Operand, axis: SupportsIndex, name: str | None = None) -> jax.Array:
+@op("concat", on_host=True)
+def concat(values: Operand, axis: Int) -> jax.Array:
     """Concatenates tensors along an existing axis."""
-    del name
     parts = tensors(*values) if isinstance(values, (list, tuple)) else [as_tensor(values)]
     with reported("tf.concat", parts):
-        return jnp.concatenate(parts, axis=static_int(axis, called="tf.concat", argument="axis"))
+        return jnp.concatenate(parts, axis=axis)
 
 
-@op("stack parallel_stack")
-@hosted
-def stack(values: Iterable[Operand], axis: SupportsIndex = 0, name: str | None = None) -> jax.Array:
+@op("stack parallel_stack", on_host=True)
+def stack(values: Iterable[Operand], axis: Int = 0) -> jax.Array:
     """Stacks tensors of one shape along a new axis."""
-    del name
     parts = tensors(*values)
     with reported("tf.stack", parts):
-        return jnp.stack(parts, axis=static_int(axis, called="tf.stack", argument="axis"))
+        return jnp.stack(parts, axis=axis)
 
 
-@op("unstack")
-@hosted
-def unstack(
-    value: Operand, num: int | None = None, axis: SupportsIndex = 0, name: str | None = None
-) -> list[jax.Array]:
+@op("unstack", on_host=True)
+def unstack(value: jax.Array, num: int | None = None, axis: Int = 0) -> list[jax.Array]:
     """Splits a tensor along an axis into a list of slices without that axis."""
-    del name
-    tensor = as_tensor(value)
-    where = static_int(axis, called="tf.unstack", argument="axis")
-    if num is not None and tensor.shape[where] != num:
+    if num is not None and value.shape[axis] != num:
         raise InvalidArgumentError.of(
             "tf.unstack",
-            found=f"num={num} was passed for axis {where} of a tensor of shape {tensor.shape}",
+            found=f"num={num} was passed for axis {axis} of a tensor of shape {value.shape}",
             rule="`num` must be the size of the axis",
             remedy="omit `num`",
         )
-    return [jax.lax.index_in_dim(tensor, i, where, keepdims=False) for i in range(tensor.shape[where])]
+    return list(jnp.unstack(value, axis=axis))
 
 
-@op("split")
-@hosted
-def split(
-    value: Operand, num_or_size_splits: StaticInts, axis: SupportsIndex = 0, num: object = None, name: str | None = None
-) -> list[jax.Array]:
+@op("split", on_host=True)
+def split(value: jax.Array, num_or_size_splits: StaticInts, axis: Int = 0, num: object = None) -> list[jax.Array]:
     """Splits a tensor along an axis into equal parts, or into parts of given sizes.
 
     One of the sizes may be -1, which is computed from the others.
     """
-    del num, name
-    tensor = as_tensor(value)
-    where = static_int(axis, called="tf.split", argument="axis")
-    sizes = _split_sizes(tensor, num_or_size_splits, where)
-    edges = np.cumsum([0, *sizes])
-    return [
-        jax.lax.slice_in_dim(tensor, int(low), int(high), axis=where)
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    return list(jax.lax.split(value, _split_sizes(value, num_or_size_splits, axis), axis=axis % value.ndim))
 
 
 def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
@@ -312,95 +244,58 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
     return sizes
 
 
-@op("tile manip.tile")
-@hosted
-def tile(input: Operand, multiples: StaticInts, name: str | None = None) -> jax.Array:
-    """Repeats a whole tensor `multiples[i]` times along dimension i."""
-    del name
-    return jnp.tile(as_tensor(input), static_ints(multiples, called="tf.tile", argument="multiples"))
-
-
 @op("repeat")
-def repeat(
-    input: Operand, repeats: StaticInts, axis: SupportsIndex | None = None, name: str | None = None
-) -> jax.Array:
+def repeat(input: jax.Array, repeats: Ints, axis: Int | None = None) -> jax.Array:
     """Repeats each element of a tensor, or each slice along `axis`, `repeats` times."""
-    del name
-    counts = static_ints(repeats, called="tf.repeat", argument="repeats")
-    how_often: Any = counts[0] if len(counts) == 1 else np.asarray(counts)
-    total = None if len(counts) == 1 else sum(counts)
-    return jnp.repeat(
-        as_tensor(input),
-        how_often,
-        None if axis is None else static_int(axis, called="tf.repeat", argument="axis"),
-        total_repeat_length=total,
-    )
+    if len(repeats) == 1:
+        return jnp.repeat(input, repeats[0], axis)
+    return jnp.repeat(input, np.asarray(repeats), axis, total_repeat_length=sum(repeats))
 
 
 @op("pad")
 def pad(
-    tensor: Operand,
-    paddings: Iterable[StaticInts],
-    mode: str = "CONSTANT",
-    constant_values: Operand = 0,
-    name: str | None = None,
+    tensor: jax.Array, paddings: Iterable[StaticInts], mode: str = "CONSTANT", constant_values: Operand = 0
 ) -> jax.Array:
     """Pads a tensor with zeros or reflected elements before and after each dimension.
 
     Dimension i gets ``paddings[i] = (before, after)`` elements; modes are CONSTANT, REFLECT and SYMMETRIC.
+
+    Raises:
+        InvalidArgumentError: The mode is unknown.
     """
-    del name
-    value = as_tensor(tensor)
-    modes = {"CONSTANT": "constant", "REFLECT": "reflect", "SYMMETRIC": "symmetric"}
+    modes = ("CONSTANT", "REFLECT", "SYMMETRIC")
     if mode.upper() not in modes:
-        raise ValueError(f"Value of argument `mode` expected to be one of {', '.join(modes)}. Received: {mode}")
+        raise InvalidArgumentError.of(
+            "tf.pad",
+            found=f"`mode` is {mode!r}",
+            rule=f"`mode` must be one of {', '.join(modes)}",
+            remedy="pass one of them",
+        )
     widths = [static_ints(one, called="tf.pad", argument="paddings") for one in paddings]
-    with reported("tf.pad", [value]):
-        if mode.upper() == "CONSTANT":
-            return jnp.pad(value, widths, constant_values=constant_values)
-        return jnp.pad(value, widths, mode=modes[mode.upper()])
-
-
-@op("reverse")
-@hosted
-def reverse(tensor: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
-    """Reverses the order of a tensor's elements along the given axes."""
-    del name
-    return jnp.flip(as_tensor(tensor), static_axis(axis, called="tf.reverse"))
+    options = {"constant_values": constant_values} if mode.upper() == "CONSTANT" else {}
+    return jnp.pad(tensor, widths, mode=mode.lower(), **options)
 
 
 @op("roll")
-def roll(input: Operand, shift: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
+def roll(input: jax.Array, shift: Operand, axis: Axes) -> jax.Array:
     """Shifts a tensor's elements along axes; elements shifted past the end return at the beginning."""
-    del name
     by = shift if isinstance(shift, (int, tuple)) else tuple(shift) if isinstance(shift, list) else as_tensor(shift)
-    return jnp.roll(as_tensor(input), by, static_axis(axis, called="tf.roll"))
+    return jnp.roll(input, by, axis)
 
 
 @op("meshgrid")
 def meshgrid(*args: Operand, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
     """Returns the coordinate tensors of a grid, given the coordinates along each axis."""
-    del name
     return list(jnp.meshgrid(*[as_tensor(one) for one in args], indexing=indexing))
 
 
-@op("broadcast_to")
-@hosted
-def broadcast_to(input: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
-    """Broadcasts a tensor to a given shape."""
-    del name
-    value = as_tensor(input)
-    with reported("tf.broadcast_to", [value]):
-        return jnp.broadcast_to(value, static_ints(shape, called="tf.broadcast_to", argument="shape"))
-
-
-@op("broadcast_static_shape")
+@op("broadcast_static_shape", named=False)
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape:
     """Returns the `TensorShape` to which tensors of two given shapes broadcast."""
     return TensorShape(np.broadcast_shapes(tuple(TensorShape(shape_x)), tuple(TensorShape(shape_y))))  # type: ignore[arg-type]
 
 
-@op("broadcast_dynamic_shape")
+@op("broadcast_dynamic_shape", named=False)
 def broadcast_dynamic_shape(shape_x: StaticInts, shape_y: StaticInts) -> StaticTensor:
     """Returns the shape to which tensors of two given shapes broadcast, as an integer tensor."""
     sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in (shape_x, shape_y)]
@@ -408,25 +303,22 @@ def broadcast_dynamic_shape(shape_x: StaticInts, shape_y: StaticInts) -> StaticT
 
 
 @op("no_op")
-def no_op(name: str | None = None) -> None:
+def no_op() -> None:
     """Does nothing, and returns None (`tf.no_op`)."""
-    del name
 
 
 @op("group")
 def group(*inputs: object, name: str | None = None) -> None:
     """Does nothing (`tf.group`): operations already run in program order."""
-    del inputs, name
 
 
 @op("tuple")
-def tuple_(tensors: Sequence[Any], control_inputs: object = None, name: str | None = None) -> list[jax.Array]:
+def tuple_(tensors: Sequence[Any], control_inputs: object = None) -> list[jax.Array]:
     """Returns tensors as a list (`tf.tuple`)."""
-    del control_inputs, name
     return [as_tensor(one) for one in tensors]
 
 
-@op("executing_eagerly")
+@op("executing_eagerly", named=False)
 def executing_eagerly() -> bool:
     """Returns whether operations run immediately; False while `tf.function` or a JAX transform traces."""
     if is_eager():

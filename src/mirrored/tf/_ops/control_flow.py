@@ -300,7 +300,7 @@ def map_fn(
     return lax.map(lambda row: _all_tensors(fn(row)), _all_tensors(elems))
 
 
-@op("vectorized_map")
+@op("vectorized_map", named=False)
 def vectorized_map(
     fn: Callable[[Any], Any], elems: PyTree, fallback_to_while_loop: bool = True, warn: bool = True
 ) -> Any:
@@ -419,7 +419,7 @@ def _traced_scan(
     return pack_sequence_as(stacked, [one[::-1] for one in flatten(stacked)]) if reverse else stacked
 
 
-@op("recompute_grad")
+@op("recompute_grad", named=False)
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `f` with intermediate values recomputed in the backward pass, not stored (`jax.checkpoint`)."""
     checkpointed = jax.checkpoint(f)
@@ -430,7 +430,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-@op("grad_pass_through")
+@op("grad_pass_through", named=False)
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `f` with the gradient of the identity function (a straight-through estimator)."""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.traces import Tracer
-from mirrored._typing import Operand, StaticInts
+from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._static import static_int, static_ints
-from mirrored.tf._table import op
+from mirrored.tf._table import Int, Ints, op
 from mirrored.tf._tensors import as_tensor
 
 _COLOURS = (
@@ -24,13 +23,12 @@ _Chosen: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 @op("image.crop_and_resize")
 def crop_and_resize(
-    image: Operand,
-    boxes: Operand,
-    box_indices: Operand,
-    crop_size: StaticInts,
+    image: jax.Array,
+    boxes: jax.Array,
+    box_indices: jax.Array,
+    crop_size: Ints,
     method: str = "bilinear",
     extrapolation_value: float = 0.0,
-    name: str | None = None,
 ) -> jax.Array:
     """Crops boxes from images and resizes them to one size.
 
@@ -43,12 +41,10 @@ def crop_and_resize(
         crop_size: (height, width).
         method: "bilinear" or "nearest".
         extrapolation_value: The value outside the image.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: The method is not supported.
     """
-    del name
     if method not in ("bilinear", "nearest"):
         raise InvalidArgumentError.of(
             "tf.image.crop_and_resize",
@@ -56,8 +52,7 @@ def crop_and_resize(
             rule='`method` must be "bilinear" or "nearest"',
             remedy="pass one of them",
         )
-    value, corners = as_tensor(image).astype(jnp.float32), as_tensor(boxes).astype(jnp.float32)
-    height, width = static_ints(crop_size, called="tf.image.crop_and_resize", argument="crop_size")
+    value, (height, width) = image.astype(jnp.float32), crop_size
 
     def one(which: jax.Array, box: jax.Array) -> jax.Array:
         rows = _places(box[0], box[2], value.shape[1], height)
@@ -66,7 +61,7 @@ def crop_and_resize(
         found = _at(value[which], rows, columns, method)
         return jnp.where(inside[..., None], found, jnp.float32(extrapolation_value))
 
-    return jax.vmap(one)(as_tensor(box_indices), corners)
+    return jax.vmap(one)(box_indices, boxes.astype(jnp.float32))
 
 
 def _places(start: jax.Array, end: jax.Array, size: int, count: int) -> jax.Array:
@@ -100,22 +95,20 @@ def _rounded(places: jax.Array) -> jax.Array:
 
 
 @op("image.draw_bounding_boxes")
-def draw_bounding_boxes(images: Operand, boxes: Operand, colors: Operand = None, name: str | None = None) -> jax.Array:
+def draw_bounding_boxes(images: jax.Array, boxes: jax.Array, colors: jax.Array | None = None) -> jax.Array:
     """Draws the outlines of bounding boxes into images.
 
     Args:
         images: Floats [batch, height, width, depth] in [0, 1].
         boxes: f32[batch, boxes, 4], from 0 to 1 along height and width.
         colors: f32[colors, depth], used in turn; None for ten of TensorFlow's colors.
-        name: Ignored.
     """
-    del name
-    drawn, corners = as_tensor(images), as_tensor(boxes)
+    drawn = images
     height, width, depth = drawn.shape[1:]
-    table = _COLOURS if colors is None else as_tensor(colors)
-    palette = jnp.asarray(table, drawn.dtype).at[:, 0].set(1) if depth == 1 else jnp.asarray(table, drawn.dtype)
+    palette = jnp.asarray(_COLOURS if colors is None else colors, drawn.dtype)
+    palette = palette.at[:, 0].set(1) if depth == 1 else palette
     scale = np.array([height - 1, width - 1, height - 1, width - 1], np.float32)
-    places = (corners * scale).astype(jnp.int32)
+    places = (boxes * scale).astype(jnp.int32)
     for index in range(places.shape[1]):
         edge = jax.vmap(lambda box: _edge(box, height, width))(places[:, index])
         drawn = jnp.where(edge[..., None], palette[index % palette.shape[0], :depth], drawn)
@@ -133,28 +126,24 @@ def _edge(box: jax.Array, height: int, width: int) -> jax.Array:
 
 @op("image.non_max_suppression_overlaps")
 def non_max_suppression_overlaps(
-    overlaps: Operand,
-    scores: Operand,
-    max_output_size: SupportsIndex,
+    overlaps: jax.Array,
+    scores: jax.Array,
+    max_output_size: Int,
     overlap_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
-    name: str | None = None,
 ) -> jax.Array:
     """Selects boxes like `non_max_suppression`, from a given matrix [boxes, boxes] of overlaps."""
-    del name
-    limit = static_int(max_output_size, called="tf.image.non_max_suppression_overlaps", argument="max_output_size")
-    chosen, _, count = _suppressed(as_tensor(overlaps), as_tensor(scores), limit, overlap_threshold, score_threshold)
+    chosen, _, count = _suppressed(overlaps, scores, max_output_size, overlap_threshold, score_threshold)
     return chosen[: _known(count, "non_max_suppression_overlaps")]
 
 
 @op("image.non_max_suppression")
 def non_max_suppression(
-    boxes: Operand,
-    scores: Operand,
-    max_output_size: SupportsIndex,
+    boxes: jax.Array,
+    scores: jax.Array,
+    max_output_size: Int,
     iou_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
-    name: str | None = None,
 ) -> jax.Array:
     """Returns the indices of the best-scored boxes, without boxes that overlap a better one too much.
 
@@ -164,7 +153,6 @@ def non_max_suppression(
         max_output_size: Maximum number of boxes.
         iou_threshold: Omits boxes whose intersection over union with a better box exceeds this.
         score_threshold: Omits boxes whose score is at most this.
-        name: Ignored.
 
     Returns:
         i32[selected].
@@ -174,19 +162,17 @@ def non_max_suppression(
 
     TensorFlow: in `tf.function` the result has an unknown size; use `non_max_suppression_padded` there.
     """
-    del name
     return non_max_suppression_with_scores(boxes, scores, max_output_size, iou_threshold, score_threshold)[0]
 
 
 @op("image.non_max_suppression_with_scores")
 def non_max_suppression_with_scores(
-    boxes: Operand,
-    scores: Operand,
-    max_output_size: SupportsIndex,
+    boxes: jax.Array,
+    scores: jax.Array,
+    max_output_size: Int,
     iou_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
     soft_nms_sigma: float = 0.0,
-    name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the indices and scores of boxes chosen by `non_max_suppression`, or by its soft variant.
 
@@ -194,11 +180,8 @@ def non_max_suppression_with_scores(
 
     Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
     """
-    del name
-    overlaps = _overlaps(as_tensor(boxes))
-    limit = static_int(max_output_size, called="tf.image.non_max_suppression", argument="max_output_size")
     chosen, best, count = _suppressed(
-        overlaps, as_tensor(scores), limit, iou_threshold, score_threshold, float(soft_nms_sigma)
+        _overlaps(boxes), scores, max_output_size, iou_threshold, score_threshold, float(soft_nms_sigma)
     )
     known = _known(count, "non_max_suppression")
     return chosen[:known], best[:known]
@@ -206,9 +189,9 @@ def non_max_suppression_with_scores(
 
 @op("image.non_max_suppression_padded")
 def non_max_suppression_padded(
-    boxes: Operand,
-    scores: Operand,
-    max_output_size: SupportsIndex,
+    boxes: jax.Array,
+    scores: jax.Array,
+    max_output_size: Int,
     iou_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
     pad_to_max_output_size: bool = False,
@@ -236,17 +219,13 @@ def non_max_suppression_padded(
     Returns:
         i32[..., indices], i32[...].
     """
-    del name, sorted_input, canonicalized_coordinates, tile_size
-    corners, values = as_tensor(boxes), as_tensor(scores)
-    limit = static_int(max_output_size, called="tf.image.non_max_suppression_padded", argument="max_output_size")
 
     def one(boxes: jax.Array, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        chosen, _, count = _suppressed(_overlaps(boxes), scores, limit, iou_threshold, score_threshold)
+        chosen, _, count = _suppressed(_overlaps(boxes), scores, max_output_size, iou_threshold, score_threshold)
         return chosen, count
 
-    leading = values.shape[:-1]
-    flat = (corners.reshape((-1, *corners.shape[-2:])), values.reshape((-1, values.shape[-1])))
-    chosen, count = jax.vmap(one)(*flat)
+    leading, limit = scores.shape[:-1], max_output_size
+    chosen, count = jax.vmap(one)(boxes.reshape((-1, *boxes.shape[-2:])), scores.reshape((-1, scores.shape[-1])))
     chosen = jnp.pad(chosen, [(0, 0), (0, limit - chosen.shape[-1])])
     chosen, count = chosen.reshape((*leading, limit)), count.reshape(leading)
     if not pad_to_max_output_size:

@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import Operand
 from mirrored.tf._ops.convolution import avg_pool, depthwise_conv2d
 from mirrored.tf._ops.image import convert_image_dtype
-from mirrored.tf._table import op
-from mirrored.tf._tensors import as_tensor
+from mirrored.tf._table import Int, op
 
 # Weights of the five scales. Source: Z. Wang, E. Simoncelli, A. Bovik, Multi-scale structural similarity for image
 # quality assessment, Asilomar 2003.
@@ -36,42 +34,38 @@ _COLOURS = {
 
 
 def _colours(name: str, matrix: Sequence[Sequence[float]]) -> None:
-    def converted(images: Operand) -> jax.Array:
-        value = as_tensor(images)
-        return jnp.tensordot(value, jnp.asarray(matrix, value.dtype), axes=1)
+    def converted(images: jax.Array) -> jax.Array:
+        return jnp.tensordot(images, jnp.asarray(matrix, images.dtype), axes=1)
 
     converted.__name__ = converted.__qualname__ = name
     source, _, target = name.upper().partition("_TO_")
     converted.__doc__ = f"Converts float {source} images [..., 3] to {target}."
-    op(f"image.{name}")(converted)
+    op(f"image.{name}", named=False)(converted)
 
 
 for _name, _matrix in _COLOURS.items():
     _colours(_name, _matrix)
 
 
-@op("image.sobel_edges")
-def sobel_edges(image: Operand) -> jax.Array:
+@op("image.sobel_edges", named=False)
+def sobel_edges(image: jax.Array) -> jax.Array:
     """Computes the Sobel derivatives of images along height and width.
 
     The result is [batch, height, width, channels, 2].
     """
-    value = as_tensor(image)
     along_height = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
     kernels = np.stack([along_height, along_height.T], axis=-1)[:, :, None]
-    channels = value.shape[-1]
-    padded = jnp.pad(value, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
-    filters = jnp.asarray(np.tile(kernels, (1, 1, channels, 1)), value.dtype)
-    found = depthwise_conv2d(padded, filters, [1, 1, 1, 1], "VALID")
-    return found.reshape((*value.shape, 2))
+    filters = jnp.asarray(np.tile(kernels, (1, 1, image.shape[-1], 1)), image.dtype)
+    padded = jnp.pad(image, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    return depthwise_conv2d(padded, filters, [1, 1, 1, 1], "VALID").reshape((*image.shape, 2))
 
 
-@op("image.ssim")
+@op("image.ssim", named=False)
 def ssim(
-    img1: Operand,
-    img2: Operand,
-    max_val: Operand,
-    filter_size: int = 11,
+    img1: jax.Array,
+    img2: jax.Array,
+    max_val: jax.Array,
+    filter_size: Int = 11,
     filter_sigma: float = 1.5,
     k1: float = 0.01,
     k2: float = 0.03,
@@ -100,13 +94,13 @@ def ssim(
     return jnp.mean(alike, axis=-1) if return_index_map else jnp.mean(alike, axis=(-3, -2, -1))
 
 
-@op("image.ssim_multiscale")
+@op("image.ssim_multiscale", named=False)
 def ssim_multiscale(
-    img1: Operand,
-    img2: Operand,
-    max_val: Operand,
+    img1: jax.Array,
+    img2: jax.Array,
+    max_val: jax.Array,
     power_factors: Sequence[float] = _SCALES,
-    filter_size: int = 11,
+    filter_size: Int = 11,
     filter_sigma: float = 1.5,
     k1: float = 0.01,
     k2: float = 0.03,
@@ -139,10 +133,8 @@ def ssim_multiscale(
     return jnp.mean(jnp.prod(jnp.stack(found, -1) ** powers, axis=-1), axis=-1).reshape(leading)
 
 
-def _in_float(img1: Operand, img2: Operand, max_val: Operand) -> list[jax.Array]:
-    first = as_tensor(img1)
-    values = (first, as_tensor(img2), as_tensor(max_val).astype(first.dtype))
-    return [as_tensor(convert_image_dtype(one, "float32")) for one in values]
+def _in_float(img1: jax.Array, img2: jax.Array, max_val: jax.Array) -> list[jax.Array]:
+    return [convert_image_dtype(one, "float32") for one in (img1, img2, max_val.astype(img1.dtype))]
 
 
 def _gaussian(size: int, sigma: float) -> np.ndarray[Any, Any]:

@@ -14,7 +14,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
 from mirrored.tf._static import static_ints
-from mirrored.tf._table import op
+from mirrored.tf._table import register
 from mirrored.tf._tensors import as_tensor
 
 
@@ -218,4 +218,4 @@ _PLACES: dict[type[Initializer], str] = {
     Identity: "initializers.Identity initializers.identity",
 }
 for _class, _names in _PLACES.items():
-    op(_names)(_class)
+    register(_names.split(), _class)

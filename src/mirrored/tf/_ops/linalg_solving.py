@@ -10,7 +10,7 @@ import jax.scipy.linalg as jsl
 
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._table import op, rows, tensors
+from mirrored.tf._table import Common, op, rows, tensors
 from mirrored.tf._tensors import as_tensor
 
 
@@ -30,42 +30,31 @@ rows(
 
 
 @op("linalg.lu_reconstruct")
-def lu_reconstruct(
-    lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
-) -> jax.Array:
+def lu_reconstruct(lower_upper: jax.Array, perm: jax.Array, validate_args: bool = False) -> jax.Array:
     """Computes matrices from their LU factors, which `tf.linalg.lu` returned."""
-    del validate_args, name
-    packed, order = as_tensor(lower_upper), as_tensor(perm)
-    lower = jnp.tril(packed, -1) + jnp.eye(packed.shape[-1], dtype=packed.dtype)
-    return _reordered(lower @ jnp.triu(packed), jnp.argsort(order, axis=-1))
+    lower = jnp.tril(lower_upper, -1) + jnp.eye(lower_upper.shape[-1], dtype=lower_upper.dtype)
+    return _reordered(lower @ jnp.triu(lower_upper), jnp.argsort(perm, axis=-1))
 
 
 @op("linalg.lu_solve")
-def lu_solve(
-    lower_upper: Operand, perm: Operand, rhs: Operand, validate_args: bool = False, name: str | None = None
-) -> jax.Array:
+def lu_solve(lower_upper: Common, perm: jax.Array, rhs: Common, validate_args: bool = False) -> jax.Array:
     """Solves linear systems, given the LU factors of their matrices from `tf.linalg.lu`.
 
     `rhs` is [..., n, right-hand sides].
     """
-    del validate_args, name
-    packed, sides = tensors(lower_upper, rhs)
-    order = jnp.broadcast_to(
-        as_tensor(perm), (*jnp.broadcast_shapes(packed.shape[:-2], sides.shape[:-2]), packed.shape[-1])
-    )
-    sides = jnp.broadcast_to(sides, (*order.shape[:-1], *sides.shape[-2:]))
-    packed = jnp.broadcast_to(packed, (*order.shape[:-1], *packed.shape[-2:]))
+    # Not `jax.scipy.linalg.lu_solve`, which takes pivots in place of a permutation.
+    leading = jnp.broadcast_shapes(lower_upper.shape[:-2], rhs.shape[:-2])
+    packed = jnp.broadcast_to(lower_upper, (*leading, *lower_upper.shape[-2:]))
+    sides = jnp.broadcast_to(rhs, (*leading, *rhs.shape[-2:]))
+    order = jnp.broadcast_to(perm, packed.shape[:-1])
     between = jsl.solve_triangular(packed, _reordered(sides, order), lower=True, unit_diagonal=True)
     return jsl.solve_triangular(packed, between)
 
 
 @op("linalg.lu_matrix_inverse")
-def lu_matrix_inverse(
-    lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
-) -> jax.Array:
+def lu_matrix_inverse(lower_upper: jax.Array, perm: jax.Array, validate_args: bool = False) -> jax.Array:
     """Computes the inverses of matrices, given their LU factors from `tf.linalg.lu`."""
-    packed = as_tensor(lower_upper)
-    return lu_solve(packed, perm, jnp.eye(packed.shape[-1], dtype=packed.dtype), validate_args, name)
+    return lu_solve(lower_upper, perm, jnp.eye(lower_upper.shape[-1], dtype=lower_upper.dtype))
 
 
 def _reordered(matrix: jax.Array, order: jax.Array) -> jax.Array:
@@ -75,7 +64,7 @@ def _reordered(matrix: jax.Array, order: jax.Array) -> jax.Array:
 @op("linalg.tridiagonal_solve")
 def tridiagonal_solve(
     diagonals: Operand,
-    rhs: Operand,
+    rhs: jax.Array,
     diagonals_format: str = "compact",
     transpose_rhs: bool = False,
     conjugate_rhs: bool = False,
@@ -100,7 +89,6 @@ def tridiagonal_solve(
     Raises:
         InvalidArgumentError: The format is unknown, or `perturb_singular` is set.
     """
-    del name, partial_pivoting
     if perturb_singular:
         raise InvalidArgumentError.of(
             "tf.linalg.tridiagonal_solve",
@@ -109,9 +97,8 @@ def tridiagonal_solve(
             remedy="omit it, and add a small number to the main diagonal of a singular system",
         )
     above, main, below = _three(diagonals, diagonals_format)
-    sides = as_tensor(rhs)
-    vector = sides.ndim == main.ndim and not transpose_rhs
-    sides = sides[..., None] if vector else jnp.swapaxes(sides, -1, -2) if transpose_rhs else sides
+    vector = rhs.ndim == main.ndim and not transpose_rhs
+    sides = rhs[..., None] if vector else jnp.swapaxes(rhs, -1, -2) if transpose_rhs else rhs
     sides = jnp.conj(sides) if conjugate_rhs else sides
     found = jax.lax.linalg.tridiagonal_solve(below, main, above, sides)
     return found[..., 0] if vector else found
@@ -146,13 +133,12 @@ def _lengthened(line: jax.Array, before: int = 0, after: int = 0) -> jax.Array:
 
 @op("linalg.eigh_tridiagonal")
 def eigh_tridiagonal(
-    alpha: Operand,
-    beta: Operand,
+    alpha: Common,
+    beta: Common,
     eigvals_only: bool = True,
     select: str = "a",
     select_range: Any = None,
     tol: object = None,
-    name: str | None = None,
 ) -> Any:
     """Computes the eigenvalues of a Hermitian tridiagonal matrix in ascending order.
 
@@ -165,14 +151,12 @@ def eigh_tridiagonal(
         select: "a" for all, "i" for those with indices in `select_range`, ends included.
         select_range: Two indices.
         tol: Ignored: the result is as exact as the dtype allows.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `select` is neither "a" nor "i".
 
     TensorFlow: "v", a range of values, returns a result of unknown size; here, compute all and select from them.
     """
-    del tol, name
     if select not in ("a", "i"):
         raise InvalidArgumentError.of(
             "tf.linalg.eigh_tridiagonal",
@@ -180,8 +164,8 @@ def eigh_tridiagonal(
             rule='`select` must be "a" for all eigenvalues or "i" for those with indices in select_range',
             remedy="compute all and filter them: e = tf.linalg.eigh_tridiagonal(a, b); e[(e > low) & (e <= high)]",
         )
-    main, above = tensors(alpha, beta)
-    matrix = jnp.diag(main) + jnp.diag(above, 1) + jnp.diag(jnp.conj(above), -1)
+    # Not `jax.scipy.linalg.eigh_tridiagonal`, which computes no eigenvectors.
+    matrix = jnp.diag(alpha) + jnp.diag(beta, 1) + jnp.diag(jnp.conj(beta), -1)
     kept = slice(None) if select == "a" else slice(int(select_range[0]), int(select_range[1]) + 1)
     if eigvals_only:
         return jnp.linalg.eigvalsh(matrix)[kept]
@@ -190,9 +174,7 @@ def eigh_tridiagonal(
 
 
 @op("linalg.banded_triangular_solve")
-def banded_triangular_solve(
-    bands: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
-) -> jax.Array:
+def banded_triangular_solve(bands: Common, rhs: Common, lower: bool = True, adjoint: bool = False) -> jax.Array:
     """Solves linear systems with triangular matrices that have few nonzero diagonals.
 
     Args:
@@ -202,19 +184,16 @@ def banded_triangular_solve(
         rhs: [..., n, right-hand sides].
         lower: Whether the triangle is the lower one.
         adjoint: Whether to solve with the adjoint.
-        name: Ignored.
     """
-    del name
-    packed, sides = tensors(bands, rhs)
-    count, size = packed.shape[-2:]
-    matrix = jnp.zeros((*packed.shape[:-2], size, size), packed.dtype)
+    count, size = bands.shape[-2:]
+    matrix = jnp.zeros((*bands.shape[:-2], size, size), bands.dtype)
     for away in range(count):
         places = jnp.arange(size - away)
         if lower:
-            matrix = matrix.at[..., places + away, places].set(packed[..., away, away:])
+            matrix = matrix.at[..., places + away, places].set(bands[..., away, away:])
         else:
-            matrix = matrix.at[..., places, places + away].set(packed[..., count - 1 - away, : size - away])
-    leading = jnp.broadcast_shapes(matrix.shape[:-2], sides.shape[:-2])
+            matrix = matrix.at[..., places, places + away].set(bands[..., count - 1 - away, : size - away])
+    leading = jnp.broadcast_shapes(matrix.shape[:-2], rhs.shape[:-2])
     matrix = jnp.broadcast_to(matrix, (*leading, size, size))
-    sides = jnp.broadcast_to(sides, (*leading, *sides.shape[-2:]))
+    sides = jnp.broadcast_to(rhs, (*leading, *rhs.shape[-2:]))
     return jsl.solve_triangular(matrix, sides, trans="C" if adjoint else "N", lower=lower)

@@ -5,84 +5,61 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._table import op, reported, tensors
-from mirrored.tf._tensors import as_tensor
+from mirrored.tf._table import Common, Int, op
 
 
 @op("nn.softmax_cross_entropy_with_logits")
-def softmax_cross_entropy_with_logits(
-    labels: Operand, logits: Operand, axis: int = -1, name: str | None = None
-) -> jax.Array:
+def softmax_cross_entropy_with_logits(labels: Common, logits: Common, axis: Int = -1) -> jax.Array:
     """Computes the softmax cross entropy between label probabilities and logits along `axis`."""
-    del name
-    true, scores = tensors(labels, logits)
-    with reported("tf.nn.softmax_cross_entropy_with_logits", [true, scores]):
-        return -jnp.sum(true * jax.nn.log_softmax(scores, axis=axis), axis=axis)
+    return optax.softmax_cross_entropy(logits, labels, axis=axis)  # type: ignore[no-any-return]
 
 
 @op("nn.sparse_softmax_cross_entropy_with_logits")
-def sparse_softmax_cross_entropy_with_logits(labels: Operand, logits: Operand, name: str | None = None) -> jax.Array:
+def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Array) -> jax.Array:
     """Computes the softmax cross entropy between class indices and logits; invalid indices give NaN.
 
     Raises:
         InvalidArgumentError: The shapes of labels and logits do not match.
     """
-    del name
-    true, scores = as_tensor(labels), as_tensor(logits)
-    if true.shape != scores.shape[:-1]:
+    if labels.shape != logits.shape[:-1]:
         raise InvalidArgumentError.of(
             "tf.nn.sparse_softmax_cross_entropy_with_logits",
-            found=f"the labels have the shape {true.shape}, the logits {scores.shape}",
+            found=f"the labels have the shape {labels.shape}, the logits {logits.shape}",
             rule="labels must have the shape of the logits without the last axis",
             remedy="squeeze the labels, or use softmax_cross_entropy_with_logits for one-hot labels",
         )
-    own = jnp.take_along_axis(jax.nn.log_softmax(scores), true[..., None], axis=-1, mode="fill", fill_value=np.nan)
+    # Not optax's function, which subtracts the logarithm of a sum from a logit: large logits lose all digits.
+    own = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1, mode="fill", fill_value=np.nan)
     return -own[..., 0]
 
 
 @op("nn.sigmoid_cross_entropy_with_logits")
-def sigmoid_cross_entropy_with_logits(
-    labels: Operand = None, logits: Operand = None, name: str | None = None
-) -> jax.Array:
-    """Computes the cross entropy between binary labels and the sigmoid of logits, without overflow.
-
-    Source: the documentation of `tf.nn.sigmoid_cross_entropy_with_logits`: max(x, 0) - x z + log(1 + exp(-|x|)).
-    """
-    del name
-    true, scores = tensors(labels, logits)
-    with reported("tf.nn.sigmoid_cross_entropy_with_logits", [true, scores]):
-        return jax.nn.relu(scores) - scores * true + jnp.log1p(jnp.exp(-jnp.abs(scores)))
+def sigmoid_cross_entropy_with_logits(labels: Common, logits: Common) -> jax.Array:
+    """Computes the cross entropy between binary labels and the sigmoid of logits, without overflow."""
+    return optax.sigmoid_binary_cross_entropy(logits, labels)  # type: ignore[no-any-return]
 
 
 @op("nn.weighted_cross_entropy_with_logits")
-def weighted_cross_entropy_with_logits(
-    labels: Operand, logits: Operand, pos_weight: Operand, name: str | None = None
-) -> jax.Array:
+def weighted_cross_entropy_with_logits(labels: Common, logits: Common, pos_weight: Operand) -> jax.Array:
     """Computes the sigmoid cross entropy of logits; multiplies the loss of positive labels by `pos_weight`.
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
     """
-    del name
-    true, scores = tensors(labels, logits)
-    weight = 1 + (as_tensor(pos_weight) - 1) * true
-    return (1 - true) * scores + weight * (jnp.log1p(jnp.exp(-jnp.abs(scores))) + jax.nn.relu(-scores))
+    return (1 - labels) * logits + (1 + (pos_weight - 1) * labels) * jax.nn.softplus(-logits)  # type: ignore[no-any-return]
 
 
 @op("nn.log_poisson_loss")
-def log_poisson_loss(
-    targets: Operand, log_input: Operand, compute_full_loss: bool = False, name: str | None = None
-) -> jax.Array:
+def log_poisson_loss(targets: Common, log_input: Common, compute_full_loss: bool = False) -> jax.Array:
     """Computes the Poisson loss ``exp(c) - z * c`` between log predictions c and targets z.
 
     Optionally adds an approximation of ``ln z!``.
     """
-    del name
-    true, scores = tensors(targets, log_input)
-    loss = jnp.exp(scores) - scores * true
+    loss = jnp.exp(log_input) - log_input * targets
     if not compute_full_loss:
         return loss
-    stirling = true * jnp.log(true) - true + 0.5 * jnp.log(2 * jnp.pi * true)
-    return loss + jnp.where((true >= 0) & (true <= 1), 0, stirling)
+    stirling = targets * jnp.log(targets) - targets + 0.5 * jnp.log(2 * jnp.pi * targets)
+    return loss + jnp.where((targets >= 0) & (targets <= 1), 0, stirling)

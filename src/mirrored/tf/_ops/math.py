@@ -5,6 +5,7 @@ The module `reductions` has reductions and cumulative sums.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype, as_dtype
-from mirrored.tf._table import hosted, op, reported, rows, tensors
+from mirrored.tf._table import Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
 
 rows(
@@ -76,6 +77,7 @@ rows(
         "math.not_equal not_equal": ("x y", jnp.not_equal),
         "math.pow pow": ("x y", jnp.power),
         "math.real": ("input", jnp.real),
+        "math.reciprocal": ("x", jnp.reciprocal),
         "math.rint": ("x", jnp.rint),
         "math.round round": ("x", jnp.round),
         "math.rsqrt": ("x", lax.rsqrt),
@@ -99,19 +101,19 @@ rows(
         "bitwise.invert": ("x", jnp.bitwise_not),
         "bitwise.left_shift": ("x y", jnp.left_shift),
         "bitwise.right_shift": ("x y", jnp.right_shift),
+        "truncatemod": ("x y", jnp.fmod),
     },
     elementwise=True,
 )
 
 
 @op("math.add_n add_n math.accumulate_n")
-def add_n(inputs: Operand, name: str | None = None) -> jax.Array:
+def add_n(inputs: Operand) -> jax.Array:
     """Returns the elementwise sum of a list of tensors of one shape.
 
     Raises:
         ValueError: The list is empty.
     """
-    del name
     values = tensors(*inputs) if isinstance(inputs, (list, tuple)) else [as_tensor(inputs)]
     if not values:
         raise ValueError(
@@ -124,166 +126,117 @@ def add_n(inputs: Operand, name: str | None = None) -> jax.Array:
     return total if len(values) > 1 else jnp.copy(total)
 
 
-@op("math.reciprocal")
-def reciprocal(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``1 / x`` elementwise."""
-    del name
-    return jnp.reciprocal(as_tensor(x))
-
-
 @op("math.divide_no_nan")
-def divide_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
+def divide_no_nan(x: Common, y: Common) -> jax.Array:
     """Computes ``x / y`` elementwise, with result and gradients 0 where y is 0."""
-    del name
-    top, bottom = tensors(x, y)
-    zero = bottom == 0
-    return jnp.where(zero, 0, top / jnp.where(zero, 1, bottom))
+    zero = y == 0
+    return jnp.where(zero, 0, x / jnp.where(zero, 1, y))
 
 
 @op("math.multiply_no_nan")
-def multiply_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
+def multiply_no_nan(x: Common, y: Common) -> jax.Array:
     """Computes ``x * y`` elementwise, and 0 where y is 0, even if x is infinite or NaN."""
-    del name
-    left, right = tensors(x, y)
-    zero = right == 0
-    return jnp.where(zero, 0, jnp.where(zero, 0, left) * right)
+    zero = y == 0
+    return jnp.where(zero, 0, jnp.where(zero, 0, x) * y)
 
 
 @op("math.reciprocal_no_nan")
-def reciprocal_no_nan(x: Operand, name: str | None = None) -> jax.Array:
+def reciprocal_no_nan(x: jax.Array) -> jax.Array:
     """Computes ``1 / x`` elementwise, and 0 where x is 0."""
-    del name
-    return divide_no_nan(1.0, x)
+    return divide_no_nan(jnp.ones_like(x), x)
 
 
 @op("math.xdivy")
-def xdivy(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
+def xdivy(x: Common, y: Common) -> jax.Array:
     """Computes ``x / y`` elementwise, and 0 where x is 0, even if y is 0."""
-    del name
-    top, bottom = tensors(x, y)
-    zero = top == 0
-    return jnp.where(zero, 0, top / jnp.where(zero, 1, bottom))
+    zero = x == 0
+    return jnp.where(zero, 0, x / jnp.where(zero, 1, y))
 
 
 @op("math.squared_difference")
-def squared_difference(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
+def squared_difference(x: Common, y: Common) -> jax.Array:
     """Computes ``(x - y)²`` elementwise."""
-    del name
-    left, right = tensors(x, y)
-    with reported("tf.math.squared_difference", [left, right]):
-        return jnp.square(left - right)
+    return jnp.square(x - y)
 
 
 @op("truncatediv")
-def truncatediv(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
+def truncatediv(x: Common, y: Common) -> jax.Array:
     """Divides integers elementwise, and rounds the result towards zero."""
-    del name
-    left, right = tensors(x, y)
-    return lax.div(*jnp.broadcast_arrays(left, right))
-
-
-@op("truncatemod")
-def truncatemod(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes the remainder of an integer division that rounds towards zero; the remainder has the sign of x."""
-    del name
-    left, right = tensors(x, y)
-    return lax.rem(*jnp.broadcast_arrays(left, right))
+    return lax.div(*jnp.broadcast_arrays(x, y))
 
 
 @op("math.erfcinv")
-def erfcinv(x: Operand, name: str | None = None) -> jax.Array:
+def erfcinv(x: jax.Array) -> jax.Array:
     """Computes the inverse of the complementary error function `erfc`, elementwise."""
-    del name
-    return -special.ndtri(as_tensor(x) * 0.5) * jnp.sqrt(0.5).astype(as_tensor(x).dtype)
+    return -special.ndtri(x * 0.5) * jnp.sqrt(0.5).astype(x.dtype)
 
 
 @op("math.polygamma")
-def polygamma(a: Operand, x: Operand, name: str | None = None) -> jax.Array:
+def polygamma(a: jax.Array, x: jax.Array) -> jax.Array:
     """Computes the polygamma function elementwise: the derivative of order a of `digamma` at x."""
-    del name
-    return special.polygamma(as_tensor(a).astype(jnp.int32), as_tensor(x))
+    return special.polygamma(a.astype(jnp.int32), x)
 
 
 @op("math.lbeta")
-def lbeta(x: Operand, name: str | None = None) -> jax.Array:
+def lbeta(x: jax.Array) -> jax.Array:
     """Computes the logarithm of the multivariate Beta function, ``ln |Beta(x)|``, along the last axis."""
-    del name
-    value = as_tensor(x)
-    return jnp.sum(special.gammaln(value), axis=-1) - special.gammaln(jnp.sum(value, axis=-1))
+    return jnp.sum(special.gammaln(x), axis=-1) - special.gammaln(jnp.sum(x, axis=-1))
 
 
 @op("math.polyval")
-def polyval(coeffs: Iterable[Operand], x: Operand, name: str | None = None) -> jax.Array:
+def polyval(coeffs: Iterable[Operand], x: jax.Array) -> jax.Array:
     """Evaluates a polynomial at x, given its coefficients from the highest power down."""
-    del name
-    point = as_tensor(x)
-    total = jnp.zeros_like(point)
-    for one in coeffs:
-        total = total * point + as_tensor(one)
-    return total
+    # Not `jnp.polyval`: coefficients of several shapes do not stack.
+    return functools.reduce(lambda total, one: total * x + as_tensor(one), coeffs, jnp.zeros_like(x))
 
 
 @op("complex dtypes.complex")
-def complex_(real: Operand, imag: Operand, name: str | None = None) -> jax.Array:
+def complex_(real: Common, imag: Common) -> jax.Array:
     """Creates a complex tensor from a real and an imaginary part."""
-    del name
-    return lax.complex(*jnp.broadcast_arrays(*tensors(real, imag)))
+    return lax.complex(*jnp.broadcast_arrays(real, imag))
 
 
-@op("cast dtypes.cast")
-@hosted
-def cast(x: Operand, dtype: DTypeLike, name: str | None = None) -> jax.Array:
+@op("cast dtypes.cast", on_host=True)
+def cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Converts a tensor to another dtype: truncates floats to integers, drops imaginary parts."""
-    del name
-    value, wanted = as_tensor(x), array_dtype(dtype)
-    if value.dtype.kind == "c" and wanted.kind != "c":
-        value = jnp.real(value)
-    return value.astype(wanted)
+    wanted = array_dtype(dtype)
+    return (jnp.real(x) if x.dtype.kind == "c" and wanted.kind != "c" else x).astype(wanted)
 
 
 @op("dtypes.saturate_cast saturate_cast")
-def saturate_cast(value: Operand, dtype: DTypeLike, name: str | None = None) -> jax.Array:
+def saturate_cast(value: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Converts a tensor to another dtype, and clips values to the range of that dtype."""
-    del name
-    tensor, wanted = as_tensor(value), as_dtype(dtype)
-    source = as_dtype(tensor.dtype)
+    wanted, source = as_dtype(dtype), as_dtype(value.dtype)
     low, high = max(float(source.min), float(wanted.min)), min(float(source.max), float(wanted.max))
     if source.is_integer:
-        return jnp.clip(tensor, int(low), int(high)).astype(array_dtype(wanted))
+        return jnp.clip(value, int(low), int(high)).astype(array_dtype(wanted))
     if wanted.is_integer:  # the next smaller float, because no float32 equals int32's maximum
-        high = float(np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype)))
-    return jnp.where(
-        tensor > high,
-        jnp.asarray(wanted.max, array_dtype(wanted)),
-        jnp.clip(tensor, low, high).astype(array_dtype(wanted)),
-    )
+        high = float(np.nextafter(np.asarray(high, value.dtype), np.asarray(0, value.dtype)))
+    most = jnp.asarray(wanted.max, array_dtype(wanted))
+    return jnp.where(value > high, most, jnp.clip(value, low, high).astype(most.dtype))
 
 
 @op("bitcast")
-def bitcast(input: Operand, type: DTypeLike, name: str | None = None) -> jax.Array:
+def bitcast(input: jax.Array, type: DTypeLike) -> jax.Array:
     """Reinterprets the bits of a tensor's elements as another dtype."""
-    del name
-    return lax.bitcast_convert_type(as_tensor(input), array_dtype(type))
+    return lax.bitcast_convert_type(input, array_dtype(type))
 
 
 @op("math.invert_permutation")
-def invert_permutation(x: Operand, name: str | None = None) -> jax.Array:
+def invert_permutation(x: jax.Array) -> jax.Array:
     """Computes the inverse of a permutation, given as a vector of indices."""
-    del name
-    return jnp.argsort(as_tensor(x)).astype(as_tensor(x).dtype)
+    return jnp.argsort(x).astype(x.dtype)
 
 
 @op("math.is_non_decreasing")
-def is_non_decreasing(x: Operand, name: str | None = None) -> jax.Array:
+def is_non_decreasing(x: jax.Array) -> jax.Array:
     """Returns whether no element of a tensor is less than the element before it."""
-    del name
-    flat = as_tensor(x).reshape(-1)
+    flat = x.reshape(-1)
     return jnp.all(flat[1:] >= flat[:-1])
 
 
 @op("math.is_strictly_increasing")
-def is_strictly_increasing(x: Operand, name: str | None = None) -> jax.Array:
+def is_strictly_increasing(x: jax.Array) -> jax.Array:
     """Returns whether each element of a tensor is greater than the element before it."""
-    del name
-    flat = as_tensor(x).reshape(-1)
+    flat = x.reshape(-1)
     return jnp.all(flat[1:] > flat[:-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import SupportsIndex
 
 import jax
@@ -18,41 +18,28 @@ from mirrored.tf._ops.generator import (
     set_global_generator,
     set_seed,
 )
-from mirrored.tf._static import static_ints
-from mirrored.tf._table import op
+from mirrored.tf._table import Ints, op
 from mirrored.tf._tensors import as_tensor
 
 op("random.Generator random.experimental.Generator")(Generator)
-op("random.set_seed")(set_seed)
-op("random.get_global_generator random.experimental.get_global_generator")(get_global_generator)
-op("random.set_global_generator random.experimental.set_global_generator")(set_global_generator)
+op("random.set_seed", named=False)(set_seed)
+op("random.get_global_generator random.experimental.get_global_generator", named=False)(get_global_generator)
+op("random.set_global_generator random.experimental.set_global_generator", named=False)(set_global_generator)
 
 
 @op("random.normal")
 def normal(
-    shape: StaticInts,
-    mean: Operand = 0.0,
-    stddev: Operand = 1.0,
-    dtype: DTypeLike = "float32",
-    seed: int | None = None,
-    name: str | None = None,
+    shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32", seed: int | None = None
 ) -> jax.Array:
     """Returns random values from a normal distribution, drawn from the global random state."""
-    del name
     return samplers.normal(next_key(seed), shape, mean, stddev, dtype)
 
 
 @op("random.truncated_normal")
 def truncated_normal(
-    shape: StaticInts,
-    mean: Operand = 0.0,
-    stddev: Operand = 1.0,
-    dtype: DTypeLike = "float32",
-    seed: int | None = None,
-    name: str | None = None,
+    shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32", seed: int | None = None
 ) -> jax.Array:
     """Returns random values from a normal distribution truncated at two standard deviations."""
-    del name
     return samplers.truncated_normal(next_key(seed), shape, mean, stddev, dtype)
 
 
@@ -63,61 +50,41 @@ def uniform(
     maxval: Operand | None = None,
     dtype: DTypeLike = "float32",
     seed: int | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Returns random values from a uniform distribution over [minval, maxval)."""
-    del name
     return samplers.uniform(next_key(seed), shape, minval, maxval, dtype)
 
 
 @op("random.shuffle")
-def shuffle(value: Operand, seed: int | None = None, name: str | None = None) -> jax.Array:
+def shuffle(value: Operand, seed: int | None = None) -> jax.Array:
     """Randomly permutes the slices of a tensor along its first axis."""
-    del name
     return samplers.shuffle(next_key(seed), value)
 
 
 @op("random.categorical")
 def categorical(
-    logits: Operand,
-    num_samples: SupportsIndex,
-    dtype: DTypeLike = "int64",
-    seed: int | None = None,
-    name: str | None = None,
+    logits: Operand, num_samples: SupportsIndex, dtype: DTypeLike = "int64", seed: int | None = None
 ) -> jax.Array:
     """Draws class indices from log-probabilities (logits) [batch, classes].
 
     The result is [batch, num_samples].
     """
-    del name
     return samplers.categorical(next_key(seed), logits, num_samples, dtype)
 
 
 @op("random.gamma")
 def gamma(
-    shape: StaticInts,
-    alpha: Operand,
-    beta: Operand | None = None,
-    dtype: DTypeLike = "float32",
-    seed: int | None = None,
-    name: str | None = None,
+    shape: Ints, alpha: jax.Array, beta: jax.Array | None = None, dtype: DTypeLike = "float32", seed: int | None = None
 ) -> jax.Array:
     """Returns random values from Gamma distributions: a tensor of the given shape for each alpha and beta."""
-    del name
-    rate = 1.0 if beta is None else beta
-    each = jnp.broadcast_shapes(as_tensor(alpha).shape, as_tensor(rate).shape)
-    size = static_ints(shape, called="tf.random.gamma", argument="shape")
-    return samplers.gamma(next_key(seed), (*size, *each), alpha, beta, dtype)
+    each = alpha.shape if beta is None else jnp.broadcast_shapes(alpha.shape, beta.shape)
+    return samplers.gamma(next_key(seed), (*shape, *each), alpha, beta, dtype)
 
 
 @op("random.poisson")
-def poisson(
-    shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32", seed: int | None = None, name: str | None = None
-) -> jax.Array:
+def poisson(shape: Ints, lam: jax.Array, dtype: DTypeLike = "float32", seed: int | None = None) -> jax.Array:
     """Returns random values from Poisson distributions: a tensor of the given shape for each rate."""
-    del name
-    size = static_ints(shape, called="tf.random.poisson", argument="shape")
-    return samplers.poisson(next_key(seed), (*size, *as_tensor(lam).shape), lam, dtype)
+    return samplers.poisson(next_key(seed), (*shape, *lam.shape), lam, dtype)
 
 
 @op("random.stateless_normal")
@@ -131,7 +98,6 @@ def stateless_normal(
     alg: object = "auto_select",
 ) -> jax.Array:
     """Draws random values from a normal distribution; the result depends only on `seed`."""
-    del name, alg
     return samplers.normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
 
@@ -146,7 +112,6 @@ def stateless_truncated_normal(
     alg: object = "auto_select",
 ) -> jax.Array:
     """Draws from a normal distribution truncated at two standard deviations; the result depends only on `seed`."""
-    del name, alg
     return samplers.truncated_normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
 
@@ -164,7 +129,6 @@ def stateless_uniform(
 
     Integers without bounds cover the whole range of the dtype.
     """
-    del name, alg
     if minval is None and maxval is None:
         return samplers.full_int(key_from_seed(seed), shape, dtype)
     return samplers.uniform(key_from_seed(seed), shape, minval, maxval, dtype)
@@ -172,122 +136,90 @@ def stateless_uniform(
 
 @op("random.stateless_categorical")
 def stateless_categorical(
-    logits: Operand, num_samples: SupportsIndex, seed: Operand, dtype: DTypeLike = "int64", name: str | None = None
+    logits: Operand, num_samples: SupportsIndex, seed: Operand, dtype: DTypeLike = "int64"
 ) -> jax.Array:
     """Draws class indices from log-probabilities (logits); the result depends only on `seed`."""
-    del name
     return samplers.categorical(key_from_seed(seed), logits, num_samples, dtype)
 
 
 @op("random.stateless_gamma")
 def stateless_gamma(
-    shape: StaticInts,
-    seed: Operand,
-    alpha: Operand,
-    beta: Operand | None = None,
-    dtype: DTypeLike = "float32",
-    name: str | None = None,
+    shape: StaticInts, seed: Operand, alpha: Operand, beta: Operand | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Draws random values from a Gamma distribution; the result depends only on `seed`.
 
     `shape` is the exact shape of the result.
     """
-    del name
     return samplers.gamma(key_from_seed(seed), shape, alpha, beta, dtype)
 
 
 @op("random.stateless_poisson")
-def stateless_poisson(
-    shape: StaticInts, seed: Operand, lam: Operand, dtype: DTypeLike = "int32", name: str | None = None
-) -> jax.Array:
+def stateless_poisson(shape: StaticInts, seed: Operand, lam: Operand, dtype: DTypeLike = "int32") -> jax.Array:
     """Draws random values from a Poisson distribution; the result depends only on `seed`.
 
     `shape` is the exact shape of the result.
     """
-    del name
     return samplers.poisson(key_from_seed(seed), shape, lam, dtype)
 
 
 @op("random.stateless_binomial")
 def stateless_binomial(
-    shape: StaticInts,
-    seed: Operand,
-    counts: Operand,
-    probs: Operand,
-    output_dtype: DTypeLike = "int32",
-    name: str | None = None,
+    shape: StaticInts, seed: Operand, counts: Operand, probs: Operand, output_dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Draws random values from a binomial distribution; the result depends only on `seed`.
 
     `shape` is the exact shape of the result.
     """
-    del name
     return samplers.binomial(key_from_seed(seed), shape, counts, probs, output_dtype)
 
 
 @op("random.experimental.stateless_shuffle random.stateless_shuffle")
-def stateless_shuffle(value: Operand, seed: Operand, alg: object = "auto_select", name: str | None = None) -> jax.Array:
+def stateless_shuffle(value: Operand, seed: Operand, alg: object = "auto_select") -> jax.Array:
     """Permutes the slices of a tensor along its first axis, in an order that depends only on `seed`."""
-    del name, alg
     return samplers.shuffle(key_from_seed(seed), value)
 
 
 @op("random.split random.experimental.stateless_split")
-def split(seed: Operand, num: int = 2, alg: object = "auto_select", name: str | None = None) -> jax.Array:
+def split(seed: Operand, num: int = 2, alg: object = "auto_select") -> jax.Array:
     """Derives `num` new seeds for `stateless_*` functions from a seed, ``int32[num, 2]``."""
-    del name, alg
     words = jax.random.key_data(jax.random.split(key_from_seed(seed), num))
     return words.view(jnp.int32)
 
 
 @op("random.fold_in random.experimental.stateless_fold_in")
-def fold_in(seed: Operand, data: Operand, alg: object = "auto_select", name: str | None = None) -> jax.Array:
+def fold_in(seed: Operand, data: Operand, alg: object = "auto_select") -> jax.Array:
     """Derives a new seed for `stateless_*` functions from a seed and a number."""
-    del name, alg
     words = jax.random.key_data(jax.random.fold_in(key_from_seed(seed), as_tensor(data).astype(jnp.uint32)))
     return words.view(jnp.int32)
 
 
-@op("random.create_rng_state")
+@op("random.create_rng_state", named=False)
 def create_rng_state(seed: int, alg: object = "auto_select") -> jax.Array:
     """Returns the state of a new generator with a given seed, for `Generator.from_state`."""
-    del alg
     return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
 
 
-def _kept(
-    value: jax.Array, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None, key: jax.Array
+def _dropped(
+    value: jax.Array, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None, key: Callable[[], jax.Array]
 ) -> jax.Array:
-    shape = value.shape if noise_shape is None else _noise_shape(noise_shape, value.shape)
-    keep = jax.random.uniform(key, shape, jnp.float32) >= rate
+    if isinstance(rate, (int, float)):
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
+        if rate == 0:
+            return value
+    shape = value.shape
+    if noise_shape is not None:
+        shape = tuple(size if one is None else int(one) for one, size in zip(noise_shape, shape, strict=True))
+    keep = jax.random.uniform(key(), shape, jnp.float32) >= rate
     return jnp.where(keep, value / (1 - as_tensor(rate).astype(value.dtype)), jnp.zeros((), value.dtype))
-
-
-def _noise_shape(noise_shape: Iterable[SupportsIndex | None], shape: tuple[int, ...]) -> tuple[int, ...]:
-    given = [None if one is None else int(one) for one in noise_shape]
-    return tuple(size if one is None else one for one, size in zip(given, shape, strict=True))
-
-
-def _checked_rate(rate: object) -> None:
-    if isinstance(rate, (int, float)) and not 0 <= rate < 1:
-        raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
 
 
 @op("nn.dropout")
 def dropout(
-    x: Operand,
-    rate: Operand,
-    noise_shape: Iterable[SupportsIndex | None] | None = None,
-    seed: int | None = None,
-    name: str | None = None,
+    x: Operand, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None = None, seed: int | None = None
 ) -> jax.Array:
     """Sets elements to zero at random, with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
-    del name
-    _checked_rate(rate)
-    value = as_tensor(x)
-    if isinstance(rate, (int, float)) and rate == 0:
-        return value
-    return _kept(value, rate, noise_shape, next_key(seed))
+    return _dropped(as_tensor(x), rate, noise_shape, lambda: next_key(seed))
 
 
 @op("nn.experimental.stateless_dropout")
@@ -297,12 +229,6 @@ def stateless_dropout(
     seed: Operand,
     rng_alg: str = "auto_select",
     noise_shape: Iterable[SupportsIndex | None] | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Sets elements to zero at random like `dropout`; which ones depends only on `seed`."""
-    del name, rng_alg
-    _checked_rate(rate)
-    value = as_tensor(x)
-    if isinstance(rate, (int, float)) and rate == 0:
-        return value
-    return _kept(value, rate, noise_shape, key_from_seed(seed))
+    return _dropped(as_tensor(x), rate, noise_shape, lambda: key_from_seed(seed))

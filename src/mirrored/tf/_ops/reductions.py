@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._typing import DTypeLike, Operand, StaticInts
+from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._static import static_axis, static_int
-from mirrored.tf._table import hosted, op, reported, rows
-from mirrored.tf._tensors import as_tensor
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._table import Axes, Int, op, rows
 from mirrored.values.sparse_rows import without_wrapping
 
 
@@ -57,126 +57,75 @@ rows(
 )
 
 
-@op("math.argmax argmax")
-@hosted
-def argmax(
-    input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
-) -> jax.Array:
+@op("math.argmax argmax", on_host=True)
+def argmax(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
     """Returns the index of the largest element along `axis`, of the first one if several are equal."""
-    del name
-    where = 0 if axis is None else static_int(axis, called="tf.argmax", argument="axis")
-    return jnp.argmax(as_tensor(input), axis=where).astype(array_dtype(output_type))
+    return jnp.argmax(input, axis=axis or 0).astype(array_dtype(output_type))
 
 
-@op("math.argmin argmin")
-@hosted
-def argmin(
-    input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
-) -> jax.Array:
+@op("math.argmin argmin", on_host=True)
+def argmin(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
     """Returns the index of the smallest element along `axis`, of the first one if several are equal."""
-    del name
-    where = 0 if axis is None else static_int(axis, called="tf.argmin", argument="axis")
-    return jnp.argmin(as_tensor(input), axis=where).astype(array_dtype(output_type))
+    return jnp.argmin(input, axis=axis or 0).astype(array_dtype(output_type))
 
 
 @op("math.count_nonzero")
 def count_nonzero(
-    input: Operand,
-    axis: StaticInts | None = None,
-    keepdims: bool | None = None,
-    dtype: DTypeLike = "int64",
-    name: str | None = None,
+    input: jax.Array, axis: Axes = None, keepdims: bool | None = None, dtype: DTypeLike = "int64"
 ) -> jax.Array:
     """Counts the nonzero elements of a tensor, over all axes or given ones."""
-    del name
-    where = static_axis(axis, called="tf.math.count_nonzero")
-    return jnp.count_nonzero(as_tensor(input), axis=where, keepdims=bool(keepdims)).astype(array_dtype(dtype))
+    return jnp.count_nonzero(input, axis=axis, keepdims=bool(keepdims)).astype(array_dtype(dtype))
 
 
 def _scan(
-    called: str,
-    run: Callable[..., jax.Array],
-    neutral: float,
-    x: Operand,
-    axis: SupportsIndex,
-    exclusive: bool,
-    reverse: bool,
+    value: jax.Array, axis: int, exclusive: bool, reverse: bool, run: Callable[..., jax.Array], neutral: float
 ) -> jax.Array:
-    value = as_tensor(x)
-    where = static_int(axis, called=called, argument="axis")
-    with reported(called, [value]):
-        value = jnp.flip(value, where) if reverse else value
-        if exclusive:
-            edge = jnp.full_like(lax.slice_in_dim(value, 0, 1, axis=where), neutral)
-            value = jnp.concatenate([edge, lax.slice_in_dim(value, 0, value.shape[where] - 1, axis=where)], axis=where)
-        value = run(value, axis=where)
-        return jnp.flip(value, where) if reverse else value
-
-
-def _cumulative_sum(value: jax.Array, axis: int) -> jax.Array:
-    return jnp.cumsum(value, axis=axis, dtype=value.dtype)
-
-
-def _cumulative_product(value: jax.Array, axis: int) -> jax.Array:
-    return jnp.cumprod(value, axis=axis, dtype=value.dtype)
-
-
-def _cumulative_logsumexp(value: jax.Array, axis: int) -> jax.Array:
-    return lax.cumlogsumexp(value, axis=axis % value.ndim)
+    if exclusive:
+        axis %= value.ndim
+        edges = [(0, 0, 0)] * value.ndim
+        edges[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
+        value = lax.pad(value, jnp.asarray(neutral, value.dtype), edges)
+    return run(value, axis=axis % value.ndim, reverse=reverse)
 
 
 @op("math.cumsum cumsum")
-def cumsum(
-    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> jax.Array:
+def cumsum(x: jax.Array, axis: Int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """Computes the cumulative sum of a tensor along `axis`."""
-    del name
-    return _scan("tf.cumsum", _cumulative_sum, 0, x, axis, exclusive, reverse)
+    return _scan(x, axis, exclusive, reverse, lax.cumsum, 0)
 
 
 @op("math.cumprod")
-def cumprod(
-    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> jax.Array:
+def cumprod(x: jax.Array, axis: Int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """Computes the cumulative product of a tensor along `axis`."""
-    del name
-    return _scan("tf.math.cumprod", _cumulative_product, 1, x, axis, exclusive, reverse)
+    return _scan(x, axis, exclusive, reverse, lax.cumprod, 1)
 
 
 @op("math.cumulative_logsumexp")
-def cumulative_logsumexp(
-    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> jax.Array:
+def cumulative_logsumexp(x: jax.Array, axis: Int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """Computes the cumulative log-sum-exp of a tensor along `axis`."""
-    del name
-    return _scan("tf.math.cumulative_logsumexp", _cumulative_logsumexp, -jnp.inf, x, axis, exclusive, reverse)
+    return _scan(x, axis, exclusive, reverse, lax.cumlogsumexp, -jnp.inf)
 
 
 @op("sort")
-def sort(values: Operand, axis: SupportsIndex = -1, direction: str = "ASCENDING", name: str | None = None) -> jax.Array:
+def sort(values: jax.Array, axis: Int = -1, direction: str = "ASCENDING") -> jax.Array:
     """Sorts the elements of a tensor along `axis`."""
-    del name
-    where = static_int(axis, called="tf.sort", argument="axis")
-    return jnp.sort(as_tensor(values), axis=where, descending=_descends(direction))
+    return jnp.sort(values, axis=axis, descending=_descends("tf.sort", direction))
 
 
 @op("argsort")
-def argsort(
-    values: Operand,
-    axis: SupportsIndex = -1,
-    direction: str = "ASCENDING",
-    stable: bool = False,
-    name: str | None = None,
-) -> jax.Array:
+def argsort(values: jax.Array, axis: Int = -1, direction: str = "ASCENDING", stable: bool = False) -> jax.Array:
     """Returns the indices that sort a tensor along `axis`; equal elements keep their order."""
-    del name, stable
-    where = static_int(axis, called="tf.argsort", argument="axis")
-    return jnp.argsort(as_tensor(values), axis=where, descending=_descends(direction)).astype(jnp.int32)
+    return jnp.argsort(values, axis=axis, descending=_descends("tf.argsort", direction)).astype(jnp.int32)
 
 
-def _descends(direction: str) -> bool:
+def _descends(called: str, direction: str) -> bool:
     if direction not in ("ASCENDING", "DESCENDING"):
-        raise ValueError(f"Argument `direction` should be one of 'ASCENDING' or 'DESCENDING'. Received: {direction!r}")
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`direction` is {direction!r}",
+            rule="`direction` must be 'ASCENDING' or 'DESCENDING'",
+            remedy="pass one of them",
+        )
     return direction == "DESCENDING"
 
 
@@ -188,128 +137,104 @@ class TopK(NamedTuple):
 
 
 @op("math.top_k nn.top_k")
-def top_k(
-    input: Operand, k: SupportsIndex = 1, sorted: bool = True, index_type: DTypeLike = "int32", name: str | None = None
-) -> TopK:
+def top_k(input: jax.Array, k: Int = 1, sorted: bool = True, index_type: DTypeLike = "int32") -> TopK:
     """Returns the `k` largest values along the last axis, in descending order, and their indices."""
-    del sorted, name
-    values, indices = lax.top_k(as_tensor(input), static_int(k, called="tf.math.top_k", argument="k"))
+    values, indices = lax.top_k(input, k)
     return TopK(values, indices.astype(array_dtype(index_type)))
 
 
 @op("math.in_top_k nn.in_top_k")
-def in_top_k(targets: Operand, predictions: Operand, k: Operand, name: str | None = None) -> jax.Array:
+def in_top_k(targets: jax.Array, predictions: jax.Array, k: Operand) -> jax.Array:
     """Returns for each example whether the target class is among the `k` classes with the highest predictions.
 
     A class tied with the k-th one counts as among them.
     """
-    del name
-    scores, wanted = as_tensor(predictions), as_tensor(targets)
-    own = jnp.take_along_axis(scores, wanted[:, None], axis=1)
-    return jnp.isfinite(own[:, 0]) & (jnp.sum(scores > own, axis=1) < k)  # type: ignore[no-any-return]
+    own = jnp.take_along_axis(predictions, targets[:, None], axis=1)
+    return jnp.isfinite(own[:, 0]) & (jnp.sum(predictions > own, axis=1) < k)  # type: ignore[no-any-return]
 
 
 @op("math.bincount")
 def bincount(
-    arr: Operand,
-    weights: Operand | None = None,
+    arr: jax.Array,
+    weights: jax.Array | None = None,
     minlength: Any = None,
     maxlength: Any = None,
     dtype: DTypeLike = "int32",
-    axis: SupportsIndex | None = None,
+    axis: Int | None = None,
     binary_output: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Counts how often each integer occurs in a tensor, or sums weights for each integer.
 
     Inside `tf.function`, pass the same value as `minlength` and `maxlength`: the length is a shape.
     """
-    del name
-    values = as_tensor(arr)
     length = None if minlength is None or minlength != maxlength else int(maxlength)
     if length is None:
-        length = int(jnp.max(values, initial=-1)) + 1
-        length = max(length, int(minlength or 0))
+        length = max(int(jnp.max(arr, initial=-1)) + 1, int(minlength or 0))
         length = length if maxlength is None else min(length, int(maxlength))
-    one = jax.nn.one_hot(values, length, dtype=array_dtype(dtype) if weights is None else as_tensor(weights).dtype)
+    one = jax.nn.one_hot(arr, length, dtype=array_dtype(dtype) if weights is None else weights.dtype)
     if weights is not None:
-        one = one * as_tensor(weights)[..., None]
+        one = one * weights[..., None]
     counted = one.reshape(-1, length).sum(0) if axis is None else jnp.sum(one, axis=-2)
     return jnp.minimum(counted, 1) if binary_output else counted
 
 
 @op("math.confusion_matrix")
 def confusion_matrix(
-    labels: Operand,
-    predictions: Operand,
-    num_classes: SupportsIndex | None = None,
-    weights: Operand | None = None,
+    labels: jax.Array,
+    predictions: jax.Array,
+    num_classes: Int | None = None,
+    weights: jax.Array | None = None,
     dtype: DTypeLike = "int32",
-    name: str | None = None,
 ) -> jax.Array:
     """Returns the matrix of the numbers of examples with each label (row) and prediction (column).
 
     Inside `tf.function`, pass `num_classes`.
     """
-    del name
-    true, guessed = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
-    size = int(num_classes) if num_classes is not None else int(jnp.maximum(true.max(), guessed.max())) + 1
-    amount = (
-        jnp.ones(true.shape, array_dtype(dtype)) if weights is None else as_tensor(weights).astype(array_dtype(dtype))
-    )
+    true, guessed = labels.reshape(-1), predictions.reshape(-1)
+    size = int(jnp.maximum(true.max(), guessed.max())) + 1 if num_classes is None else num_classes
+    amount = jnp.ones(true.shape) if weights is None else weights
     places = without_wrapping(true, size), without_wrapping(guessed, size)
-    return jnp.zeros((size, size), array_dtype(dtype)).at[places].add(amount, mode="drop")
+    empty = jnp.zeros((size, size), array_dtype(dtype))
+    return empty.at[places].add(amount.astype(empty.dtype), mode="drop")
 
 
 @op("math.zero_fraction nn.zero_fraction")
-def zero_fraction(value: Operand, name: str | None = None) -> jax.Array:
+def zero_fraction(value: jax.Array) -> jax.Array:
     """Returns the fraction of a tensor's elements that are zero."""
-    del name
-    return jnp.mean(as_tensor(value) == 0, dtype=jnp.float32)
+    return jnp.mean(value == 0, dtype=jnp.float32)
 
 
 @op("histogram_fixed_width")
 def histogram_fixed_width(
-    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
+    values: jax.Array, value_range: jax.Array, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Counts the values in `nbins` bins of equal width, into which a range of values is divided.
 
     The first and last bins include values outside of the range.
     """
-    del name
     bins = histogram_fixed_width_bins(values, value_range, nbins).reshape(-1)
-    return jnp.zeros(int(nbins), array_dtype(dtype)).at[bins].add(1)
+    return jnp.bincount(bins, length=nbins).astype(array_dtype(dtype))
 
 
 @op("histogram_fixed_width_bins")
 def histogram_fixed_width_bins(
-    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
+    values: jax.Array, value_range: jax.Array, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
-    del name
-    tensor, (low, high) = as_tensor(values), as_tensor(value_range)
-    scaled = (tensor - low) / (high - low) * nbins
-    return jnp.clip(jnp.floor(scaled), 0, nbins - 1).astype(array_dtype(dtype))
+    low, high = value_range
+    bins = jnp.floor((values - low) / (high - low) * nbins)
+    return jnp.clip(bins, 0, nbins - 1).astype(array_dtype(dtype))
 
 
 @op("searchsorted")
 def searchsorted(
-    sorted_sequence: Operand,
-    values: Operand,
-    side: str = "left",
-    output_type: DTypeLike = "int32",
-    name: str | None = None,
+    sorted_sequence: jax.Array, values: jax.Array, side: str = "left", output_type: DTypeLike = "int32"
 ) -> jax.Array:
     """Returns the indices at which values can be inserted into a sorted sequence to keep it sorted.
 
     Sequence and values are along the last axis.
     """
-    del name
-    haystack, needles = as_tensor(sorted_sequence), as_tensor(values)
-
-    def search(a: jax.Array, v: jax.Array) -> jax.Array:
-        return jnp.searchsorted(a, v, side=side)
-
-    for _ in range(haystack.ndim - 1):
+    search = functools.partial(jnp.searchsorted, side=side)
+    for _ in range(sorted_sequence.ndim - 1):
         search = jax.vmap(search)
-    return search(haystack, needles).astype(array_dtype(output_type))
+    return search(sorted_sequence, values).astype(array_dtype(output_type))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mirrored._typing import Operand, StaticInts
+from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
-from mirrored.tf._static import static_axis, static_int
-from mirrored.tf._table import op, tensors
+from mirrored.tf._table import Common, Int, Ints, op
 from mirrored.tf._tensors import as_tensor
 
 
@@ -33,12 +32,7 @@ class Candidates(NamedTuple):
 
 
 def _drawn(
-    called: str,
-    logits: np.ndarray[Any, Any],
-    true_classes: Operand,
-    num_sampled: SupportsIndex,
-    unique: bool,
-    seed: int | None,
+    called: str, logits: np.ndarray[Any, Any], true_classes: jax.Array, count: int, unique: bool, seed: int | None
 ) -> Candidates:
     """Samples classes by their log-probabilities.
 
@@ -47,7 +41,6 @@ def _drawn(
     that this takes; it is sampled afterwards. Source: W. Kool and others, Stochastic beams and where to find them, ICML
     2019.
     """
-    count = static_int(num_sampled, called=called, argument="num_sampled")
     if unique and count > len(logits):
         raise InvalidArgumentError.of(
             called,
@@ -67,7 +60,7 @@ def _drawn(
         p = jnp.exp(log_p)[classes]
         return -jnp.expm1(tries * jnp.log1p(-p)) if unique else p * tries
 
-    return Candidates(sampled, expected(as_tensor(true_classes)), expected(sampled))
+    return Candidates(sampled, expected(true_classes), expected(sampled))
 
 
 def _tries(key: jax.Array, p: jax.Array) -> jax.Array:
@@ -80,13 +73,7 @@ def _tries(key: jax.Array, p: jax.Array) -> jax.Array:
 
 @op("random.log_uniform_candidate_sampler")
 def log_uniform_candidate_sampler(
-    true_classes: Operand,
-    num_true: int,
-    num_sampled: SupportsIndex,
-    unique: bool,
-    range_max: SupportsIndex,
-    seed: int | None = None,
-    name: str | None = None,
+    true_classes: jax.Array, num_true: int, num_sampled: Int, unique: bool, range_max: Int, seed: int | None = None
 ) -> Candidates:
     """Samples classes from the log-uniform (Zipfian) distribution, in which low indices are frequent.
 
@@ -99,45 +86,35 @@ def log_uniform_candidate_sampler(
         unique: Whether all sampled classes are distinct.
         range_max: Number of classes, sorted by decreasing frequency.
         seed: The operation's own seed.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `num_sampled` distinct classes exceed the number of classes.
     """
-    del name, num_true
     called = "tf.random.log_uniform_candidate_sampler"
-    classes = np.arange(static_int(range_max, called=called, argument="range_max"))
+    classes = np.arange(range_max)
     logits = np.log(np.log1p(1 / (classes + 1)) / np.log(len(classes) + 1))
     return _drawn(called, logits, true_classes, num_sampled, unique, seed)
 
 
 @op("random.uniform_candidate_sampler")
 def uniform_candidate_sampler(
-    true_classes: Operand,
-    num_true: int,
-    num_sampled: SupportsIndex,
-    unique: bool,
-    range_max: SupportsIndex,
-    seed: int | None = None,
-    name: str | None = None,
+    true_classes: jax.Array, num_true: int, num_sampled: Int, unique: bool, range_max: Int, seed: int | None = None
 ) -> Candidates:
     """Samples classes from the uniform distribution, for sampled losses.
 
     The arguments are those of `log_uniform_candidate_sampler`.
     """
-    del name, num_true
-    called = "tf.random.uniform_candidate_sampler"
-    size = static_int(range_max, called=called, argument="range_max")
-    return _drawn(called, np.full(size, -np.log(size)), true_classes, num_sampled, unique, seed)
+    called, logits = "tf.random.uniform_candidate_sampler", np.full(range_max, -np.log(range_max))
+    return _drawn(called, logits, true_classes, num_sampled, unique, seed)
 
 
 @op("random.fixed_unigram_candidate_sampler nn.fixed_unigram_candidate_sampler")
 def fixed_unigram_candidate_sampler(
-    true_classes: Operand,
+    true_classes: jax.Array,
     num_true: int,
-    num_sampled: SupportsIndex,
+    num_sampled: Int,
     unique: bool,
-    range_max: SupportsIndex,
+    range_max: Int,
     vocab_file: str = "",
     distortion: float = 1.0,
     num_reserved_ids: int = 0,
@@ -145,7 +122,6 @@ def fixed_unigram_candidate_sampler(
     shard: int = 0,
     unigrams: Sequence[float] = (),
     seed: int | None = None,
-    name: str | None = None,
 ) -> Candidates:
     """Samples classes with probabilities proportional to given counts, for sampled losses.
 
@@ -162,14 +138,11 @@ def fixed_unigram_candidate_sampler(
         shard: Must be 0.
         unigrams: The counts, instead of a file.
         seed: The operation's own seed.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: The number of counts does not match the number of classes, or shards are requested.
     """
-    del name, num_true
     called = "tf.random.fixed_unigram_candidate_sampler"
-    size = static_int(range_max, called=called, argument="range_max")
     counts = list(unigrams) or _counts(vocab_file)
     if (num_shards, shard) != (1, 0):
         raise InvalidArgumentError.of(
@@ -178,10 +151,10 @@ def fixed_unigram_candidate_sampler(
             rule="num_shards must be 1, and shard must be 0",
             remedy="omit both arguments",
         )
-    if len(counts) + num_reserved_ids != size:
+    if len(counts) + num_reserved_ids != range_max:
         raise InvalidArgumentError.of(
             called,
-            found=f"there are {len(counts)} counts for {size} classes, of which {num_reserved_ids} are reserved",
+            found=f"there are {len(counts)} counts for {range_max} classes, of which {num_reserved_ids} are reserved",
             rule="each class that is not reserved must have one count",
             remedy="pass unigrams (or a vocab_file) for range_max - num_reserved_ids classes",
         )
@@ -201,33 +174,25 @@ def _counts(path: str) -> list[float]:
 
 @op("random.all_candidate_sampler nn.all_candidate_sampler")
 def all_candidate_sampler(
-    true_classes: Operand,
-    num_true: int,
-    num_sampled: SupportsIndex,
-    unique: bool,
-    seed: int | None = None,
-    name: str | None = None,
+    true_classes: Operand, num_true: int, num_sampled: Int, unique: bool, seed: int | None = None
 ) -> Candidates:
     """Returns all classes in place of a sample, each with the expected count one."""
-    del name, num_true, unique, seed
-    count = static_int(num_sampled, called="tf.random.all_candidate_sampler", argument="num_sampled")
-    true = as_tensor(true_classes)
-    return Candidates(jnp.arange(count), jnp.ones(true.shape, jnp.float32), jnp.ones(count, jnp.float32))
+    ones = jnp.ones(num_sampled, jnp.float32)
+    return Candidates(jnp.arange(num_sampled), jnp.ones(true_classes.shape, jnp.float32), ones)
 
 
 @op("nn.sampled_softmax_loss")
 def sampled_softmax_loss(
     weights: Operand,
-    biases: Operand,
-    labels: Operand,
-    inputs: Operand,
-    num_sampled: SupportsIndex,
-    num_classes: SupportsIndex,
+    biases: jax.Array,
+    labels: jax.Array,
+    inputs: jax.Array,
+    num_sampled: Int,
+    num_classes: Int,
     num_true: int = 1,
     sampled_values: Iterable[Operand] | None = None,
     remove_accidental_hits: bool = True,
     seed: int | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the softmax cross entropy over the true classes and a random sample of other classes.
 
@@ -244,38 +209,27 @@ def sampled_softmax_loss(
         sampled_values: The result of a sampler; None uses `log_uniform_candidate_sampler`.
         remove_accidental_hits: Whether to ignore sampled classes that are true classes.
         seed: The seed of the sampler.
-        name: Ignored.
 
     Source: S. Jean and others, On using very large target vocabulary for neural machine translation, ACL 2015.
     """
-    del name
     logits, truth = _sampled_logits(
-        weights,
-        biases,
-        labels,
-        inputs,
-        num_sampled,
-        num_classes,
-        num_true,
-        sampled_values,
-        remove_accidental_hits,
+        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values, remove_accidental_hits,
         seed,
-    )
+    )  # fmt: skip
     return optax.softmax_cross_entropy(logits, jax.lax.stop_gradient(truth))  # type: ignore[no-any-return]
 
 
 @op("nn.nce_loss")
 def nce_loss(
     weights: Operand,
-    biases: Operand,
-    labels: Operand,
-    inputs: Operand,
-    num_sampled: SupportsIndex,
-    num_classes: SupportsIndex,
+    biases: jax.Array,
+    labels: jax.Array,
+    inputs: jax.Array,
+    num_sampled: Int,
+    num_classes: Int,
     num_true: int = 1,
     sampled_values: Iterable[Operand] | None = None,
     remove_accidental_hits: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the noise-contrastive estimation loss for each example.
 
@@ -283,31 +237,21 @@ def nce_loss(
 
     Source: M. Gutmann, A. Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
     """
-    del name
     logits, truth = _sampled_logits(
-        weights,
-        biases,
-        labels,
-        inputs,
-        num_sampled,
-        num_classes,
-        num_true,
-        sampled_values,
-        remove_accidental_hits,
+        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values, remove_accidental_hits,
         None,
-    )
+    )  # fmt: skip
     return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, truth), axis=-1)
 
 
 def _sampled_logits(
-    weights: Operand, biases: Operand, labels: Operand, inputs: Operand, num_sampled: SupportsIndex,
-    num_classes: SupportsIndex, num_true: int, sampled_values: Iterable[Operand] | None, remove_accidental_hits: bool,
+    weights: Operand, bias: jax.Array, labels: jax.Array, features: jax.Array, num_sampled: Int,
+    num_classes: Int, num_true: int, sampled_values: Iterable[Operand] | None, remove_accidental_hits: bool,
     seed: int | None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Returns the logits [batch, num_true + num_sampled] minus the log expected counts, and their labels."""
     parts = [as_tensor(one) for one in weights] if isinstance(weights, (list, tuple)) else [as_tensor(weights)]
-    table, bias = jnp.concatenate(parts), as_tensor(biases)
-    true, features = as_tensor(labels).reshape((-1, num_true)), as_tensor(inputs)
+    table, true = jnp.concatenate(parts), labels.reshape((-1, num_true))
     if sampled_values is None:
         sampled_values = log_uniform_candidate_sampler(true, num_true, num_sampled, True, num_classes, seed)
     sampled, of_true, of_sampled = (jax.lax.stop_gradient(as_tensor(one)) for one in sampled_values)
@@ -323,14 +267,13 @@ def _sampled_logits(
 
 @op("nn.ctc_loss")
 def ctc_loss(
-    labels: Operand,
-    logits: Operand,
-    label_length: Operand,
-    logit_length: Operand,
+    labels: jax.Array,
+    logits: jax.Array,
+    label_length: jax.Array,
+    logit_length: jax.Array,
     logits_time_major: bool = True,
     unique: object = None,
-    blank_index: int | None = None,
-    name: str | None = None,
+    blank_index: Int | None = None,
 ) -> jax.Array:
     """Computes the CTC (connectionist temporal classification) loss for each example.
 
@@ -344,59 +287,48 @@ def ctc_loss(
         logits_time_major: Whether frames come first.
         unique: Ignored: it only saves time in TensorFlow.
         blank_index: The blank class; negative indices count from the end. Default 0.
-        name: Ignored.
 
     Raises:
         TypeError: The labels are sparse, which is not supported here.
 
     Source: A. Graves and others, Connectionist temporal classification, ICML 2006, in optax.
     """
-    del name, unique
-    scores, true = as_tensor(logits), as_tensor(labels)
-    scores = jnp.swapaxes(scores, 0, 1) if logits_time_major else scores
-    blank = (0 if blank_index is None else blank_index) % scores.shape[-1]
+    scores = jnp.swapaxes(logits, 0, 1) if logits_time_major else logits
     return optax.ctc_loss(  # type: ignore[no-any-return]
         scores,
         _beyond(logit_length, scores.shape[1]),
-        true,
-        _beyond(label_length, true.shape[1]),
-        blank_id=blank,
+        labels,
+        _beyond(label_length, labels.shape[1]),
+        blank_id=(blank_index or 0) % scores.shape[-1],
     )
 
 
-def _beyond(length: Operand, size: int) -> jax.Array:
-    return (jnp.arange(size) >= as_tensor(length)[:, None]).astype(jnp.float32)
+def _beyond(length: jax.Array, size: int) -> jax.Array:
+    return (jnp.arange(size) >= length[:, None]).astype(jnp.float32)
 
 
 @op("nn.sufficient_statistics")
 def sufficient_statistics(
-    x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
+    x: jax.Array, axes: Ints | None, shift: Operand | None = None, keepdims: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Returns the sums from which `normalize_moments` computes mean and variance.
 
     These are the count, the sum and the sum of squares of ``x - shift``, and the shift.
     """
-    del name
-    value = as_tensor(x)
-    axis = static_axis(axes, called="tf.nn.sufficient_statistics", argument="axes")
-    over = (axis,) if isinstance(axis, int) else tuple(axis or ())
-    count = jnp.asarray(np.prod([value.shape[one] for one in over]), value.dtype)
-    moved = value if shift is None else value - as_tensor(shift, value.dtype)
-    sums = jnp.sum(moved, axis=over, keepdims=keepdims)
-    squares = jnp.sum(moved**2, axis=over, keepdims=keepdims)
-    return count, sums, squares, None if shift is None else as_tensor(shift, value.dtype)
+    over, by = axes or (), None if shift is None else as_tensor(shift, x.dtype)
+    count = jnp.asarray(np.prod([x.shape[one] for one in over]), x.dtype)
+    moved = x if by is None else x - by
+    return count, jnp.sum(moved, over, keepdims=keepdims), jnp.sum(moved**2, over, keepdims=keepdims), by
 
 
 @op("nn.normalize_moments")
 def normalize_moments(
-    counts: Operand, mean_ss: Operand, variance_ss: Operand, shift: Operand | None, name: str | None = None
+    counts: Common, mean_ss: Common, variance_ss: Common, shift: Operand | None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and variance from the sums that `sufficient_statistics` returned.
 
     The results of several calls may be added first.
     """
-    del name
-    count, sums, squares = tensors(counts, mean_ss, variance_ss)
-    moved = sums / count
+    moved = mean_ss / counts
     mean = moved if shift is None else moved + as_tensor(shift, moved.dtype)
-    return mean, squares / count - moved**2
+    return mean, variance_ss / counts - moved**2

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import jax.scipy.fft as sfft
 import numpy as np
 
-from mirrored._typing import DTypeLike, Operand, StaticInts
+from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.errors import ArgumentTypeError
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
-from mirrored.tf._static import static_int, static_ints
-from mirrored.tf._table import op, rows
+from mirrored.tf._table import Int, Ints, op, rows
 from mirrored.tf._tensors import as_tensor
 
 
@@ -38,15 +36,11 @@ rows(
 
 
 def _real(name: str, transform: Callable[..., jax.Array], rank: int) -> None:
-    called = f"tf.signal.{name}"
-
-    def run(input_tensor: Operand, fft_length: StaticInts | None = None, name: str | None = None) -> jax.Array:
-        del name
-        sizes = None if fft_length is None else static_ints(fft_length, called=called, argument="fft_length")
-        return transform(as_tensor(input_tensor), s=sizes, axes=tuple(range(-rank, 0)))
+    def run(input_tensor: jax.Array, fft_length: Ints | None = None) -> jax.Array:
+        return transform(input_tensor, s=fft_length, axes=tuple(range(-rank, 0)))
 
     run.__name__ = run.__qualname__ = name
-    run.__doc__ = f"Computes `{called}` over the last {rank} axes."
+    run.__doc__ = f"Computes `tf.signal.{name}` over the last {rank} axes."
     op(f"signal.{name}")(run)
 
 
@@ -89,14 +83,7 @@ def _resized(x: jax.Array, length: int) -> jax.Array:
 
 
 @op("signal.dct")
-def dct(
-    input: Operand,
-    type: int = 2,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    name: str | None = None,
-) -> jax.Array:
+def dct(input: jax.Array, type: int = 2, n: Int | None = None, axis: int = -1, norm: str | None = None) -> jax.Array:
     """Computes the discrete cosine transform of the last axis.
 
     Args:
@@ -105,7 +92,6 @@ def dct(
         n: The length of the transform: truncates or zero-pads the samples. Default: the number of samples.
         axis: -1.
         norm: "ortho" for an orthonormal transform, which type 1 does not have.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `type`, `n` or `norm` is invalid, or type 1 is combined with "ortho" or fewer than 2
@@ -113,36 +99,25 @@ def dct(
         UnimplementedError: The axis is not the last one.
         ArgumentTypeError: The input is not a real tensor of 32 or 64 bits.
     """
-    del name
     return _cosine("tf.signal.dct", input, type, n, axis, norm, _COSINE_TRANSFORMS.get(type))
 
 
 @op("signal.idct")
-def idct(
-    input: Operand,
-    type: int = 2,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    name: str | None = None,
-) -> jax.Array:
+def idct(input: jax.Array, type: int = 2, n: Int | None = None, axis: int = -1, norm: str | None = None) -> jax.Array:
     """Computes the inverse discrete cosine transform of the last axis.
 
     With ``norm="ortho"``, this is the inverse of `dct`; otherwise 2n times the inverse (2n - 2 times for type 1).
 
     Arguments and errors are those of `dct`.
     """
-    del name
     inverse = _COSINE_TRANSFORMS[_INVERSES[type]] if type in _INVERSES else None
     return _cosine("tf.signal.idct", input, type, n, axis, norm, inverse)
 
 
 def _cosine(
-    called: str, input: Operand, kind: int, n: int | None, axis: int, norm: str | None,
+    called: str, value: jax.Array, kind: int, length: int | None, axis: int, norm: str | None,
     transform: Callable[[jax.Array, bool], jax.Array] | None,
 ) -> jax.Array:  # fmt: skip
-    value = as_tensor(input)
-    length = None if n is None else static_int(n, called=called, argument="n")
     if axis != -1:
         raise UnimplementedError.of(
             called,
@@ -187,85 +162,63 @@ def _check_cosine(called: str, shape: tuple[int, ...], kind: int, n: int | None,
             raise InvalidArgumentError.of(called, found=found, rule=rule, remedy=remedy)
 
 
-def _window(name: str, a: float, b: float) -> Callable[..., jax.Array]:
-    def window(
-        window_length: SupportsIndex, periodic: bool = True, dtype: DTypeLike = "float32", name: str | None = None
-    ) -> jax.Array:
-        del name
-        length = static_int(window_length, called="tf.signal", argument="window_length")
-        points = length + (1 if periodic and length % 2 == 0 else 0)
-        angle = 2 * np.pi * np.arange(length) / max(points - 1, 1)
-        values = a - b * np.cos(angle) if length > 1 else np.ones(length)
-        return as_tensor(values.astype(array_dtype(dtype)))
+def _window(name: str, symmetric: Callable[[int], HostArray]) -> Callable[..., jax.Array]:
+    def window(window_length: Int, periodic: bool = True, dtype: DTypeLike = "float32") -> jax.Array:
+        points = window_length + (periodic and window_length % 2 == 0)
+        return as_tensor(symmetric(points)[:window_length].astype(array_dtype(dtype)))
 
     window.__name__ = window.__qualname__ = name
-    window.__doc__ = f"Generates a window {a} - {b} cos(...), periodic or symmetric."
+    window.__doc__ = f"Returns the window `tf.signal.{name}`, periodic or symmetric."
     return op(f"signal.{name}")(window)
 
 
-hann_window = _window("hann_window", 0.5, 0.5)
-_window("hamming_window", 0.54, 0.46)
+hann_window = _window("hann_window", np.hanning)
+_window("hamming_window", np.hamming)
 
 
 @op("signal.frame")
 def frame(
-    signal: Operand,
-    frame_length: SupportsIndex,
-    frame_step: SupportsIndex,
-    pad_end: bool = False,
-    pad_value: Operand = 0,
-    axis: SupportsIndex = -1,
-    name: str | None = None,
+    signal: jax.Array, frame_length: Int, frame_step: Int, pad_end: bool = False, pad_value: Operand = 0, axis: Int = -1
 ) -> jax.Array:
     """Splits an axis of a signal into overlapping frames of one length.
 
     From [..., samples], the result is [..., frames, frame_length].
     """
-    del name
-    value = as_tensor(signal)
-    where = static_int(axis, called="tf.signal.frame", argument="axis") % value.ndim
-    length = static_int(frame_length, called="tf.signal.frame", argument="frame_length")
-    step = static_int(frame_step, called="tf.signal.frame", argument="frame_step")
-    total = value.shape[where]
-    count = -(-total // step) if pad_end else max(0, 1 + (total - length) // step)
-    missing = (count - 1) * step + length - total
+    where, total = axis % signal.ndim, signal.shape[axis]
+    count = -(-total // frame_step) if pad_end else max(0, 1 + (total - frame_length) // frame_step)
+    missing = (count - 1) * frame_step + frame_length - total
     if pad_end and missing > 0:
-        widths = [(0, 0)] * value.ndim
-        widths[where] = (0, missing)
-        value = jnp.pad(value, widths, constant_values=pad_value)
-    index = np.arange(count)[:, None] * step + np.arange(length)
-    return jnp.take(value, index, axis=where)
+        widths = [(0, missing if one == where else 0) for one in range(signal.ndim)]
+        signal = jnp.pad(signal, widths, constant_values=pad_value)
+    return jnp.take(signal, _places(count, frame_length, frame_step), axis=where)
+
+
+def _places(frames: int, length: int, step: int) -> HostArray:
+    return np.arange(frames)[:, None] * step + np.arange(length)
 
 
 @op("signal.overlap_and_add")
-def overlap_and_add(signal: Operand, frame_step: SupportsIndex, name: str | None = None) -> jax.Array:
+def overlap_and_add(signal: jax.Array, frame_step: Int) -> jax.Array:
     """Reconstructs a signal by adding overlapping frames, which begin `frame_step` samples apart.
 
     From [..., frames, length], the result is [..., samples].
     """
-    del name
-    value = as_tensor(signal)
-    frames, length = value.shape[-2:]
-    step = static_int(frame_step, called="tf.signal.overlap_and_add", argument="frame_step")
-    index = np.arange(frames)[:, None] * step + np.arange(length)
-    out = jnp.zeros((*value.shape[:-2], (frames - 1) * step + length), value.dtype)
-    return out.at[..., index].add(value)
+    frames, length = signal.shape[-2:]
+    out = jnp.zeros((*signal.shape[:-2], (frames - 1) * frame_step + length), signal.dtype)
+    return out.at[..., _places(frames, length, frame_step)].add(signal)
 
 
 @op("signal.stft")
 def stft(
-    signals: Operand,
-    frame_length: SupportsIndex,
-    frame_step: SupportsIndex,
-    fft_length: SupportsIndex | None = None,
+    signals: jax.Array,
+    frame_length: Int,
+    frame_step: Int,
+    fft_length: Int | None = None,
     window_fn: Callable[..., jax.Array] | None = None,
     pad_end: bool = False,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the short-time Fourier transform of signals, with a Hann window by default."""
-    del name
-    length = static_int(frame_length, called="tf.signal.stft", argument="frame_length")
-    framed = frame(signals, length, frame_step, pad_end=pad_end)
-    window = hann_window(length) if window_fn is None else window_fn(length, dtype=framed.dtype)
-    size = 1 << (length - 1).bit_length() if fft_length is None else int(fft_length)
-    return jnp.fft.rfft(framed * window, n=size)
+    # Not `jax.scipy.signal.stft`, which scales the result, and pads other frames.
+    framed = frame(signals, frame_length, frame_step, pad_end=pad_end)
+    window = hann_window(frame_length) if window_fn is None else window_fn(frame_length, dtype=framed.dtype)
+    return jnp.fft.rfft(framed * window, n=fft_length or 1 << (frame_length - 1).bit_length())

@@ -9,35 +9,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import DTypeLike, HostArray, Operand, StaticInts
+from mirrored._typing import DTypeLike, HostArray
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.signal import dct, frame, hann_window, overlap_and_add
-from mirrored.tf._static import static_int, static_ints
-from mirrored.tf._table import op
+from mirrored.tf._static import static_int
+from mirrored.tf._table import Int, Ints, op
 from mirrored.tf._tensors import as_tensor
 
 Window = Callable[..., jax.Array]
 
 
 def _of_any_axes(name: str, transform: Callable[..., jax.Array]) -> None:
-    called = f"tf.signal.{name}"
-
     def run(
-        input_tensor: Operand,
-        fft_length: StaticInts | None = None,
-        axes: StaticInts | None = None,
-        norm: str | None = None,
-        name: str | None = None,
+        input_tensor: jax.Array, fft_length: Ints | None = None, axes: Ints | None = None, norm: str | None = None
     ) -> jax.Array:
-        del name
-        value = as_tensor(input_tensor)
-        sizes = None if fft_length is None else static_ints(fft_length, called=called, argument="fft_length")
-        over = None if axes is None else static_ints(axes, called=called, argument="axes")
-        return transform(value, s=sizes, axes=over, norm=norm)
+        return transform(input_tensor, s=fft_length, axes=axes, norm=norm)
 
     run.__name__ = run.__qualname__ = name
-    run.__doc__ = f"Computes `{called}` over the given axes; by default all, or the last `len(fft_length)` ones."
+    what = "over the given axes; by default all, or the last `len(fft_length)` ones"
+    run.__doc__ = f"Computes `tf.signal.{name}` {what}."
     op(f"signal.{name} {name}")(run)
 
 
@@ -48,55 +39,41 @@ for _name, _transform in {
 
 
 @op("signal.kaiser_window")
-def kaiser_window(
-    window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
-) -> jax.Array:
+def kaiser_window(window_length: Int, beta: float = 12.0, dtype: DTypeLike = "float32") -> jax.Array:
     """Returns a Kaiser window, a window function of `window_length` samples.
 
     Source: J. Kaiser, R. Schafer, On the use of the I0-sinh window for spectrum analysis, IEEE Trans. ASSP 28, 1980.
     """
-    del name
-    length = static_int(window_length, called="tf.signal.kaiser_window", argument="window_length")
-    return as_tensor(np.kaiser(length, float(beta)).astype(array_dtype(dtype)))
+    return as_tensor(np.kaiser(window_length, float(beta)).astype(array_dtype(dtype)))
 
 
 @op("signal.kaiser_bessel_derived_window")
-def kaiser_bessel_derived_window(
-    window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
-) -> jax.Array:
+def kaiser_bessel_derived_window(window_length: Int, beta: float = 12.0, dtype: DTypeLike = "float32") -> jax.Array:
     """Returns a Kaiser-Bessel derived window of even length, a window function for `mdct`.
 
     The squares of its overlapping halves add up to 1.
     """
-    del name
-    length = static_int(window_length, called="tf.signal.kaiser_bessel_derived_window", argument="window_length")
-    sums = np.cumsum(np.kaiser(length // 2 + 1, float(beta)))
+    sums = np.cumsum(np.kaiser(window_length // 2 + 1, float(beta)))
     half = np.sqrt(sums[:-1] / sums[-1])
     return as_tensor(np.concatenate([half, half[::-1]]).astype(array_dtype(dtype)))
 
 
 @op("signal.vorbis_window")
-def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32", name: str | None = None) -> jax.Array:
+def vorbis_window(window_length: Int, dtype: DTypeLike = "float32") -> jax.Array:
     """Returns the window function of the Vorbis codec, with `window_length` samples."""
-    del name
-    length = static_int(window_length, called="tf.signal.vorbis_window", argument="window_length")
-    values = np.sin(np.pi / 2 * np.sin(np.pi / length * (np.arange(length) + 0.5)) ** 2)
+    values = np.sin(np.pi / 2 * np.sin(np.pi / window_length * (np.arange(window_length) + 0.5)) ** 2)
     return as_tensor(values.astype(array_dtype(dtype)))
 
 
 @op("signal.inverse_stft_window_fn")
-def inverse_stft_window_fn(
-    frame_step: SupportsIndex, forward_window_fn: Window = hann_window, name: str | None = None
-) -> Window:
+def inverse_stft_window_fn(frame_step: Int, forward_window_fn: Window = hann_window) -> Window:
     """Returns the window function for `inverse_stft` that inverts an `stft` with `forward_window_fn`."""
-    del name
-    step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
 
     def window(frame_length: SupportsIndex, dtype: DTypeLike = "float32") -> jax.Array:
         length = static_int(frame_length, called="tf.signal.inverse_stft_window_fn", argument="frame_length")
         forward = forward_window_fn(length, dtype=dtype)
-        overlaps = -(-length // step)
-        squares = jnp.pad(forward**2, (0, overlaps * step - length)).reshape((overlaps, step))
+        overlaps = -(-length // frame_step)
+        squares = jnp.pad(forward**2, (0, overlaps * frame_step - length)).reshape((overlaps, frame_step))
         return forward / jnp.tile(squares.sum(0), overlaps)[:length]
 
     return window
@@ -104,12 +81,11 @@ def inverse_stft_window_fn(
 
 @op("signal.inverse_stft")
 def inverse_stft(
-    stfts: Operand,
-    frame_length: SupportsIndex,
-    frame_step: SupportsIndex,
-    fft_length: SupportsIndex | None = None,
+    stfts: jax.Array,
+    frame_length: Int,
+    frame_step: Int,
+    fft_length: Int | None = None,
     window_fn: Window | None = hann_window,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the inverse of the short-time Fourier transform `stft`.
 
@@ -122,25 +98,20 @@ def inverse_stft(
         fft_length: Default: the next power of two from `frame_length`.
         window_fn: The window that multiplies each frame; None for no window. `inverse_stft_window_fn` returns the one
             that inverts an `stft`.
-        name: Ignored.
     """
-    del name
-    length = static_int(frame_length, called="tf.signal.inverse_stft", argument="frame_length")
-    size = 1 << (length - 1).bit_length() if fft_length is None else int(fft_length)
-    frames = jnp.fft.irfft(as_tensor(stfts), n=size)[..., :length]
-    frames = jnp.pad(frames, [(0, 0)] * (frames.ndim - 1) + [(0, length - frames.shape[-1])])
-    window = 1 if window_fn is None else window_fn(length, dtype=frames.dtype)
+    frames = jnp.fft.irfft(stfts, n=fft_length or 1 << (frame_length - 1).bit_length())[..., :frame_length]
+    frames = jnp.pad(frames, [(0, 0)] * (frames.ndim - 1) + [(0, frame_length - frames.shape[-1])])
+    window = 1 if window_fn is None else window_fn(frame_length, dtype=frames.dtype)
     return overlap_and_add(frames * window, frame_step)
 
 
 @op("signal.mdct")
 def mdct(
-    signals: Operand,
-    frame_length: SupportsIndex,
+    signals: jax.Array,
+    frame_length: Int,
     window_fn: Window | None = vorbis_window,
     pad_end: bool = False,
     norm: str | None = None,
-    name: str | None = None,
 ) -> jax.Array:
     """Computes the modified discrete cosine transform of signals.
 
@@ -152,7 +123,6 @@ def mdct(
         window_fn: The window; None for a constant one.
         pad_end: Whether to zero-pad the last frame.
         norm: None or "ortho".
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `frame_length` is not a multiple of 4.
@@ -160,34 +130,28 @@ def mdct(
     Source: J. Princen, A. Bradley, Analysis/synthesis filter bank design based on time domain aliasing cancellation,
     IEEE Trans. ASSP 34, 1986.
     """
-    del name
-    length = static_int(frame_length, called="tf.signal.mdct", argument="frame_length")
-    if length % 4:
+    if frame_length % 4:
         raise InvalidArgumentError.of(
             "tf.signal.mdct",
-            found=f"frame_length={length} was passed",
+            found=f"frame_length={frame_length} was passed",
             rule="frame_length must be a multiple of 4: a frame is split into four equal parts",
             remedy="pass a multiple of 4",
         )
-    frames = frame(signals, length, length // 2, pad_end=pad_end)
-    frames = frames * _window(window_fn, length, frames.dtype)
+    frames = frame(signals, frame_length, frame_length // 2, pad_end=pad_end)
+    frames = frames * _window(window_fn, frame_length, frames.dtype)
     a, b, c, d = jnp.split(frames, 4, axis=-1)
     folded = jnp.concatenate([-c[..., ::-1] - d, a - b[..., ::-1]], axis=-1)
     return dct(folded, type=4, norm=norm)
 
 
 @op("signal.inverse_mdct")
-def inverse_mdct(
-    mdcts: Operand, window_fn: Window | None = vorbis_window, norm: str | None = None, name: str | None = None
-) -> jax.Array:
+def inverse_mdct(mdcts: jax.Array, window_fn: Window | None = vorbis_window, norm: str | None = None) -> jax.Array:
     """Computes the inverse of the modified discrete cosine transform `mdct` with the same window.
 
     The input is [..., frames, frame_length // 2].
     """
-    del name
-    value = as_tensor(mdcts)
-    half = value.shape[-1]
-    found = dct(value, type=4, norm=norm) * (0.5 / half if norm is None else 1)
+    half = mdcts.shape[-1]
+    found = dct(mdcts, type=4, norm=norm) * (0.5 / half if norm is None else 1)
     first, second = jnp.split(found, 2, axis=-1)
     frames = jnp.concatenate([second, -second[..., ::-1], -first[..., ::-1], -first], axis=-1)
     return overlap_and_add(frames * _window(window_fn, 2 * half, frames.dtype), half)
@@ -199,13 +163,12 @@ def _window(window_fn: Window | None, length: int, dtype: DTypeLike) -> Any:
 
 @op("signal.linear_to_mel_weight_matrix")
 def linear_to_mel_weight_matrix(
-    num_mel_bins: SupportsIndex = 20,
-    num_spectrogram_bins: SupportsIndex = 129,
+    num_mel_bins: Int = 20,
+    num_spectrogram_bins: Int = 129,
     sample_rate: SupportsFloat = 8000,
     lower_edge_hertz: SupportsFloat = 125.0,
     upper_edge_hertz: SupportsFloat = 3800.0,
     dtype: DTypeLike = "float32",
-    name: str | None = None,
 ) -> jax.Array:
     """Returns the matrix that converts a spectrum with linear frequencies to the mel scale.
 
@@ -218,16 +181,11 @@ def linear_to_mel_weight_matrix(
         lower_edge_hertz: Lower edge of the first triangle.
         upper_edge_hertz: Upper edge of the last triangle.
         dtype: The dtype of the weights.
-        name: Ignored.
 
     Source: the mel scale of HTK, 1127 ln(1 + f / 700 Hz).
     """
-    del name
-    called = "tf.signal.linear_to_mel_weight_matrix"
-    count = static_int(num_mel_bins, called=called, argument="num_mel_bins")
-    bins = static_int(num_spectrogram_bins, called=called, argument="num_spectrogram_bins")
-    places = _mel(np.linspace(0, float(sample_rate) / 2, bins)[1:, None])
-    edges = np.linspace(_mel(float(lower_edge_hertz)), _mel(float(upper_edge_hertz)), count + 2)
+    places = _mel(np.linspace(0, float(sample_rate) / 2, num_spectrogram_bins)[1:, None])
+    edges = np.linspace(_mel(float(lower_edge_hertz)), _mel(float(upper_edge_hertz)), num_mel_bins + 2)
     lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
     rising, falling = (places - lower) / (centre - lower), (upper - places) / (upper - centre)
     weights = np.maximum(0, np.minimum(rising, falling))
@@ -239,11 +197,9 @@ def _mel(hertz: float | HostArray) -> Any:
 
 
 @op("signal.mfccs_from_log_mel_spectrograms")
-def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Operand, name: str | None = None) -> jax.Array:
+def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: jax.Array) -> jax.Array:
     """Computes mel-frequency cepstral coefficients (MFCCs) from the logarithms of mel spectrograms.
 
     The result has the shape of the input, f32[..., mel bins].
     """
-    del name
-    value = as_tensor(log_mel_spectrograms)
-    return dct(value, type=2) * (2 * value.shape[-1]) ** -0.5  # type: ignore[no-any-return]
+    return dct(log_mel_spectrograms, type=2) * (2 * log_mel_spectrograms.shape[-1]) ** -0.5  # type: ignore[no-any-return]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import SupportsIndex
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,9 @@ import numpy as np
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._ops.convolution import conv2d_transpose
-from mirrored.tf._static import static_int, static_ints
-from mirrored.tf._table import op, tensors
+from mirrored.tf._ops.convolution import conv2d_transpose, lowest
+from mirrored.tf._static import static_ints
+from mirrored.tf._table import Common, Ints, op, register, rows
 from mirrored.tf._tensors import as_tensor
 
 
@@ -46,16 +45,25 @@ def _laid_out(
     return list(pads), tuple(count)
 
 
+def _check_format(called: str, data_format: str) -> None:
+    if data_format != "NHWC":
+        raise InvalidArgumentError.of(
+            called,
+            found=f"data_format={data_format!r} was passed",
+            rule='data_format must be "NHWC": channels come last',
+            remedy="transpose the images to NHWC, and pass data_format='NHWC'",
+        )
+
+
 @op("nn.max_pool_with_argmax")
 def max_pool_with_argmax(
-    input: Operand,
+    input: jax.Array,
     ksize: StaticInts,
     strides: StaticInts,
     padding: str,
     data_format: str = "NHWC",
     output_dtype: DTypeLike = "int64",
     include_batch_in_index: bool = False,
-    name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Performs max pooling; returns the maxima and their indices in the flattened image.
 
@@ -69,30 +77,19 @@ def max_pool_with_argmax(
         data_format: "NHWC".
         output_dtype: The dtype of the indices, as far as JAX has it (int32 without x64).
         include_batch_in_index: Whether the index includes the batch dimension.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `data_format` is not "NHWC".
     """
-    del name
     called = "tf.nn.max_pool_with_argmax"
-    if data_format != "NHWC":
-        raise InvalidArgumentError.of(
-            called,
-            found=f"data_format={data_format!r} was passed",
-            rule='data_format must be "NHWC": channels come last',
-            remedy="transpose the images to NHWC, and pass data_format='NHWC'",
-        )
-    value = as_tensor(input)
-    batch, height, width, channels = value.shape
+    _check_format(called, data_format)
     window, steps = _pair(ksize, called, "ksize"), _pair(strides, called, "strides")
-    pads, size = _laid_out(value, window, steps, padding)
-    places = np.arange(height * width * channels).reshape((1, height, width, channels))
+    pads, size = _laid_out(input, window, steps, padding)
+    places = np.arange(np.prod(input.shape[1:])).reshape((1, *input.shape[1:]))
     if include_batch_in_index:
-        places = places + np.arange(batch).reshape((-1, 1, 1, 1)) * places.size
+        places = places + np.arange(input.shape[0]).reshape((-1, 1, 1, 1)) * places.size
     around = [(0, 0), *pads, (0, 0)]
-    lowest = -np.inf if jnp.issubdtype(value.dtype, jnp.floating) else int(jnp.iinfo(value.dtype).min)  # type: ignore[no-untyped-call]
-    padded = jnp.pad(value, around, constant_values=lowest)
+    padded = jnp.pad(input, around, constant_values=lowest(input.dtype))
     numbered = jnp.asarray(np.pad(places, around), array_dtype(output_dtype))
     values = jnp.stack([one for *_, one in _slices(padded, window, steps, (1, 1), size)])
     indices = jnp.stack([one for *_, one in _slices(numbered, window, steps, (1, 1), size)])
@@ -103,13 +100,7 @@ def max_pool_with_argmax(
 
 @op("nn.dilation2d")
 def dilation2d(
-    input: Operand,
-    filters: Operand,
-    strides: StaticInts,
-    padding: str,
-    data_format: str,
-    dilations: StaticInts,
-    name: str | None = None,
+    input: Common, filters: Common, strides: StaticInts, padding: str, data_format: str, dilations: StaticInts
 ) -> jax.Array:
     """Computes the grayscale dilation of images: the maximum of pixel plus filter value in each window.
 
@@ -120,125 +111,86 @@ def dilation2d(
         padding: "SAME" or "VALID".
         data_format: "NHWC".
         dilations: Four numbers.
-        name: Ignored.
 
     Raises:
         InvalidArgumentError: `data_format` is not "NHWC".
     """
-    del name
     called = "tf.nn.dilation2d"
-    if data_format != "NHWC":
-        raise InvalidArgumentError.of(
-            called,
-            found=f"data_format={data_format!r} was passed",
-            rule='data_format must be "NHWC": channels come last',
-            remedy="transpose the images to NHWC, and pass data_format='NHWC'",
-        )
-    value, kernel = tensors(input, filters)
+    _check_format(called, data_format)
     steps, holes = _pair(strides, called, "strides"), _pair(dilations, called, "dilations")
-    window = kernel.shape[0], kernel.shape[1]
+    window = filters.shape[0], filters.shape[1]
     reach = (window[0] - 1) * holes[0] + 1, (window[1] - 1) * holes[1] + 1
-    pads, size = _laid_out(value, reach, steps, padding)
-    padded = jnp.pad(value, [(0, 0), *pads, (0, 0)], constant_values=-jnp.inf)
-    sums = [one + kernel[row, column] for row, column, one in _slices(padded, window, steps, holes, size)]
+    pads, size = _laid_out(input, reach, steps, padding)
+    padded = jnp.pad(input, [(0, 0), *pads, (0, 0)], constant_values=-jnp.inf)
+    sums = [one + filters[row, column] for row, column, one in _slices(padded, window, steps, holes, size)]
     return jnp.max(jnp.stack(sums), axis=0)
 
 
 @op("nn.erosion2d")
 def erosion2d(
-    value: Operand,
-    filters: Operand,
-    strides: StaticInts,
-    padding: str,
-    data_format: str,
-    dilations: StaticInts,
-    name: str | None = None,
+    value: Common, filters: Common, strides: StaticInts, padding: str, data_format: str, dilations: StaticInts
 ) -> jax.Array:
     """Computes the grayscale erosion of images: the minimum of pixel minus filter value in each window.
 
     Arguments and errors are those of `dilation2d`.
     """
-    del name
-    images, kernel = tensors(value, filters)
-    return -dilation2d(-images, kernel[::-1, ::-1], strides, padding, data_format, dilations)
+    return -dilation2d(-value, filters[::-1, ::-1], strides, padding, data_format, dilations)
 
 
 @op("nn.atrous_conv2d_transpose")
 def atrous_conv2d_transpose(
-    value: Operand, filters: Operand, output_shape: StaticInts, rate: StaticInts, padding: str, name: str | None = None
+    value: jax.Array, filters: jax.Array, output_shape: Ints, rate: StaticInts, padding: str
 ) -> jax.Array:
     """Computes the transpose of the dilated convolution `atrous_conv2d`.
 
     Filters are [height, width, out, in].
     """
-    del name
     return conv2d_transpose(value, filters, output_shape, 1, padding, dilations=rate)
 
 
 @op("space_to_batch_nd")
-def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
+def space_to_batch_nd(input: jax.Array, block_shape: Ints, paddings: Operand) -> jax.Array:
     """Divides the spatial dimensions into blocks, and moves the positions within a block to the batch dimension.
 
     Args:
         input: [batch, ...].
         block_shape: A block size for each of the first dimensions after the batch.
         paddings: Pairs of zeros before and after each of them, which make it a multiple of its block size.
-        name: Ignored.
     """
-    del name
-    value = as_tensor(input)
-    blocks = static_ints(block_shape, called="tf.space_to_batch", argument="block_shape")
-    pairs = [tuple(int(one) for one in pair) for pair in np.asarray(paddings)]
-    rest = value.ndim - 1 - len(blocks)
-    padded = jnp.pad(value, [(0, 0), *pairs, *[(0, 0)] * rest])
-    batch, spatial, others = padded.shape[0], padded.shape[1 : 1 + len(blocks)], padded.shape[1 + len(blocks) :]
-    counts = [size // block for size, block in zip(spatial, blocks, strict=True)]
-    split = [one for pair in zip(counts, blocks, strict=True) for one in pair]
-    ahead = [2 + 2 * k for k in range(len(blocks))]
-    behind = [1 + 2 * k for k in range(len(blocks))]
-    last = range(1 + 2 * len(blocks), 1 + 2 * len(blocks) + rest)
-    moved = padded.reshape((batch, *split, *others)).transpose((*ahead, 0, *behind, *last))
+    count = len(block_shape)
+    pairs = np.asarray(paddings).tolist()
+    padded = jnp.pad(input, [(0, 0), *pairs, *[(0, 0)] * (input.ndim - 1 - count)])
+    batch, spatial, others = padded.shape[0], padded.shape[1 : 1 + count], padded.shape[1 + count :]
+    counts = [size // block for size, block in zip(spatial, block_shape, strict=True)]
+    split = padded.reshape((batch, *itertools.chain(*zip(counts, block_shape, strict=True)), *others))
+    moved = jnp.moveaxis(split, range(2, 2 + 2 * count, 2), range(count))
     return moved.reshape((-1, *counts, *others))
 
 
-@op("space_to_batch nn.space_to_batch")
-def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
-    """Moves the pixel positions within each block to the batch dimension, like `space_to_batch_nd`."""
-    return space_to_batch_nd(input, block_shape, paddings, name)
+register(["space_to_batch", "nn.space_to_batch"], space_to_batch_nd)
 
 
 @op("batch_to_space")
-def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name: str | None = None) -> jax.Array:
+def batch_to_space(input: jax.Array, block_shape: Ints, crops: Operand) -> jax.Array:
     """Inverts `space_to_batch`, then crops both ends of each spatial dimension as `crops` says."""
-    del name
-    value = as_tensor(input)
-    blocks = static_ints(block_shape, called="tf.batch_to_space", argument="block_shape")
-    spatial, others = value.shape[1 : 1 + len(blocks)], value.shape[1 + len(blocks) :]
-    batch = value.shape[0] // int(np.prod(blocks))
-    order = [len(blocks)]
-    for k in range(len(blocks)):
-        order += [len(blocks) + 1 + k, k]
-    split = value.reshape((*blocks, batch, *spatial, *others))
-    whole = split.transpose((*order, *range(len(order), split.ndim)))
-    sizes = [size * block for size, block in zip(spatial, blocks, strict=True)]
-    whole = whole.reshape((batch, *sizes, *others))
-    pairs = [tuple(int(one) for one in pair) for pair in np.asarray(crops)]
-    kept = [slice(before, size - after) for size, (before, after) in zip(sizes, pairs, strict=True)]
-    return whole[(slice(None), *kept)]
+    count = len(block_shape)
+    spatial, others = input.shape[1 : 1 + count], input.shape[1 + count :]
+    split = input.reshape((*block_shape, -1, *spatial, *others))
+    sizes = [size * block for size, block in zip(spatial, block_shape, strict=True)]
+    whole = jnp.moveaxis(split, range(count), range(2, 2 + 2 * count, 2)).reshape((-1, *sizes, *others))
+    pairs = np.asarray(crops).tolist()
+    return whole[(slice(None), *(slice(low, size - high) for size, (low, high) in zip(sizes, pairs, strict=True)))]
 
 
 @op("required_space_to_batch_paddings")
 def required_space_to_batch_paddings(
-    input_shape: StaticInts, block_shape: StaticInts, base_paddings: Operand | None = None, name: str | None = None
+    input_shape: Ints, block_shape: Ints, base_paddings: Operand | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the paddings that make sizes multiples of block sizes, and the crops that undo them.
 
     Both are i32[dimensions, 2].
     """
-    del name
-    called = "tf.required_space_to_batch_paddings"
-    sizes = np.array(static_ints(input_shape, called=called, argument="input_shape"))
-    blocks = np.array(static_ints(block_shape, called=called, argument="block_shape"))
+    sizes, blocks = np.array(input_shape), np.array(block_shape)
     base = np.zeros((len(sizes), 2), int) if base_paddings is None else np.asarray(base_paddings)
     extra = -(sizes + base.sum(axis=1)) % blocks
     paddings = np.stack([base[:, 0], base[:, 1] + extra], axis=1)
@@ -246,39 +198,20 @@ def required_space_to_batch_paddings(
 
 
 @op("unravel_index")
-def unravel_index(indices: Operand, dims: StaticInts, name: str | None = None) -> jax.Array:
+def unravel_index(indices: jax.Array, dims: Ints) -> jax.Array:
     """Converts indices into a flattened tensor to one index per dimension.
 
     The result is [dimensions, ...].
     """
-    del name
-    sizes = static_ints(dims, called="tf.unravel_index", argument="dims")
-    return jnp.stack(jnp.unravel_index(as_tensor(indices), sizes))
+    return jnp.stack(jnp.unravel_index(indices, dims))
 
 
-def _approximate(name: str, function: Callable[..., Sequence[jax.Array]]) -> None:
-    def run(
-        operand: Operand,
-        k: SupportsIndex,
-        reduction_dimension: int = -1,
-        recall_target: float = 0.95,
-        reduction_input_size_override: int = -1,
-        aggregate_to_topk: bool = True,
-        name: str | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        del name
-        count = static_int(k, called=f"tf.nn.approx_{which}_k", argument="k")
-        found = function(
-            as_tensor(operand), count, reduction_dimension, recall_target, reduction_input_size_override,
-            aggregate_to_topk,
-        )  # fmt: skip
-        return found[0], found[1]
-
-    which = name
-    run.__name__ = run.__qualname__ = f"approx_{name}_k"
-    run.__doc__ = f"Returns the approximate {name}ima of an axis and their indices; TPUs may miss some."
-    op(f"math.approx_{name}_k nn.approx_{name}_k")(run)
-
-
-_approximate("max", jax.lax.approx_max_k)
-_approximate("min", jax.lax.approx_min_k)
+_APPROXIMATE = (
+    "operand k:Int reduction_dimension=-1 recall_target=0.95 reduction_input_size_override=-1 aggregate_to_topk=True"
+)
+rows(
+    {
+        "math.approx_max_k nn.approx_max_k": (_APPROXIMATE, jax.lax.approx_max_k),
+        "math.approx_min_k nn.approx_min_k": (_APPROXIMATE, jax.lax.approx_min_k),
+    }
+)

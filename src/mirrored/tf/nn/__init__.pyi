@@ -7,8 +7,7 @@ from jax import Array
 from numpy import ndarray
 
 from mirrored._typing import DTypeLike, StaticInts
-from mirrored.tf import Tensor
-from mirrored.tf import space_to_batch as space_to_batch
+from mirrored.tf import Tensor, space_to_batch_nd
 from mirrored.tf.math import approx_max_k as approx_max_k
 from mirrored.tf.math import approx_min_k as approx_min_k
 from mirrored.tf.math import in_top_k as in_top_k
@@ -42,7 +41,7 @@ def avg_pool1d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NWC",
+    data_format: str | None = "NWC",
     name: str | None = None,
 ) -> Tensor: ...
 def avg_pool2d(
@@ -50,7 +49,7 @@ def avg_pool2d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NHWC",
+    data_format: str | None = "NHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def avg_pool3d(
@@ -58,11 +57,17 @@ def avg_pool3d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NDHWC",
+    data_format: str | None = "NDHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def batch_normalization(
-    x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, name: str | None = None
+    x: Any,
+    mean: Any,
+    variance: Any,
+    offset: Any | None,
+    scale: Any | None,
+    variance_epsilon: Any,
+    name: str | None = None,
 ) -> Tensor: ...
 def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Tensor: ...
 def compute_average_loss(
@@ -83,7 +88,7 @@ def conv1d_transpose(
     output_shape: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
-    data_format: str = "NWC",
+    data_format: str | None = "NWC",
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
@@ -102,7 +107,7 @@ def conv2d_transpose(
     output_shape: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
-    data_format: str = "NHWC",
+    data_format: str | None = "NHWC",
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
@@ -121,7 +126,7 @@ def conv3d_transpose(
     output_shape: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
-    data_format: str = "NDHWC",
+    data_format: str | None = "NDHWC",
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
@@ -144,7 +149,7 @@ def convolution(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
-def crelu(features: Any, axis: Any = -1, *, name: str | None = None) -> Tensor: ...
+def crelu(features: Any, axis: Any = -1, name: str | None = None) -> Tensor: ...
 def ctc_loss(
     labels: Any,
     logits: Any,
@@ -152,10 +157,12 @@ def ctc_loss(
     logit_length: Any,
     logits_time_major: bool = True,
     unique: object = None,
-    blank_index: int | None = None,
+    blank_index: SupportsIndex | None = None,
     name: str | None = None,
 ) -> Tensor: ...
-def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Tensor: ...
+def depth_to_space(
+    input: Any, block_size: SupportsIndex, data_format: str = "NHWC", name: str | None = None
+) -> Tensor: ...
 def depthwise_conv2d(
     input: Any,
     filter: Any,
@@ -181,7 +188,7 @@ def dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor: ...
-def elu(features: Any, *, name: str | None = None) -> Tensor: ...
+def elu(features: Any, name: str | None = None) -> Tensor: ...
 def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Tensor: ...
 def erosion2d(
     value: Any,
@@ -192,17 +199,22 @@ def erosion2d(
     dilations: StaticInts,
     name: str | None = None,
 ) -> Tensor: ...
-def gelu(features: Any, approximate: Any = False, *, name: str | None = None) -> Tensor: ...
+def gelu(features: Any, approximate: Any = False, name: str | None = None) -> Tensor: ...
 def l2_loss(t: Any, name: str | None = None) -> Tensor: ...
 def l2_normalize(x: Any, axis: StaticInts | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor: ...
-def leaky_relu(features: Any, alpha: Any = 0.2, *, name: str | None = None) -> Tensor: ...
+def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Tensor: ...
 def local_response_normalization(
-    input: Any, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5, name: str | None = None
+    input: Any,
+    depth_radius: SupportsIndex = 5,
+    bias: float = 1.0,
+    alpha: float = 1.0,
+    beta: float = 0.5,
+    name: str | None = None,
 ) -> Tensor: ...
 def log_poisson_loss(
     targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
 ) -> Tensor: ...
-def log_softmax(logits: Any, axis: Any = None, *, name: str | None = None) -> Tensor: ...
+def log_softmax(logits: Any, axis: Any = None, name: str | None = None) -> Tensor: ...
 def max_pool(
     input: Any,
     ksize: StaticInts,
@@ -216,7 +228,7 @@ def max_pool1d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NWC",
+    data_format: str | None = "NWC",
     name: str | None = None,
 ) -> Tensor: ...
 def max_pool2d(
@@ -224,7 +236,7 @@ def max_pool2d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NHWC",
+    data_format: str | None = "NHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def max_pool3d(
@@ -232,7 +244,7 @@ def max_pool3d(
     ksize: StaticInts,
     strides: StaticInts,
     padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
-    data_format: str = "NDHWC",
+    data_format: str | None = "NDHWC",
     name: str | None = None,
 ) -> Tensor: ...
 def max_pool_with_argmax(
@@ -246,7 +258,7 @@ def max_pool_with_argmax(
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 def moments(
-    x: Any, axes: StaticInts, shift: object = None, keepdims: bool = False, name: str | None = None
+    x: Any, axes: StaticInts | None, shift: object = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[Tensor, Tensor]: ...
 def nce_loss(
     weights: Any,
@@ -273,8 +285,8 @@ def pool(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
-def relu(features: Any, *, name: str | None = None) -> Tensor: ...
-def relu6(features: Any, *, name: str | None = None) -> Tensor: ...
+def relu(features: Any, name: str | None = None) -> Tensor: ...
+def relu6(features: Any, name: str | None = None) -> Tensor: ...
 def sampled_softmax_loss(
     weights: Any,
     biases: Any,
@@ -289,7 +301,7 @@ def sampled_softmax_loss(
     name: str | None = None,
 ) -> Tensor: ...
 def scale_regularization_loss(regularization_loss: Any) -> Tensor: ...
-def selu(features: Any, *, name: str | None = None) -> Tensor: ...
+def selu(features: Any, name: str | None = None) -> Tensor: ...
 def separable_conv2d(
     input: Any,
     depthwise_filter: Any,
@@ -300,14 +312,18 @@ def separable_conv2d(
     dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
-def sigmoid(x: Any, *, name: str | None = None) -> Tensor: ...
-def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, name: str | None = None) -> Tensor: ...
+def sigmoid(x: Any, name: str | None = None) -> Tensor: ...
+def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Tensor: ...
 def silu(features: Any, beta: Any = 1.0) -> Tensor: ...
-def softmax(logits: Any, axis: Any = None, *, name: str | None = None) -> Tensor: ...
-def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Tensor: ...
-def softplus(features: Any, *, name: str | None = None) -> Tensor: ...
-def softsign(features: Any, *, name: str | None = None) -> Tensor: ...
-def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Tensor: ...
+def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Tensor: ...
+def softmax_cross_entropy_with_logits(
+    labels: Any, logits: Any, axis: SupportsIndex = -1, name: str | None = None
+) -> Tensor: ...
+def softplus(features: Any, name: str | None = None) -> Tensor: ...
+def softsign(features: Any, name: str | None = None) -> Tensor: ...
+def space_to_depth(
+    input: Any, block_size: SupportsIndex, data_format: str = "NHWC", name: str | None = None
+) -> Tensor: ...
 def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Tensor: ...
 def sufficient_statistics(
     x: Any, axes: StaticInts | None, shift: Any | None = None, keepdims: bool = False, name: str | None = None
@@ -316,8 +332,9 @@ def weighted_cross_entropy_with_logits(
     labels: Any, logits: Any, pos_weight: Any, name: str | None = None
 ) -> Tensor: ...
 def weighted_moments(
-    x: Any, axes: StaticInts, frequency_weights: Any, keepdims: bool = False, name: str | None = None
+    x: Any, axes: StaticInts | None, frequency_weights: Any, keepdims: bool = False, name: str | None = None
 ) -> tuple[Tensor, Tensor]: ...
 
 lrn = local_response_normalization
+space_to_batch = space_to_batch_nd
 swish = silu
