@@ -208,7 +208,7 @@ def test_the_optional_next_element() -> None:
     first, second = step(), step()
     assert int(first.get_value()) == 0
     assert not second.has_value()
-    with pytest.raises(tf.errors.OutOfRangeError):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the optional has no value"):
         second.get_value()
 
 

@@ -60,6 +60,7 @@ def test_everything_on_two_workers_with_two_devices_each(tmp_path):
             assert seen["gathered"] == [0.0, 1.0, 2.0, 3.0] * 4
         assert found["own"] == [2 * index, 2 * index + 1]
         assert found["ragged"] == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+        assert found["ragged, compiled"] == [2.0, 4.0, 4.0, 4.0, 4.0, 4.0]
         assert found["ragged mean"] == pytest.approx(11 / 6)
         assert "the value for variable 'v' on worker 1" in found["refused"]
         assert found["v"] == 5.0

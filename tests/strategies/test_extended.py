@@ -155,6 +155,12 @@ def test_places_and_flags(two):
     assert len(folded.extended.worker_devices) == 3
 
 
+def test_each_replica_can_have_its_own_list_of_arguments(two):
+    args = mr.PerReplica([["a"], ["b"]])
+    result = two.extended.call_for_each_replica(lambda own, end: own + str(fid()) + end, args=args, kwargs={"end": "."})
+    assert two.extended.local_results(result) == ("a0.0.", "b1.0.")
+
+
 def test_call_for_each_replica_and_local_results(two):
     result = two.extended.call_for_each_replica(lambda a, b: a + b * fid(), args=[1.0], kwargs={"b": 2.0})
     assert [float(x) for x in two.extended.local_results(result)] == [1.0, 3.0]

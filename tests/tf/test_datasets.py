@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -36,6 +39,37 @@ def test_the_end_of_a_distributed_dataset_is_out_of_range() -> None:
     reading.get_next()
     with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
         reading.get_next()
+
+
+ENDED: dict[str, tuple[Callable[[Any], Any], type[BaseException]]] = {
+    "next": (next, StopIteration),
+    "get_next": (lambda it: it.get_next(), tf.errors.OutOfRangeError),
+    "next in a function": (tf.function(lambda it: next(it)), tf.errors.OutOfRangeError),
+    "get_next in a function": (tf.function(lambda it: it.get_next()), tf.errors.OutOfRangeError),
+    "optional": (lambda it: it.get_next_as_optional().get_value(), tf.errors.InvalidArgumentError),
+    "optional of a function": (
+        lambda it: tf.function(lambda: it.get_next_as_optional())().get_value(),
+        tf.errors.InvalidArgumentError,
+    ),
+}
+
+
+@pytest.mark.parametrize("take", ENDED)
+@pytest.mark.parametrize("how", ["plain", "distributed", "from a function"])
+def test_what_is_raised_at_the_end_is_as_recorded_on_tensorflow(how: str, take: str) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = tf.data.Dataset.range(2).batch(2)
+    reading = iter(
+        {
+            "plain": lambda: dataset,
+            "distributed": lambda: strategy.experimental_distribute_dataset(dataset),
+            "from a function": lambda: strategy.distribute_datasets_from_function(lambda context: dataset.repeat(2)),
+        }[how]()
+    )
+    next(reading)
+    call, error = ENDED[take]
+    with pytest.raises(error):
+        call(reading)
 
 
 def test_options_have_the_names_of_tensorflow() -> None:

@@ -1,11 +1,11 @@
-"""Binds compiled functions to instances as methods, and supports `copy` and `pickle` of them."""
+"""Compiled functions as Python objects: `copy`, `pickle`, methods of instances, and conversions of what they run."""
 
 from __future__ import annotations
 
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from mirrored.errors import ContextError
 
@@ -26,6 +26,34 @@ class Code:
 
     def __reduce__(self) -> str:
         return str(vars(self)["__qualname__"])
+
+
+class Conversion(NamedTuple):
+    """What a compiled function traces in place of its Python function, and what it returns in place of its result.
+
+    Attributes:
+        code: A function from the Python function to the one that is traced. None: the Python function itself.
+        result: A function from the result to the one that is returned, also of a call inside another compiled function
+            or an eager run. None: the result itself.
+    """
+
+    code: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    result: Callable[[Any], Any] | None = None
+
+    def with_result(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that calls `call` and converts the result."""
+        convert = self.result
+        if convert is None:
+            return call
+
+        @functools.wraps(call)
+        def converted(*args: Any, **kwargs: Any) -> Any:
+            return convert(call(*args, **kwargs))
+
+        return converted
+
+
+UNCONVERTED: Final = Conversion()
 
 
 class Bindings(Generic[F]):

@@ -31,6 +31,13 @@ from mirrored.compilation.captured_objects import (
 from mirrored.errors import ArgumentError
 
 _MOST_ITEMS: Final = 16
+DECISIONS: Final = (
+    "mirrored.function: Python code used a value that is known only when the compiled program runs "
+    "(an `if`, `while`, `float()` or `int()` on an array or on replica_id_in_sync_group).\n"
+    "  rule:   a function is traced once; its Python code runs only during tracing, on tracers\n"
+    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
+    "(mirrored.run_functions_eagerly(True), or without mirrored.function)"
+)
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace, put_trace, trace_settings
-from mirrored.compilation.binding import Bindings, Code, bind
+from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
-from mirrored.compilation.frozen_state import PythonState, exhausted
+from mirrored.compilation.frozen_state import DECISIONS, PythonState, exhausted
 from mirrored.compilation.program import Program
 from mirrored.compilation.signature import (
     Arguments,
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 
-_DECISIONS = (
-    "mirrored.function: Python code used a value that is known only when the compiled program runs "
-    "(an `if`, `while`, `float()` or `int()` on an array or on replica_id_in_sync_group).\n"
-    "  rule:   a function is traced once; its Python code runs only during tracing, on tracers\n"
-    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
-    "(mirrored.run_functions_eagerly(True), or without mirrored.function)"
-)
 _MANY_RETRACES: Final = 5
 _MANY = (
     " (retrace {}: each one compiles the function again. Pass values that change as arrays of one shape and dtype: a "
@@ -69,7 +62,7 @@ class Function(Code):
         input_signature: Sequence[Any] | None = None,
         name: str | None = None,
         steps_per_call: int | None = None,
-        conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        conversion: Conversion = UNCONVERTED,
     ) -> None:
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
@@ -127,7 +120,7 @@ class Function(Code):
             arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
         except Ragged:
             self._notice_ragged()
-            return self.python_function(*args, **kwargs)
+            return self._as_python(*args, **kwargs)
         try:
             program = self._program(arguments, strategies)
         except IteratedWhileTracing:
@@ -139,18 +132,25 @@ class Function(Code):
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the Python function as ordinary code of the caller; the converted one if the caller is traced."""
-        traced = here.store is not None and here.store.captures and not functions_run_eagerly()
-        return (self._to_trace if traced else self.python_function)(*args, **kwargs)
+        traced = here.store is not None and here.store.captures
+        function = self.traced_function if traced else self._as_python
+        return (self.python_function if functions_run_eagerly() else function)(*args, **kwargs)
 
-    @property
+    @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: the decorated one, or its converted form."""
-        return self._to_trace
+        """The Python function that is traced: the decorated one or its conversion."""
+        return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The value of `traced_function`, computed at the first access."""
-        return self.python_function if self._conversion is None else self._conversion(self.python_function)
+        """The function that is traced, without the conversion of its result."""
+        code = self._conversion.code
+        return self.python_function if code is None else code(self.python_function)
+
+    @functools.cached_property
+    def _as_python(self) -> Callable[..., Any]:
+        """The decorated function, for calls that run as Python, with converted results."""
+        return self._conversion.with_result(self.python_function)
 
     def _call_steps(self, batches: Sequence[Any]) -> Any:
         """Runs `steps_per_call` steps, one per batch, in one dispatch."""
@@ -171,7 +171,7 @@ class Function(Code):
         """Runs a function that takes elements from a dataset: as Python, with every `strategy.run` in it compiled."""
         try:
             with within(driver=self._driver):
-                return self.python_function(*args, **kwargs)
+                return self._as_python(*args, **kwargs)
         except EndOfElements as end:
             raise end.error from None
         except StopIteration as end:
@@ -229,9 +229,9 @@ class Function(Code):
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
         here, trace = ambient(), current_trace()
         try:
-            program = Program(self._to_trace, arguments, donate=self._donate, steps=self._steps, owner=self)
+            program = Program(self.traced_function, arguments, donate=self._donate, steps=self._steps, owner=self)
         except jax.errors.ConcretizationTypeError as error:
-            error.add_note(_DECISIONS)
+            error.add_note(DECISIONS)
             raise
         except IteratedWhileTracing:
             python_state.put_back()
@@ -328,6 +328,7 @@ class Function(Code):
                 donate=self._donate,
                 input_signature=self._input_signature,
                 name=f"run({self._name})",
+                conversion=self._conversion._replace(code=None),
             )
             made = self._by_strategy.setdefault((strategy, key), made)  # another thread may have made it meanwhile
         return made
@@ -346,7 +347,7 @@ class Function(Code):
             input_signature=self._input_signature,
             name=self._name,
             steps_per_call=self._steps,
-            conversion=lambda _: to_trace,
+            conversion=self._conversion._replace(code=lambda _: to_trace),
         )
 
     def __repr__(self) -> str:
@@ -369,7 +370,7 @@ def function(
     donate: bool = True,
     input_signature: Sequence[Any] | None = None,
     steps_per_call: int | None = None,
-    conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    conversion: Conversion = UNCONVERTED,
     **options: Any,
 ) -> Any:
     """Decorator that compiles a function that reads and assigns variables; usable with or without arguments.
@@ -403,8 +404,8 @@ def function(
         steps_per_call: The number of steps per execution: one dispatch runs them as one compiled scan. The function is
             then called with a sequence of that many argument tuples, and each array that it returns has a leading
             dimension of steps.
-        conversion: A function from the Python function to the one that is traced in its place, called at the first
-            trace. The facade's `tf.function` applies AutoGraph with it. Default: the function itself is traced.
+        conversion: What is traced and returned in place of the function and its result. The facade's `tf.function`
+            applies AutoGraph with it, and returns tensors. Default: the function and its result themselves.
         **options: `reduce_retracing`, `autograph`, `jit_compile` and `experimental_...`, which are accepted for
             compatibility with TensorFlow and ignored.
 
@@ -424,8 +425,7 @@ def function(
         >>> float(double()), float(double()), double.trace_count
         (2.0, 4.0, 1)
 
-    TensorFlow: `tf.function`. A Python `if` on a traced value raises an error that recommends `lax.cond`. The facade's
-    `tf.function` can convert it.
+    TensorFlow: `tf.function`. A Python `if` on a traced value raises an error; the facade's `tf.function` converts it.
     """
     known = {"reduce_retracing", "autograph", "jit_compile", "name"}
     unknown = [option for option in options if option not in known and not option.startswith("experimental_")]

@@ -15,6 +15,7 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.arrays import key_data
 from mirrored._jax.boxes import has_payload, payload_of
+from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer, current_trace, is_differentiated, put_trace
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
@@ -247,9 +248,16 @@ class EagerRunner(ReplicaRunner):
         wholes = [self._outer_by_copy.get(id(component), (None, None))[1] for component in components]
         if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
-        value = PerReplica(components, self.device_assignment)
+        value = PerReplica(self._movable(components), self.device_assignment)
         value.of_uneven_batch = self._uneven
         return value
+
+    def _movable(self, components: Sequence[Any]) -> list[Any]:
+        """Returns components that can be combined outside the run. An object that several replicas hold stays one."""
+        if len(self.device_assignment.devices) == 1:
+            return list(components)
+        found = {id(component): movable(component) for component in components}
+        return [found[id(component)] for component in components]
 
     def is_shared(self, components: Sequence[Any]) -> bool:
         if not structures.identical(components) or id(components[0]) in self._separated:

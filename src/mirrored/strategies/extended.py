@@ -244,8 +244,12 @@ class StrategyExtended:
 
     # Running
 
-    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Calls a function on every replica, exactly as `Strategy.run`."""
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] | DistributedValues = (), kwargs: Any = None
+    ) -> Any:
+        """Calls a function on every replica, as `Strategy.run`; `args` may also be per replica."""
+        if isinstance(args, DistributedValues):
+            return self._strategy.run(lambda own, **named: fn(*own, **named), args=(args,), kwargs=kwargs)
         return self._strategy.run(fn, args=tuple(args), kwargs=kwargs)
 
     def local_results(self, value: object) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import as_array, owned
+from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.runtime import hooks
@@ -129,7 +130,7 @@ def _on_devices(column: Sequence[Any], device_assignment: DeviceAssignment | Non
         return list(column)
     arrays = [as_array(one) if _is_number(one) else one for one in column]
     return [
-        jax.device_put(one, device_assignment.device_of(replica)) if isinstance(one, jax.Array) else one
+        movable(jax.device_put(one, device_assignment.device_of(replica))) if isinstance(one, jax.Array) else one
         for replica, one in zip(device_assignment.addressable_replicas, arrays, strict=True)
     ]
 

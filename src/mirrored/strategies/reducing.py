@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
-from mirrored._jax.boxes import payload_of
-from mirrored._jax.traces import Tracer
+from mirrored._jax.boxes import is_live_box, payload_of
+from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Leaf
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.host_allgather import host_allgather
@@ -51,6 +51,15 @@ def gather_with_sizes(
     components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
 ) -> tuple[Any, list[int]]:
     """Concatenates all replicas' arrays along `axis`, and also returns the size of every array along that axis."""
+    if any(isinstance(component, Tracer) or is_live_box(component) for component in components):
+        return _gather_with_sizes(components, axis, device_assignment)
+    with eager():  # also while a function is traced: the arrays of all workers are constants of its program
+        return _gather_with_sizes(components, axis, device_assignment)
+
+
+def _gather_with_sizes(
+    components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
+) -> tuple[Any, list[int]]:
     arrays = [as_array(component) for component in components]
     axis %= arrays[0].ndim
     rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}

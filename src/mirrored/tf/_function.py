@@ -11,10 +11,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import jax
+import numpy as np
 
+from mirrored._typing import Leaf, PyTree
 from mirrored.compilation import function as compiled
+from mirrored.compilation.binding import Conversion
 from mirrored.tf._errors import MissingNameError
 from mirrored.tf._loop_options import set_loop_options
+from mirrored.tf._shapes import TensorShape
+from mirrored.tf._static import StaticTensor
+from mirrored.tf._tensors import constant
+from mirrored.values import structures
+from mirrored.values.distributed_values import DistributedValues
+from mirrored.variables import Variable
 
 _WITHOUT: Final = (
     "tf.function: Python `if`, `while` and `for` over tensors need the package that converts them: "
@@ -38,6 +47,9 @@ def function(
     `continue`, `return`, `and`, `or` and `not` over tensors become part of the compiled program, in the function
     and in the functions that it calls. A condition that is known while tracing stays plain Python.
 
+    As in TensorFlow, the function returns tensors: of Python numbers and NumPy arrays, and the values that variables
+    have at its end. Other objects, such as strings, are returned as they are.
+
     Raises:
         InvalidArgumentError: While tracing: depending on a tensor, a name is assigned values of different structure,
             shape or dtype.
@@ -46,10 +58,32 @@ def function(
     rows of a tensor. Other `while` loops have no gradients: JAX would have to store an unknown number of states.
     """
     options = {**options, "autograph": autograph, "jit_compile": jit_compile, "reduce_retracing": reduce_retracing}
-    if autograph:
-        options["conversion"] = convert
+    options["conversion"] = Conversion(convert if autograph else None, as_tensors)
     made: Any = compiled
     return made(func, input_signature=input_signature, **options)
+
+
+def as_tensors(result: PyTree) -> Any:
+    """Returns the result of a function as TensorFlow does: numbers as tensors, and the values of variables."""
+    leaves, treedef = structures.flatten(result)
+    converted = [_as_tensor(leaf) for leaf in leaves]
+    if all(new is leaf for new, leaf in zip(converted, leaves, strict=True)):
+        return result
+    return structures.unflatten(treedef, converted)
+
+
+def _as_tensor(leaf: Leaf) -> Any:
+    if isinstance(leaf, Variable):
+        return leaf.read_value()
+    if isinstance(leaf, (bool, int, float, complex)):
+        return constant(leaf)
+    if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biufc":
+        return constant(leaf)
+    if isinstance(leaf, TensorShape) and leaf.is_fully_defined():
+        return constant(leaf.as_list(), "int32")
+    if hasattr(type(leaf), "__jax_array__") and not isinstance(leaf, (jax.Array, StaticTensor, DistributedValues)):
+        return leaf.__jax_array__()
+    return leaf
 
 
 def _autograph() -> Any:

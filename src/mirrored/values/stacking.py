@@ -13,6 +13,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, is_live_box, payload_of
+from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer, eager
 from mirrored.errors import ValuesError
 
@@ -118,7 +119,8 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
     """Splits an array ``[replicas, ...]`` into the components of the replicas.
 
-    Those of this process are returned, on their devices, if these are known.
+    Those of this process are returned, on their devices, if these are known. They are not committed to the devices, so
+    that components of different replicas can be combined.
     """
     # A callback of a compiled program receives a NumPy array, which has no shards.
     if (
@@ -130,7 +132,7 @@ def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: Devi
         # XLA replicates an empty array to every device, whatever its sharding is, so its shards are not components.
         empty = np.zeros(stacked.shape[1:], stacked.dtype)
         return tuple(
-            jax.device_put(empty, device_assignment.device_of(replica))
+            movable(jax.device_put(empty, device_assignment.device_of(replica)))
             for replica in device_assignment.addressable_replicas
         )
     if device_assignment is None or not isinstance(stacked, jax.Array) or isinstance(stacked, Tracer):
@@ -141,4 +143,4 @@ def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: Devi
     if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # for example a gradient
         spread = jax.device_put(stacked, device_assignment.sharded)
     shards = sorted(spread.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
+    return tuple(movable(shard.data[k]) for shard in shards for k in range(shard.data.shape[0]))

@@ -11,6 +11,7 @@ import numpy as np
 
 from mirrored._jax.arrays import is_key_dtype, key_data, register_array_like
 from mirrored._jax.boxes import payload_of
+from mirrored._jax.placement import movable
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored._typing import DTypeLike, Operand
@@ -271,7 +272,8 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     def component_value(self, replica: int) -> Any:
         """Returns one replica's component of the variable, and notifies tapes of the read."""
-        return announce_read(self, access.component(self, replica))
+        value = access.component(self, replica)
+        return announce_read(self, value if ambient().runner is not None else movable(value))
 
     def checked_value(self) -> Any:
         """Returns the variable's value, after checking that it can be read here; tapes are not notified of the read."""

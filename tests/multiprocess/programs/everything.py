@@ -87,6 +87,7 @@ found["own"] = [int(component.numpy()) for component in own.values]
 # Sizes that differ between replicas, and workers.
 ragged = strategy.run(lambda: jnp.full((mr.get_replica_context().replica_id_in_sync_group,), 1.0 + me))
 found["ragged"] = strategy.gather(ragged, 0).tolist()
+found["ragged, compiled"] = mr.function(lambda: strategy.gather(ragged, 0) * 2)().tolist()
 found["ragged mean"] = float(strategy.reduce("MEAN", ragged, axis=0))
 
 # Assigning: the same everywhere, or refused by name.

@@ -13,7 +13,7 @@ from mirrored._typing import Leaf, PyTree
 from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
 from mirrored.tf._data.host_arrays import on_host
-from mirrored.tf._errors import OutOfRangeError
+from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 
 
 def _tensors(element: PyTree) -> Any:
@@ -32,6 +32,18 @@ class EndOfSequenceError(OutOfRangeError, EndOfDataError):
     """
 
 
+class NoValueError(InvalidArgumentError, EndOfDataError):
+    """Error raised by `get_value` of an optional without an element, as the data had ended.
+
+    It is both TensorFlow's `InvalidArgumentError` and mirrored's `EndOfDataError`.
+    """
+
+
+def _end_error(called: str, *, found: str, rule: str, remedy: str) -> Any:
+    kind = NoValueError if called == "Optional.get_value" else EndOfSequenceError
+    return kind.of(called, found=found, rule=rule, remedy=remedy)
+
+
 class Dataset(dataset.Dataset):
     """A `mirrored.data.Dataset` whose elements are tensors (`tf.data.Dataset`).
 
@@ -40,7 +52,7 @@ class Dataset(dataset.Dataset):
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)
-    end_error: ClassVar[Callable[..., EndOfDataError]] = EndOfSequenceError.of
+    end_error: ClassVar[Callable[..., EndOfDataError]] = staticmethod(_end_error)
 
 
 TextLineDataset = Dataset.from_text_lines

@@ -2,8 +2,8 @@
 
 A stream is a variable ``uint32[3]``: the two words of a key, and a counter of draws. A draw reads it, increments the
 counter, and folds the counter and, inside `run`, the replica id into the key. Replicas thus draw different numbers, and
-the numbers are the same on any number of devices, eager or compiled. Because the stream is a variable, compiled
-functions carry it like any other state.
+the numbers of a replica are the same on any number of devices and replicas, eager or compiled. Because the stream is a
+variable, compiled functions carry it like any other state.
 """
 
 from __future__ import annotations
@@ -49,25 +49,32 @@ def key_from_seed(seed: Operand) -> jax.Array:
 
 
 def _advance(state: Variable) -> jax.Array:
-    """Draws once: increments the counter, and returns a key that differs for every draw and replica."""
+    """Draws once: increments the counter, and returns a key that differs for every draw."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
         with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
             return _advance(state)
     value = state.read_value()
     state.assign(value + jnp.asarray([0, 0, 1], jnp.uint32), read_value=False)
-    key = jax.random.fold_in(key_of(value[:2]), value[2])
+    return jax.random.fold_in(key_of(value[:2]), value[2])
+
+
+def _of_replica(key: jax.Array) -> jax.Array:
+    """Returns a key that differs for every replica; that of replica 0, or outside `run`, is `key`."""
     replica = ambient().replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return key
-    return jax.random.fold_in(key, jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32))
+    index = jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32)
+    return jnp.where(index == 0, key, jax.random.fold_in(key, index))
 
 
 class Generator:
     """A random number generator whose state is a variable (`tf.random.Generator`).
 
     Context: any. In a strategy's scope the state is mirrored: all replicas hold the same state and draw different
-    numbers.
+    numbers, which do not depend on the number of replicas. If the generator is created outside the scope, the replicas
+    of an eager run draw one after another from one stream; in a compiled run they draw at the same time, and replica 0
+    draws what it draws alone.
 
     Args:
         copy_from: Another generator, whose state is copied.
@@ -128,6 +135,17 @@ class Generator:
         """Creates a generator with a random seed from the operating system."""
         return cls.from_seed(secrets.randbits(64), alg=alg)
 
+    def next_key(self) -> jax.Array:
+        """Draws once: advances the state, and returns a JAX random key that differs for every draw and replica."""
+        key = _advance(self._state)
+        replica = ambient().replica
+        if replica is None:
+            return key
+        index = replica.replica_id_in_sync_group
+        if self._state.device_assignment is not None:
+            return jax.random.fold_in(key, jnp.asarray(index, jnp.uint32))
+        return key if isinstance(index, int) else _of_replica(key)
+
     @property
     def state(self) -> Variable:
         """The variable that holds the generator's state, ``uint32[3]``: a random key and the number of draws."""
@@ -161,12 +179,12 @@ class Generator:
 
         Their keys depend on one draw of this generator.
         """
-        words = jax.random.key_data(jax.random.split(_advance(self._state), count))
+        words = jax.random.key_data(jax.random.split(self.next_key(), count))
         return [Generator(state=jnp.concatenate([one, jnp.zeros(1, jnp.uint32)])) for one in words]
 
     def make_seeds(self, count: int = 1) -> jax.Array:
         """Returns `count` random seeds for `stateless_*` functions, ``int32[2, count]``."""
-        return samplers.full_int(_advance(self._state), (2, count))
+        return samplers.full_int(self.next_key(), (2, count))
 
     def normal(
         self,
@@ -177,7 +195,7 @@ class Generator:
         name: str | None = None,
     ) -> jax.Array:
         """Returns random values from a normal distribution."""
-        return samplers.normal(_advance(self._state), shape, mean, stddev, dtype)
+        return samplers.normal(self.next_key(), shape, mean, stddev, dtype)
 
     def truncated_normal(
         self,
@@ -188,7 +206,7 @@ class Generator:
         name: str | None = None,
     ) -> jax.Array:
         """Returns random values from a normal distribution truncated at two standard deviations."""
-        return samplers.truncated_normal(_advance(self._state), shape, mean, stddev, dtype)
+        return samplers.truncated_normal(self.next_key(), shape, mean, stddev, dtype)
 
     def uniform(
         self,
@@ -199,17 +217,17 @@ class Generator:
         name: str | None = None,
     ) -> jax.Array:
         """Returns random values from a uniform distribution over [minval, maxval)."""
-        return samplers.uniform(_advance(self._state), shape, minval, maxval, dtype)
+        return samplers.uniform(self.next_key(), shape, minval, maxval, dtype)
 
     def uniform_full_int(self, shape: StaticInts, dtype: DTypeLike = "uint32", name: str | None = None) -> jax.Array:
         """Returns random integers, uniform over all values of the dtype."""
-        return samplers.full_int(_advance(self._state), shape, dtype)
+        return samplers.full_int(self.next_key(), shape, dtype)
 
     def binomial(
         self, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32", name: str | None = None
     ) -> jax.Array:
         """Returns random values from a binomial distribution."""
-        return samplers.binomial(_advance(self._state), shape, counts, probs, dtype)
+        return samplers.binomial(self.next_key(), shape, counts, probs, dtype)
 
 
 class _Global:
@@ -283,18 +301,13 @@ def next_key(seed: int | None = None) -> jax.Array:
         seed: The operation's own seed; its numbers depend on it and the global seed, not on the operating system.
     """
     if _replaced:
-        return _advance(_replaced[-1].state)
+        return _replaced[-1].next_key()
     key = _advance(_global.state())
     if seed is None:
-        return key
+        return _of_replica(key)
     state = _global.state().read_value()
-    own = jax.random.fold_in(
-        jax.random.fold_in(key_of(jnp.asarray(_initial_state(_global.base())[:2])), state[2]), seed
-    )
-    replica = ambient().replica
-    if replica is None or replica.num_replicas_in_sync == 1:
-        return own
-    return jax.random.fold_in(own, jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32))
+    stream = key_of(jnp.asarray(_initial_state(_global.base())[:2]))
+    return _of_replica(jax.random.fold_in(jax.random.fold_in(stream, state[2]), seed))
 
 
 def get_global_generator() -> Generator:
