@@ -10,6 +10,7 @@ from mirrored.tf._ops.generator import Generator as _Generator
 from mirrored.tf.random import experimental as experimental
 
 class Generator(_Generator):
+    def next_key(self) -> Tensor: ...
     @property
     def state(self) -> Variable: ...
     @property
