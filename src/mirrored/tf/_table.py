@@ -26,8 +26,8 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType, TracebackType
-from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar
+from types import FunctionType, MappingProxyType, TracebackType
+from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -129,8 +129,7 @@ def _is_open(function: FunctionType) -> bool:
     return bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Parameter:
+class _Parameter(NamedTuple):
     name: str
     target: str  # "" for a parameter that is ignored
     kind: str  # "tensor", "tensors", "option", or an annotation
@@ -227,24 +226,46 @@ def _converting(called: str, function: FunctionType, named: bool) -> Callable[..
             raise replaced from error
 
     functools.update_wrapper(run, function)
-    run.__signature__ = _signature(parameters, adds_name, function.__annotations__.get("return"))  # type: ignore[attr-defined]
+    run.__signature__ = _Signature(  # type: ignore[attr-defined]
+        return_annotation=function.__annotations__.get("return", inspect.Signature.empty),
+        make=functools.partial(_shown, parameters, adds_name),
+    )
     return run
 
 
-def _signature(parameters: Iterable[_Parameter], adds_name: bool, returned: Any) -> inspect.Signature:
-    found = [
+class _Signature(inspect.Signature):
+    """The signature of an operation, with its parameters made when they are read: importing stays fast."""
+
+    __slots__ = ("_make",)
+
+    def __init__(
+        self,
+        parameters: Sequence[inspect.Parameter] | None = None,
+        *,
+        return_annotation: Any = inspect.Signature.empty,
+        make: Callable[[], list[inspect.Parameter]] | None = None,
+    ) -> None:
+        super().__init__(parameters, return_annotation=return_annotation)
+        self._make = make
+
+    @property
+    def parameters(self) -> MappingProxyType[str, inspect.Parameter]:
+        """The parameters by name."""
+        return super().parameters if self._make is None else inspect.Signature(self._make()).parameters
+
+
+def _shown(parameters: Iterable[_Parameter], adds_name: bool) -> list[inspect.Parameter]:
+    """Returns the parameters as a caller sees them."""
+    named = [("name", None, str | None)] if adds_name else []
+    return [
         inspect.Parameter(
-            one.name,
+            name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=inspect.Parameter.empty if one.default is _REQUIRED else one.default,
-            annotation=accepted(one.kind),
+            default=inspect.Parameter.empty if default is _REQUIRED else default,
+            annotation=annotation,
         )
-        for one in parameters
+        for name, default, annotation in [*((one.name, one.default, accepted(one.kind)) for one in parameters), *named]
     ]
-    if adds_name:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        found.append(inspect.Parameter("name", kind, default=None, annotation=str | None))
-    return inspect.Signature(found, return_annotation=returned)
 
 
 def accepted(kind: str) -> Any:
