@@ -38,6 +38,7 @@ def test_arguments_that_do_not_fit(call: Callable[[], Any], message: str) -> Non
         lambda: tf.concat([ONES, ONES[:1]], axis=1),
         lambda: tf.reshape(ONES, [4]),
         lambda: tf.nn.conv2d(ONES[None, ..., None], np.ones((1, 1, 2, 1), np.float32), 1, "SAME"),
+        lambda: tf.nn.conv2d_transpose(ONES[None, ..., None], np.ones((1, 1, 1, 1), np.float32), [1, 9, 9, 1], 1),
         lambda: tf.reduce_sum(ONES, axis=5),
         lambda: tf.nn.sparse_softmax_cross_entropy_with_logits([1], ONES),
     ],

@@ -12,11 +12,12 @@ The annotation of a function's parameter states to what an argument is converted
 
 - ``jax.Array``: a tensor; ``Common``: a tensor, where Python numbers get the dtype of the other ``Common`` ones.
 - ``Int``, ``Ints``, ``Axes``: integers that are known while tracing, from integers, tensors and sequences of them.
-- ``DType`` (of rows): a NumPy dtype, from any description of a dtype.
 
-Each may be followed by ``| None``; an argument None is not converted. Other annotations convert nothing.
+Each but ``Common`` may be followed by ``| None``; an argument None is then not converted. Other annotations convert
+nothing.
 
-Every entry takes ``name=`` and ignores it. `tests/tf/` has at least one case per entry, and a test checks this.
+An entry takes ``name=`` where TensorFlow's operation does, and ignores it. `tests/tf/` has at least one case per entry,
+and a test checks this.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import is_eager
-from mirrored._typing import DTypeLike, Operand, StaticInts
+from mirrored._typing import Operand, StaticInts
 from mirrored.errors import MirroredError
 from mirrored.tape import direct
-from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_axis, static_int, static_ints, static_tensor
 from mirrored.tf._tensors import as_tensor, has_static, is_host, operands
@@ -45,7 +45,6 @@ Common: TypeAlias = jax.Array
 Int: TypeAlias = int
 Ints: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = int | tuple[int, ...] | None
-
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _REQUIRED: Final = object()
@@ -58,7 +57,6 @@ ACCEPTED: Final[dict[str, Any]] = {
     "Int": SupportsIndex,
     "Ints": StaticInts,
     "Axes": StaticInts | None,
-    "DType": DTypeLike,
 }
 _DEPRECATED: Final = {
     "keep_dims": "keepdims",
@@ -279,7 +277,6 @@ _CONVERT: Final[dict[str, Callable[[Any, str, str], Any]]] = {
     "Int": lambda value, called, argument: static_int(value, called=called, argument=argument),
     "Ints": lambda value, called, argument: static_ints(value, called=called, argument=argument),
     "Axes": lambda value, called, argument: static_axis(value, called=called, argument=argument),
-    "DType": lambda value, called, argument: array_dtype(value),
     "option": lambda value, called, argument: (
         value if isinstance(value, (bool, int, float, str)) else static_axis(value, called=called, argument=argument)
     ),
