@@ -60,6 +60,10 @@ def test_texts_are_compared_without_shapes_dtypes_and_addresses():
     assert agree(ours["name t"], theirs["name t"])
 
 
+def test_the_messages_of_errors_are_left_out():
+    assert list(observed(error="ValueError: shapes (2,) and (3,) differ", loss="Errors: 3")) == ["name loss"]
+
+
 def test_printed_and_shown_values_are_observed(capsys):
     recorder = Recorder()
     recorder.print("loss", np.float32(2.0))
@@ -73,6 +77,11 @@ def test_only_what_all_recorded_runs_share_is_deterministic():
     kept = deterministic([result(observed(x=1.0, r=0.3)), result(observed(x=1.0, r=0.7))])
     assert list(kept) == ["1"]
     assert list(kept["1"]) == ["name x"]
+
+
+def test_an_element_that_two_random_lists_share_is_not_deterministic():
+    runs = [result(observed(losses=[1.0, 2.0], size=2)), result(observed(losses=[1.0, 3.0], size=2))]
+    assert deterministic(runs) == {"1": observed(size=2)}
 
 
 def test_a_wrong_result_is_a_difference():

@@ -57,14 +57,23 @@ def deterministic(runs: Sequence[NotebookResult]) -> dict[str, dict[str, Observa
     kept: dict[str, dict[str, Observation]] = {}
     for cell in first.cells:
         again = [next((one.observed for one in run.cells if one.number == cell.number), {}) for run in others]
-        same = {
-            where: seen
+        varying = {
+            _value_of(where)
             for where, seen in cell.observed.items()
-            if all(where in other and agree(seen, other[where]) for other in again)
+            if not all(where in other and agree(seen, other[where]) for other in again)
         }
+        same = {where: seen for where, seen in cell.observed.items() if _value_of(where) not in varying}
         if same:
             kept[str(cell.number)] = same
     return kept
+
+
+def _value_of(where: str) -> str:
+    """Returns the value that a place is part of: ``name losses`` for ``name losses[6]``.
+
+    Single elements of a list of random losses can be equal in two runs by chance.
+    """
+    return where.partition("[")[0]
 
 
 def compare(result: NotebookResult, recorded: Mapping[str, Mapping[str, Observation]]) -> Comparison:

@@ -19,6 +19,8 @@ _NUMBER: Final = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)
 _NOISE: Final = re.compile(
     r"shape=\([\d, ]*\)|dtype=<?[\w': ]+>?|\b0x[0-9a-f]+|\bnumpy=|/job:\S+|<[^<>]*(?:device|at 0x)[^<>]*>"
 )
+# The text of a caught exception, such as "ValueError: ...": its words, and so its numbers, are each framework's own.
+_MESSAGE: Final = re.compile(r"\w*(?:Error|Exception)\b")
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """Tolerances for float32 results of other kernels after some training steps."""
@@ -87,7 +89,7 @@ def _arrays(value: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(value, (bool, int, float, np.ndarray, np.generic)):
         yield path, np.asarray(value)
     elif isinstance(value, str):
-        numbers = [float(one) for one in _NUMBER.findall(_NOISE.sub(" ", value))]
+        numbers = [] if _MESSAGE.match(value) else [float(one) for one in _NUMBER.findall(_NOISE.sub(" ", value))]
         if numbers:
             yield path, np.asarray(numbers)
     elif isinstance(value, (list, tuple)):
