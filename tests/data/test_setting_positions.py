@@ -83,6 +83,25 @@ def test_a_position_that_does_not_fit_changes_nothing(kind: str, started: int) -
     assert read(iterator) == read(reference)
 
 
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_position_that_does_not_fit_leaves_the_order_of_the_epochs(started: int) -> None:
+    def distributed() -> DistributedDataset:
+        shuffled = Dataset.range(16).shuffle(16, seed=3).batch(1)
+        return mr.MirroredStrategy(["CPU:0", "CPU:1"]).distribute_datasets_from_function(lambda context: shuffled)
+
+    reference, dataset = distributed(), distributed()
+    expected, iterator = iter(reference), iter(dataset)
+    for _ in range(started):
+        assert read(iterator) == read(expected)
+    with pytest.raises(ArgumentError):
+        iterator.set_state(wrong(iterator.get_state(), "pipelines"))
+    for _ in range(8 - started):
+        assert read(iterator) == read(expected)
+    for _ in range(2):
+        expected, iterator = iter(reference), iter(dataset)
+        assert [read(iterator) for _ in range(8)] == [read(expected) for _ in range(8)]
+
+
 def test_an_iterator_whose_position_is_lost_does_not_start_over_silently() -> None:
     """A one-shot iterator cannot be read again from its start."""
     once = iter(ELEMENTS)

@@ -197,14 +197,14 @@ class DistributedIterator:
 
     def _move_unread(self, position: Any) -> None:
         """Moves the reader, which has read nothing. If the position does not fit, a new reader takes its place."""
+        start = self._reader.get_state()
         self._was_moved = True
         try:
             self._reader.set_state(position)
         except BaseException:
             self._done = "failed"  # unless the dataset can be opened again
             with contextlib.suppress(InputError):
-                self._replace_reader(None)
-                self._was_moved = False
+                self._replace_reader(start)
             raise
 
     def _replace_reader(self, position: Any) -> None:
@@ -212,9 +212,10 @@ class DistributedIterator:
         reader = self._open_reader()
         try:
             steps = worker_steps(reader, self._placer)
-            if position is not None:
-                reader.set_state(position)
+            reader.set_state(position)
         except BaseException:
+            with contextlib.suppress(Exception):  # also sets back which epoch of the datasets is the next one
+                reader.set_state(self._handed[1])
             reader.close()
             raise
         self._feed.close()
