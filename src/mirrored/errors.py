@@ -14,7 +14,7 @@
     │   └── LostStateError (RuntimeError)  a variable whose buffer was donated to a step that failed
     ├── TransformError (TypeError)         a variable read or assigned under a JAX transform that cannot capture it
     ├── TapeError (RuntimeError)           an invalid use of a tape
-    ├── ValuesError (TypeError)            a per-replica value used as if it were one array
+    ├── ValuesError (TypeError, ValueError) a per-replica value used as if it were one array
     ├── InputError (RuntimeError)          an input pipeline that failed, stalled or was used after it was closed
     │   ├── DataFileError (OSError)        a data file that is missing, truncated or damaged
     │   ├── EndOfDataError (IndexError)    a request for an element after the last one
@@ -123,7 +123,7 @@ class TapeError(MirroredError, RuntimeError):
     """Error raised when a gradient tape was used in an invalid way."""
 
 
-class ValuesError(MirroredError, TypeError):
+class ValuesError(MirroredError, TypeError, ValueError):
     """Error raised when a per-replica value was used as if it were one array."""
 
 

@@ -61,6 +61,7 @@ def test_everything_on_two_workers_with_two_devices_each(tmp_path):
         assert found["own"] == [2 * index, 2 * index + 1]
         assert found["ragged"] == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
         assert found["ragged, compiled"] == [2.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+        assert found["refused gather"] == "axis=0 for components of shapes (1, 1), (1, 1), (1, 2), (1, 2)"
         assert found["ragged mean"] == pytest.approx(11 / 6)
         assert "the value for variable 'v' on worker 1" in found["refused"]
         assert found["v"] == 5.0

@@ -71,4 +71,4 @@ def test_the_configuration_of_sessions_is_copied(strategy):
 def test_local_results_of_empty_structures_are_one_for_each_replica(strategy):
     assert strategy.local_results({}) == ({}, {})
     assert strategy.local_results([]) == ([], [])
-    assert strategy.local_results((None,)) == ((None,),)
+    assert strategy.local_results((None,)) == ((None,), (None,))  # as in TensorFlow

@@ -57,7 +57,8 @@ def refuse_mixing(strategy: Strategy, method: str) -> None:
         ContextError: Another strategy is current.
     """
     strategies = ambient().strategies
-    if not strategies or strategies[-1] is strategy:
+    # In a `merge_call` of the default strategy, another strategy can be used as outside any strategy.
+    if not strategies or strategies[-1] is strategy or strategies[-1].device_assignment is None:
         return
     raise ContextError(
         f"Strategy.{method}",

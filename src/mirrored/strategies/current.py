@@ -40,7 +40,7 @@ def get_replica_context() -> ReplicaContext | None:
     here = ambient()
     if here.replica is not None:
         return here.replica  # type: ignore[no-any-return]
-    return None if has_strategy() or here.runner is not None else _default_context
+    return None if here.strategies or here.runner is not None else _default_context
 
 
 def in_cross_replica_context() -> bool:

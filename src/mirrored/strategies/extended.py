@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from mirrored._typing import Operand, PyTree
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import reducing
 from mirrored.strategies.checks import refuse_in_replica
@@ -106,7 +106,8 @@ class StrategyExtended:
             fn: A function that assigns it. It receives the plain values of mirrored arguments.
             args: Positional arguments.
             kwargs: Keyword arguments.
-            group: Whether to return one result. False: a tuple with one result per replica.
+            group: Whether to return one result, in which arrays are mirrored values if there are several replicas.
+                False: a tuple with one result per replica.
 
         Raises:
             ArgumentError: `var` is not a variable of this strategy.
@@ -127,7 +128,11 @@ class StrategyExtended:
             lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (tuple(args), kwargs or {})
         )
         result = self._cross_replica(lambda: fn(var, *own[0], **own[1]))
-        return result if group else (result,) * len(self.worker_devices)
+        if not group:
+            return (result,) * self.num_local_replicas
+        if self.num_local_replicas == 1 or ambient().replica is not None:
+            return result
+        return structures.map_leaves(lambda leaf: self._mirrored(leaf) if isinstance(leaf, jax.Array) else leaf, result)
 
     def _cross_replica(self, call: Callable[[], Any]) -> Any:
         """Runs `call` in this strategy's cross-replica context, or directly if the caller is in replica context."""
@@ -147,7 +152,7 @@ class StrategyExtended:
     ) -> Any:
         """Calls ``fn(*args, **kwargs)`` once, in cross-replica context, to update state common to all replicas."""
         result = self._cross_replica(lambda: fn(*args, **(kwargs or {})))
-        return result if group else (result,) * len(self.worker_devices)
+        return result if group else (result,) * self.num_local_replicas
 
     def read_var(self, v: Variable) -> Any:
         """Returns the current value of a variable."""
@@ -187,12 +192,26 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The device names of this worker's replicas, one per replica, in TensorFlow's format."""
+        """The device names of this worker's replicas, one per replica, in TensorFlow's format.
+
+        Raises:
+            ContextError: This is the default strategy.
+        """
         device_assignment = self._strategy.device_assignment
         if device_assignment is None:
-            device = jax.devices()[0]
-            return (f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}",)
+            raise ContextError(
+                "StrategyExtended.worker_devices",
+                found="this is the default strategy",
+                rule="the default strategy places nothing on devices, so it has no list of them",
+                remedy="create a strategy (MirroredStrategy, OneDeviceStrategy), or use jax.devices()",
+            )
         return tuple(device_assignment.name_of(replica) for replica in device_assignment.addressable_replicas)
+
+    @property
+    def num_local_replicas(self) -> int:
+        """The number of replicas of this worker."""
+        device_assignment = self._strategy.device_assignment
+        return 1 if device_assignment is None else len(device_assignment.addressable_replicas)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:

@@ -216,8 +216,11 @@ def call_merged(
     runner = ambient().runner
     if runner is None:
         call = functools.partial(merge_fn, context.strategy, *args, **kwargs)
+        if context.strategy.device_assignment is None:
+            with within(replica=None, strategies=(*ambient().strategies, context.strategy)):
+                return call()
         with within(replica=None):
-            return call() if context.strategy.device_assignment is None else or_undone(call)
+            return or_undone(call)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         with within(replica=None):

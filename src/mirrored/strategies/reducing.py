@@ -50,7 +50,11 @@ def gather_across(components: Sequence[Any], axis: int, device_assignment: Devic
 def gather_with_sizes(
     components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
 ) -> tuple[Any, list[int]]:
-    """Concatenates all replicas' arrays along `axis`, and also returns the size of every array along that axis."""
+    """Concatenates all replicas' arrays along `axis`, and also returns the size of every array along that axis.
+
+    Raises:
+        ArgumentError: On all workers: components of any worker cannot be concatenated along `axis`.
+    """
     if any(isinstance(component, Tracer) or is_live_box(component) for component in components):
         return _gather_with_sizes(components, axis, device_assignment)
     with eager():  # also while a function is traced: the arrays of all workers are constants of its program
@@ -61,14 +65,16 @@ def _gather_with_sizes(
     components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
 ) -> tuple[Any, list[int]]:
     arrays = [as_array(component) for component in components]
-    axis %= arrays[0].ndim
-    rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}
-    question = f"gather {arrays[0].dtype}{sorted(rest)} along axis {axis}"
-    sizes = [
-        size
-        for worker in host_allgather("gather", question, [array.shape[axis] for array in arrays])
-        for size in worker
+    shapes = [
+        tuple(shape)
+        for worker in host_allgather(
+            "gather", f"gather {arrays[0].dtype} along axis {axis}", [array.shape for array in arrays]
+        )
+        for shape in worker
     ]
+    _check_gather(shapes, axis)
+    axis %= arrays[0].ndim
+    sizes = [shape[axis] for shape in shapes]
     most = max(sizes)
     padded = [_padded(array, axis, most) for array in arrays]
     return gather_padded(stack_components(padded, device_assignment), axis, sizes, device_assignment), sizes
@@ -356,24 +362,23 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
         return value if value is None else as_array(value)
     runner = ambient().runner
     if isinstance(value, LocalPerReplica) and runner is not None:
-        _check_gather([value.local[0]], axis)
+        _check_gather([value.local[0].shape], axis)
         return runner.gather([_locals(runner, value)], axis)[0]
     if value.is_stacked and strategy.device_assignment is not None:
-        _check_gather([jax.ShapeDtypeStruct(value.component_shape or (), jnp.float32)], axis)
+        _check_gather([value.component_shape or ()], axis)
         normal = axis if axis >= 0 else axis + len(value.component_shape or ())
         return gather_stacked(value.stacked(strategy.device_assignment), normal, strategy.device_assignment)
     components = [as_array(component) for component in value.values]
-    _check_gather(components, axis)
     if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
         return gather_across(components, axis, strategy.device_assignment)
+    _check_gather([component.shape for component in components], axis)
     if strategy.device_assignment is not None and len(strategy.device_assignment.devices) > 1:
         near = [jax.device_put(component, strategy.device_assignment.devices[0]) for component in components]
         return on_all_devices(jnp.concatenate(near, axis), strategy.device_assignment)
     return jnp.concatenate(components, axis)
 
 
-def _check_gather(components: Sequence[Any], axis: int) -> None:
-    shapes = [tuple(component.shape) for component in components]
+def _check_gather(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
     rank = len(shapes[0])
     fits = rank > 0 and -rank <= axis < rank and all(len(shape) == rank for shape in shapes)
     if fits:

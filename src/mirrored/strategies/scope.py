@@ -24,7 +24,9 @@ class Scope(AbstractContextManager["Strategy"]):
         self._strategy.check_scope()
         hooks.connect()
         before = ambient()
-        inside = before.fork(strategies=(*before.strategies, self._strategy))
+        # The default strategy is current outside any scope, too. There, and in its scope, code is in replica context.
+        opened = () if self._strategy.device_assignment is None else (self._strategy,)
+        inside = before.fork(strategies=(*before.strategies, *opened))
         replace_current(inside)
         self._open.append((before, inside, hooks.watch_imports()))
         return self._strategy

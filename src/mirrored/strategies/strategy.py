@@ -257,16 +257,15 @@ class Strategy(DistributesInput, OlderNames):
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns a tuple of this process's components of a distributed value, one per local replica.
 
-        Context: cross-replica. The result for a structure is a tuple of structures, for a plain value a tuple of one
-        element, and for a structure without leaves a tuple with one copy for each replica.
+        Context: cross-replica. The result for a structure is a tuple of structures, one for each replica, and for a
+        plain value a tuple of one element.
         """
         if isinstance(value, DistributedValues):
             return tuple(value.values)
         leaves, treedef = structures.flatten(value)
-        if not leaves:
-            return (value,) * len(self._extended.worker_devices)
         if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
-            return (value,)
+            is_leaf = len(leaves) == 1 and leaves[0] is value
+            return (value,) if is_leaf else (value,) * self._extended.num_local_replicas
         counts = [len(leaf.values) if isinstance(leaf, DistributedValues) else 0 for leaf in leaves]
         return tuple(
             structures.unflatten(

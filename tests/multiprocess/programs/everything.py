@@ -88,6 +88,10 @@ found["own"] = [int(component.numpy()) for component in own.values]
 ragged = strategy.run(lambda: jnp.full((mr.get_replica_context().replica_id_in_sync_group,), 1.0 + me))
 found["ragged"] = strategy.gather(ragged, 0).tolist()
 found["ragged, compiled"] = mr.function(lambda: strategy.gather(ragged, 0) * 2)().tolist()
+try:
+    strategy.run(lambda: mr.get_replica_context().all_gather(jnp.zeros((1, 1 + me)), 0))
+except mr.errors.ArgumentError as error:
+    found["refused gather"] = error.found
 found["ragged mean"] = float(strategy.reduce("MEAN", ragged, axis=0))
 
 # Assigning: the same everywhere, or refused by name.

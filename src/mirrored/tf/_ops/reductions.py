@@ -30,7 +30,27 @@ def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> j
     if x.dtype.kind not in "iu":
         return jnp.mean(x, axis=axis, keepdims=keepdims)
     total = jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
-    return lax.div(total, jnp.full_like(total, x.size // max(total.size, 1)))
+    return lax.div(total, jnp.full_like(total, max(x.size // max(total.size, 1), 1)))
+
+
+def _max(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
+    """Computes the maximum; that of no elements is the lowest value of the dtype."""
+    return jnp.max(x, axis=axis, keepdims=keepdims, **_initial(x, lowest=True))
+
+
+def _min(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
+    """Computes the minimum; that of no elements is the highest value of the dtype."""
+    return jnp.min(x, axis=axis, keepdims=keepdims, **_initial(x, lowest=False))
+
+
+def _initial(x: jax.Array, *, lowest: bool) -> dict[str, Any]:
+    """Returns the value from which the reduction of an empty array starts, as keyword arguments."""
+    if x.size:
+        return {}
+    if x.dtype.kind in "iu":
+        limits = jnp.iinfo(x.dtype)
+        return {"initial": x.dtype.type(limits.min if lowest else limits.max)}
+    return {"initial": not lowest if x.dtype.kind == "b" else -jnp.inf if lowest else jnp.inf}
 
 
 def _norm(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
@@ -46,9 +66,9 @@ rows(
         "math.reduce_any reduce_any": (_REDUCED, jnp.any),
         "math.reduce_euclidean_norm": (_OWN, _norm),
         "math.reduce_logsumexp reduce_logsumexp": (_REDUCED, jax.nn.logsumexp),
-        "math.reduce_max reduce_max": (_REDUCED, jnp.max),
+        "math.reduce_max reduce_max": (_OWN, _max),
         "math.reduce_mean reduce_mean": (_OWN, _mean),
-        "math.reduce_min reduce_min": (_REDUCED, jnp.min),
+        "math.reduce_min reduce_min": (_OWN, _min),
         "math.reduce_prod reduce_prod": (_OWN, _prod),
         "math.reduce_std": (_REDUCED, jnp.std),
         "math.reduce_sum reduce_sum": (_OWN, _sum),

@@ -1,0 +1,65 @@
+"""Reductions of tensors without elements, as recorded on TensorFlow 2.21."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+INF = float("inf")
+EXTREMES: dict[str, tuple[float, float]] = {
+    "float16": (-INF, INF),
+    "bfloat16": (-INF, INF),
+    "float32": (-INF, INF),
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "int16": (-32768, 32767),
+    "int32": (-2147483648, 2147483647),
+    "uint32": (0, 4294967295),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize("dtype", EXTREMES)
+def test_extremes_of_no_elements_are_those_of_the_dtype(dtype: str, wrap: Callable[..., Any]) -> None:
+    none = tf.zeros([0], dtype)
+    found = [wrap(reduce)(none) for reduce in (tf.reduce_max, tf.reduce_min)]
+    assert [one.dtype for one in found] == [none.dtype] * 2
+    assert tuple(float(one) for one in found) == EXTREMES[dtype]
+
+
+def test_extremes_along_an_axis_without_elements() -> None:
+    assert tf.reduce_max(tf.zeros([0, 2]), 0).tolist() == [-INF, -INF]
+    assert tf.reduce_max(tf.zeros([2, 0]), 1, keepdims=True).tolist() == [[-INF], [-INF]]
+    assert tf.reduce_min(tf.zeros([0, 2]), 0).tolist() == [INF, INF]
+    assert tf.reduce_min(tf.zeros([2, 0]), axis=0).shape == (0,)
+    assert float(tf.reduce_max([])) == -INF
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32"])
+def test_the_mean_of_no_integers_is_zero(dtype: str) -> None:
+    assert int(tf.reduce_mean(tf.zeros([0], dtype))) == 0
+    assert tf.reduce_mean(tf.zeros([0, 2], dtype), 0).tolist() == [0, 0]
+
+
+def test_the_mean_of_no_floats_is_not_a_number() -> None:
+    assert np.isnan(float(tf.reduce_mean(tf.zeros([0]))))
+
+
+@pytest.mark.parametrize("reduce", [tf.reduce_max, tf.reduce_min])
+def test_the_gradient_of_an_extreme_of_no_elements_is_empty(reduce: Callable[..., Any]) -> None:
+    x = tf.zeros([0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = reduce(x)
+    assert tape.gradient(y, x).shape == (0,)
+
+
+@pytest.mark.parametrize("find", [tf.argmax, tf.argmin])
+def test_the_position_of_an_extreme_of_no_elements_is_refused(find: Callable[..., Any]) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        find(tf.zeros([0]), 0)
