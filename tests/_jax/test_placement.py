@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mirrored._jax.placement import movable
+from mirrored._jax.placement import movable, near_first
 
 FIRST, SECOND = jax.devices()[:2]
 
@@ -42,3 +42,14 @@ def test_an_array_on_several_devices_is_returned_unchanged() -> None:
     mesh = jax.sharding.Mesh([FIRST, SECOND], "d")
     whole = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     assert movable(whole) is whole
+
+
+def test_arrays_are_moved_to_the_first_committed_one() -> None:
+    apart = [jnp.zeros(1), *(jax.device_put(jnp.ones(1), device) for device in (SECOND, FIRST))]
+    moved = near_first(apart)
+    assert moved is not None
+    assert moved[0] is apart[0]
+    assert moved[1] is apart[1]
+    assert sum(moved).devices() == {SECOND}
+    assert near_first([jnp.zeros(1)]) is None
+    assert jax.jit(lambda x: near_first([x]) is None)(1.0)

@@ -78,3 +78,17 @@ def test_a_tape_around_the_run_records_how_they_are_combined() -> None:
         loss = 5.0 * x + y
     assert float(loss) == 5 * 9 + 18
     assert float(tape.gradient(loss, v)) == 5 * 6 + 2 * 6
+
+
+def test_a_tape_moves_cotangents_back_to_the_replicas() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = tf.Variable(3.0)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            x, y = strategy.experimental_local_results(strategy.run(lambda: v * v * (_replica() + 1.0)))
+            loss = v * (5.0 * x + y)
+        gradient = tape.gradient(loss, v)
+    assert float(loss) == 7 * 27
+    assert float(gradient) == 7 * 3 * 9
+    assert float(outer.gradient(gradient, v)) == 7 * 6 * 3

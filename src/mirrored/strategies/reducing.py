@@ -255,7 +255,15 @@ def _map_components(value: PerReplica, function: Callable[..., Any]) -> PerRepli
         return PerReplica.from_stacked(
             jax.vmap(function)(value.stacked(value.device_assignment)), value.device_assignment
         )
-    return PerReplica([function(component) for component in value.values], value.device_assignment)
+    return PerReplica([_on_its_device(function, component) for component in value.values], value.device_assignment)
+
+
+def _on_its_device(function: Callable[..., Any], component: Any) -> Any:
+    """Computes on the device of a component, which is not committed to it."""
+    if not isinstance(component, jax.Array) or isinstance(component, Tracer) or len(component.sharding.device_set) > 1:
+        return function(component)
+    with jax.default_device(next(iter(component.sharding.device_set))):
+        return function(component)
 
 
 def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerReplica]) -> list[Any]:

@@ -13,6 +13,7 @@ from jax.tree_util import DictKey, SequenceKey
 
 from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
+from mirrored._jax.placement import near_first
 from mirrored._jax.traces import Tracer, current_trace, is_eval
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
@@ -248,9 +249,15 @@ class Walk:
             return self._run(catalogue.ADD, [first, jax.device_put(second, payload_of(first).sharding)])[0]
 
     def _run(self, operation: Operation, values: Sequence[Any]) -> Sequence[Any]:
-        if self._direct:
-            return operation.jitted(*values)
-        return run_under(self._trace, operation, values)
+        try:
+            return operation.jitted(*values) if self._direct else run_under(self._trace, operation, values)
+        except ValueError as error:
+            moved = near_first(values) if "incompatible devices" in str(error) else None
+            if moved is None:
+                raise
+        # The forward pass has combined arrays of several devices that are not committed to them: JAX copied them there,
+        # and the cotangents go back to where the residuals are.
+        return operation.jitted(*moved) if self._direct else run_under(self._trace, operation, moved)
 
 
 def _on_several_devices() -> TapeError:
