@@ -119,7 +119,7 @@ class _Walk:
         leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
         if leaf is None:
             return False
-        if isinstance(leaf, VariableLeaf) and leaf.variable is not part.value:  # a Keras variable over one of ours
+        if isinstance(leaf, VariableLeaf) and leaf.variable is not part.value:  # a Keras variable over one of mirrored
             known = self._names.get(id(leaf.variable), part.name)
             self._names[id(part.value)] = known
             if known != part.name:

@@ -48,7 +48,7 @@ def _initial(x: jax.Array, *, lowest: bool) -> dict[str, Any]:
     if x.size:
         return {}
     if x.dtype.kind in "iu":
-        limits = jnp.iinfo(x.dtype)
+        limits = jnp.iinfo(x.dtype)  # type: ignore[no-untyped-call]
         return {"initial": x.dtype.type(limits.min if lowest else limits.max)}
     return {"initial": not lowest if x.dtype.kind == "b" else -jnp.inf if lowest else jnp.inf}
 
