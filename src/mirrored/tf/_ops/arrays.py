@@ -17,6 +17,7 @@ from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_int, static_ints, static_tensor
 from mirrored.tf._table import Axes, Common, Int, Ints, hosted, op, register, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, constant, convert_to_tensor, is_tensor
+from mirrored.variables.storage import VariableStorage
 
 register(["constant"], hosted(constant))
 register(["convert_to_tensor"], hosted(convert_to_tensor))
@@ -136,6 +137,8 @@ def rank(input: Operand) -> StaticTensor:
 
 
 def _shape_of(value: Operand) -> tuple[int, ...]:
+    if isinstance(value, VariableStorage):
+        return value.component_shape  # the shape of a variable may have unknown dimensions
     return tuple(value.shape) if hasattr(value, "shape") else tuple(as_tensor(value).shape)
 
 
