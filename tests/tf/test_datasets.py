@@ -77,3 +77,12 @@ def test_options_have_the_names_of_tensorflow() -> None:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     dataset = tf.data.Dataset.range(3).with_options(options)
     assert dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.DATA
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.float32, "uint8", np.float64])
+def test_a_range_has_the_requested_dtype(dtype: Any) -> None:
+    numbers = tf.data.Dataset.range(1, 9, 3, output_type=dtype)
+    assert numbers.element_spec.dtype == tf.as_dtype(dtype)
+    for found in (numbers, numbers.batch(3).unbatch(), numbers.shuffle(1)):
+        values = list(found.as_numpy_iterator())
+        assert ([*map(int, values)], {one.dtype.name for one in values}) == ([1, 4, 7], {tf.as_dtype(dtype).name})

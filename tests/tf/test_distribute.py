@@ -91,3 +91,16 @@ def test_cross_device_operations_called_directly(name: str) -> None:
         ops.reduce(total, value, None)
     with pytest.raises(ValueError, match="must be a tuple"):
         ops.batch_reduce(total, [value])
+
+
+def test_datasets_per_replica_come_from_a_function() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    options = tf.distribute.InputOptions(
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA, experimental_fetch_to_device=False
+    )
+    with pytest.raises(NotImplementedError, match="only supported in"):
+        strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2), options)
+    batches = strategy.experimental_distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.range(4).batch(2), options
+    )
+    assert [[one.tolist() for one in batch.values] for batch in batches] == [[[0, 1]] * 2, [[2, 3]] * 2]

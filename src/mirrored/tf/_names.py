@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.tf import _asking, _compat, _config, _debugging, _dtypes, _errors, _function, _nest, _test_case
+from mirrored.tf import _asking, _compat, _config, _debugging, _dtypes, _errors, _function, _nest
 from mirrored.tf._data import host_calls as _host_calls
+from mirrored.tf._device_spec import DeviceSpec
 from mirrored.tf._distribute import names as _distribute
 from mirrored.tf._indexed_slices import IndexedSlices
 from mirrored.tf._io import gfile as _gfile
@@ -71,6 +72,7 @@ def _dtype_names() -> dict[str, Any]:
 
 _CORE: Final[dict[str, Any]] = {
     "DType": _dtypes.DType,
+    "DeviceSpec": DeviceSpec,
     "IndexedSlices": IndexedSlices,
     "Module": Module,
     "Tensor": jax.Array,
@@ -109,7 +111,6 @@ NAMES: Final[dict[str, Any]] = {
     **_compat.NAMES,
     **_profiler.NAMES,
     **_summary.NAMES,
-    **_test_case.NAMES,
     **_exceptions(),
     **_dtype_names(),
     **{place: one.function for one in OPS.values() for place in one.places},
@@ -156,7 +157,9 @@ _CLUSTER: Final = {
     "distribute.cluster_resolver.SlurmClusterResolver": "SlurmClusterResolver",
     "distribute.cluster_resolver.TFConfigClusterResolver": "TFConfigClusterResolver",
     "distribute.cluster_resolver.UnionResolver": "UnionResolver",
+    "train.ClusterDef": "ClusterDef",
     "train.ClusterSpec": "ClusterSpec",
+    "train.JobDef": "JobDef",
 }
 _TRAIN: Final = (
     "Checkpoint", "CheckpointManager", "CheckpointOptions", "checkpoints_iterator", "get_checkpoint_state",
@@ -206,6 +209,9 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
     "saved_model.SaveOptions": _from("mirrored.tf._saved_model.saving", "SaveOptions"),
     "saved_model.save": _from("mirrored.tf._saved_model.saving", "save"),
     **{f"train.{name}": _from("mirrored.tf._train", name) for name in _TRAIN},
+    "test.TestCase": _from("mirrored.tf._test_case", "TestCase"),
+    "test.compute_gradient": _from("mirrored.tf._gradient_checker", "compute_gradient"),
+    "test.main": _from("mirrored.tf._test_case", "main"),
     "train.ExponentialMovingAverage": _from("mirrored.tf._moving_averages", "ExponentialMovingAverage"),
     **{
         f"data.{name}": _from("mirrored.tf._data.datasets", name)

@@ -21,6 +21,7 @@ from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError, TransformError
+from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
@@ -29,7 +30,7 @@ from mirrored.tf._ops.loops import Loop, LoopMismatch
 from mirrored.tf._ops.tensor_array import TensorArray
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
-from mirrored.tf._tensors import as_tensor
+from mirrored.tf._tensors import as_tensor, convert_to_tensor
 
 _Branch: TypeAlias = Callable[[], Any]
 _Numbered: TypeAlias = Mapping[int, _Branch] | Sequence[_Branch | tuple[int, _Branch]]
@@ -293,11 +294,44 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: object = None,
 ) -> Any:
-    """Applies `fn` to each slice of tensors along the first axis, and stacks the results."""
-    del dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature
+    """Applies `fn` to each slice of tensors along the first axis, and stacks the results.
+
+    Args:
+        fn: The function.
+        elems: Tensors, or a structure of them.
+        dtype: The older name of `fn_output_signature`.
+        parallel_iterations: Accepted and ignored, as the others.
+        fn_output_signature: The dtypes (or specs) of the results, in their structure. Default: those of `elems`.
+
+    Raises:
+        ValueError, InvalidArgumentError: A result has another structure or dtype.
+    """
+    del parallel_iterations, back_prop, swap_memory, infer_shape, name
+    given = dtype if fn_output_signature is None else fn_output_signature
+    signature = _all_tensors(elems) if given is None else given
+    return _mapped(lambda row: _fitted(fn(row), signature), elems)
+
+
+def _mapped(fn: Callable[[Any], Any], elems: PyTree) -> Any:
     if executing_eagerly() and _length(elems):
         return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
     return lax.map(lambda row: _all_tensors(fn(row)), _all_tensors(elems))
+
+
+def _fitted(result: PyTree, signature: PyTree) -> Any:
+    """Returns the result of a mapped function as tensors, after checking their structure and dtypes."""
+    assert_same_structure(signature, result)
+    wanted = [array_dtype(getattr(one, "dtype", one)) for one in flatten(signature)]
+    found = [convert_to_tensor(one, dtype_hint=dtype) for one, dtype in zip(flatten(result), wanted, strict=True)]
+    for one, dtype in zip(found, wanted, strict=True):
+        if one.dtype != dtype:
+            raise InvalidArgumentError.of(
+                "tf.map_fn",
+                found=f"fn returned a tensor of dtype {one.dtype} where {dtype} was expected",
+                rule="fn must return the dtypes of `elems`, or those of `fn_output_signature`",
+                remedy=f"pass fn_output_signature=tf.{one.dtype}, or cast the result",
+            )
+    return pack_sequence_as(signature, found)
 
 
 @op("vectorized_map", named=False)
@@ -314,7 +348,7 @@ def vectorized_map(
     except TransformError:
         if not fallback_to_while_loop or not is_eager():
             raise
-        return map_fn(fn, elems)
+        return _mapped(fn, elems)
 
 
 def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer: PyTree, order: Sequence[int]) -> Any:
