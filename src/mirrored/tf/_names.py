@@ -38,6 +38,7 @@ from mirrored.tf._ops import sampled_losses as _sampled_losses
 from mirrored.tf._ops import sequences as _sequences
 from mirrored.tf._ops import signal as _signal
 from mirrored.tf._ops import spectra as _spectra
+from mirrored.tf._ops import strings as _strings
 from mirrored.tf._ops import windows as _windows
 from mirrored.tf._ops.tensor_array import TensorArray
 from mirrored.tf._scopes import device, init_scope
@@ -110,6 +111,7 @@ NAMES: Final[dict[str, Any]] = {
     **_asking.NAMES,
     **_compat.NAMES,
     **_profiler.NAMES,
+    **_strings.NAMES,
     **_summary.NAMES,
     **_exceptions(),
     **_dtype_names(),
@@ -166,6 +168,12 @@ _TRAIN: Final = (
     "latest_checkpoint", "list_variables", "load_checkpoint", "load_variable",
 )  # fmt: skip
 
+_TRAIN_V1: Final = (
+    "AdadeltaOptimizer", "AdagradOptimizer", "AdamOptimizer", "GradientDescentOptimizer", "MomentumOptimizer",
+    "Optimizer", "RMSPropOptimizer", "cosine_decay", "exponential_decay", "get_global_step",
+    "get_or_create_global_step", "piecewise_constant", "piecewise_constant_decay",
+)  # fmt: skip
+
 _FILES: Final = (
     "io.TFRecordOptions", "io.TFRecordWriter", "io.decode_csv", "io.read_file", "io.write_file",
     *(f"{place}.{name}" for place in ("io", "image") for name in (
@@ -208,7 +216,12 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
     "saved_model.LoadOptions": _from("mirrored.tf._saved_model.loading", "LoadOptions"),
     "saved_model.SaveOptions": _from("mirrored.tf._saved_model.saving", "SaveOptions"),
     "saved_model.save": _from("mirrored.tf._saved_model.saving", "save"),
-    **{f"train.{name}": _from("mirrored.tf._train", name) for name in _TRAIN},
+    **{
+        f"{place}.{name}": _from("mirrored.tf._train", name) for name in _TRAIN for place in ("train", "compat.v1.train")
+    },
+    **{
+        name: _of_table("mirrored.tf._optimizers_v1", name) for name in (f"compat.v1.train.{one}" for one in _TRAIN_V1)
+    },
     "test.TestCase": _from("mirrored.tf._test_case", "TestCase"),
     "test.compute_gradient": _from("mirrored.tf._gradient_checker", "compute_gradient"),
     "test.main": _from("mirrored.tf._test_case", "main"),
