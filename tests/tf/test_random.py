@@ -190,7 +190,9 @@ def test_integers_without_bounds_cover_the_dtype(dtype: str) -> None:
     assert int(drawn.max()) - int(drawn.min()) > 0.95 * (limits.max - limits.min)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int32"}, {"dtype": "int32", "minval": None, "maxval": 5}, {"minval": None}])
+@pytest.mark.parametrize(
+    "options", [{"dtype": "int32"}, {"dtype": "int32", "minval": None, "maxval": 5}, {"minval": None}]
+)
 def test_bounds_that_are_missing(options: dict[str, Any]) -> None:
     for draw_uniform in (
         tf.random.Generator.from_seed(1).uniform,

@@ -136,7 +136,7 @@ def test_errors(case):
         tf.reshape(tf.ones(3), [2])
     with pytest.raises(AssertionError, match="not raised"), case.assertRaisesWithPredicateMatch(ValueError, "a"):
         pass
-    with case.assertRaisesRegexp(ValueError, "a"):
+    with case.assertRaisesRegexp(ValueError, "a"):  # noqa: PT027
         raise ValueError("a")
 
 
@@ -161,13 +161,13 @@ def test_files_and_streams(capfd):
     class Files(tf.test.TestCase):
         def test_files(self):
             folders.append(self.get_temp_dir())
-            self.assertEqual(self.get_temp_dir(), folders[0])
-            self.assertEqual(os.listdir(folders[0]), [])
-            self.assertEqual(self.create_tempfile("y.txt", content="hi").read_text(), "hi")
+            assert self.get_temp_dir() == folders[0]
+            assert os.listdir(folders[0]) == []
+            assert self.create_tempfile("y.txt", content="hi").read_text() == "hi"
             self.create_tempdir().create_file("z", content="there")
             with self.captureWritesToStream(sys.stderr) as captured:
                 os.write(2, b"hello")
-            self.assertEqual(captured.contents(), "hello")
+            assert captured.contents() == "hello"
 
     with capfd.disabled():
         result = unittest.TestResult()
@@ -178,7 +178,9 @@ def test_files_and_streams(capfd):
 
 
 def test_gradients_by_differences():
-    by_tape, by_differences = tf.test.compute_gradient(lambda x, y: x * y, [np.float32([1, 2]), tf.constant([2.0, 3.0])])
+    by_tape, by_differences = tf.test.compute_gradient(
+        lambda x, y: x * y, [np.float32([1, 2]), tf.constant([2.0, 3.0])]
+    )
     assert [one.tolist() for one in by_tape] == [[[2, 0], [0, 3]], [[1, 0], [0, 2]]]
     for one, other in zip(by_tape, by_differences, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3)

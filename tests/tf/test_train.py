@@ -161,7 +161,9 @@ def model():
 
 
 def names(checkpoint, path):
-    return [name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for name, _ in tf.train.list_variables(checkpoint.write(path))]
+    return [
+        name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for name, _ in tf.train.list_variables(checkpoint.write(path))
+    ]
 
 
 def test_the_root_and_keywords_are_interchangeable(tmp_path, model, v):

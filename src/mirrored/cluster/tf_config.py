@@ -22,7 +22,8 @@ class TFConfigClusterResolver(ClusterResolver):
     """A cluster resolver that reads the environment variable TF_CONFIG at every call.
 
     TF_CONFIG is JSON: ``{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index":
-    0}}``, with ``{"1": "host1:2222"}`` for a subset of a job's tasks, and optionally ``"rpc_layer"`` and ``"session_master"``.
+    0}}``, and optionally ``"rpc_layer"`` and ``"session_master"``. A subset of a job's tasks is an object:
+    ``{"worker": {"1": "host1:2222"}}``.
 
     Args:
         task_type: The job of this task, instead of that in TF_CONFIG.

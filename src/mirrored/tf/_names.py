@@ -30,6 +30,7 @@ from mirrored.tf._ops import initializers as _initializers
 from mirrored.tf._ops import linalg as _linalg
 from mirrored.tf._ops import linalg_solving as _linalg_solving
 from mirrored.tf._ops import losses as _losses
+from mirrored.tf._ops import maps as _maps
 from mirrored.tf._ops import math as _math
 from mirrored.tf._ops import numpy as _numpy
 from mirrored.tf._ops import random as _random
@@ -50,8 +51,8 @@ VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour `mirrored.tf
 # Imported for their side effect: each module registers its operations in the table.
 _TABLES: Final = (
     _activations, _arrays, _control_flow, _convolution, _debugging, _image, _image_boxes, _image_quality, _indexing,
-    _initializers, _linalg, _linalg_solving, _losses, _math, _nest, _printing, _random, _reductions, _sampled_losses,
-    _sequences, _signal, _spectra, _windows,
+    _initializers, _linalg, _linalg_solving, _losses, _maps, _math, _nest, _printing, _random, _reductions,
+    _sampled_losses, _sequences, _signal, _spectra, _windows,
 )  # fmt: skip
 
 
@@ -217,11 +218,11 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
     "saved_model.SaveOptions": _from("mirrored.tf._saved_model.saving", "SaveOptions"),
     "saved_model.save": _from("mirrored.tf._saved_model.saving", "save"),
     **{
-        f"{place}.{name}": _from("mirrored.tf._train", name) for name in _TRAIN for place in ("train", "compat.v1.train")
+        f"{place}.{name}": _from("mirrored.tf._train", name)
+        for name in _TRAIN
+        for place in ("train", "compat.v1.train")
     },
-    **{
-        name: _of_table("mirrored.tf._optimizers_v1", name) for name in (f"compat.v1.train.{one}" for one in _TRAIN_V1)
-    },
+    **{name: _of_table("mirrored.tf._optimizers_v1", name) for name in (f"compat.v1.train.{one}" for one in _TRAIN_V1)},
     "test.TestCase": _from("mirrored.tf._test_case", "TestCase"),
     "test.compute_gradient": _from("mirrored.tf._gradient_checker", "compute_gradient"),
     "test.main": _from("mirrored.tf._test_case", "main"),

@@ -66,7 +66,10 @@ class OptimizerV1(Optimizer):
         return list(zip(tape.gradient(value, variables, output_gradients=grad_loss), variables, strict=True))
 
     def apply_gradients(  # type: ignore[override]
-        self, grads_and_vars: Iterable[tuple[Any, Variable]], global_step: Variable | None = None, name: str | None = None
+        self,
+        grads_and_vars: Iterable[tuple[Any, Variable]],
+        global_step: Variable | None = None,
+        name: str | None = None,
     ) -> None:
         """Sums the gradients of all replicas, updates the variables with the sums, and increments the global step.
 
@@ -293,9 +296,7 @@ def exponential_decay(
 ) -> Callable[[], jax.Array]:
     """Returns a function that computes a learning rate that decays exponentially with a step variable."""
     del name
-    return _following(
-        optax.exponential_decay(learning_rate, decay_steps, decay_rate, staircase=staircase), global_step
-    )
+    return _following(optax.exponential_decay(learning_rate, decay_steps, decay_rate, staircase=staircase), global_step)
 
 
 def cosine_decay(

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -376,4 +376,6 @@ def _require_equal(one: object, other: object, msg: str | None) -> None:
         raise AssertionError(f"{one} != {other}" + (f": {msg}" if msg else ""))
 
 
-main: Final = absltest.main
+def main(*args: Any, **kwargs: Any) -> None:
+    """Runs the tests of the program, as `absl.testing.absltest.main`."""
+    absltest.main(*args, **kwargs)

@@ -99,9 +99,7 @@ class Scattering:
 
     def _index_vectors(self: Any, indices: Operand) -> tuple[jax.Array, ...]:
         by_dimension = jnp.moveaxis(as_array(indices), -1, 0)
-        return tuple(
-            without_wrapping(one, size) for one, size in zip(by_dimension, self.component_shape, strict=False)
-        )
+        return tuple(without_wrapping(one, size) for one, size in zip(by_dimension, self.component_shape, strict=False))
 
     def _new_values(self: Any, method: str, updates: Operand) -> jax.Array:
         check_kind(updates, self.dtype, f"{self.name}.{method}", self.name)

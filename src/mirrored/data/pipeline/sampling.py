@@ -173,7 +173,9 @@ class Sampling(Steps):
             )
         draws = type(self)(_uniform(seed, None))
         pairs: Any = type(self).zip((self, draws))  # type: ignore[attr-defined]
-        return self._then(stateful.Resampled(pairs.node, type(self).adapted(class_func), target / target.sum(), initial))
+        return self._then(
+            stateful.Resampled(pairs.node, type(self).adapted(class_func), target / target.sum(), initial)
+        )
 
     def group_by_window(
         self,

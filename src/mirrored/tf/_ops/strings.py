@@ -136,9 +136,7 @@ def length(input: Texts, unit: Unit = "BYTE", name: str | None = None) -> HostAr
 
 def _is_characters(unit: str, called: str) -> bool:
     if unit not in ("BYTE", "UTF8_CHAR"):
-        raise _invalid(
-            called, f"unit={unit!r}", 'the unit must be "BYTE" or "UTF8_CHAR"', 'pass "BYTE" or "UTF8_CHAR"'
-        )
+        raise _invalid(called, f"unit={unit!r}", 'the unit must be "BYTE" or "UTF8_CHAR"', 'pass "BYTE" or "UTF8_CHAR"')
     return unit == "UTF8_CHAR"
 
 
