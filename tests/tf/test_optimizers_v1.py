@@ -83,6 +83,21 @@ def test_gradients_and_the_global_step():
         optimizer.apply_gradients([(None, v)])
 
 
+def test_checkpoints_keep_the_slots(tmp_path):
+    def made(value):
+        v, optimizer = tf.Variable(value), train.AdamOptimizer(0.1)
+        optimizer.apply_gradients([(tf.constant(value), v)])
+        return v, optimizer, tf.train.Checkpoint(v=v, optimizer=optimizer)
+
+    v, optimizer, whole = made(1.0)
+    path = whole.write(tmp_path / "c")
+    other, others, checkpoint = made(2.0)
+    checkpoint.read(path).assert_consumed()
+    assert other.numpy() == v.numpy()
+    assert others.get_slot(other, "m").numpy() == optimizer.get_slot(v, "m").numpy() == pytest.approx(0.1)
+    assert [one.numpy() for one in others.variables()] == [one.numpy() for one in optimizer.variables()]
+
+
 def test_learning_rates_follow_the_global_step():
     step = train.get_or_create_global_step()
     rates = (

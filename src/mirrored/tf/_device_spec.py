@@ -92,7 +92,7 @@ def _part(part: str, whole: str) -> tuple[str, Any]:
     if name in ("job", "replica", "task") and len(values) == 1:
         return name, values[0] if name == "job" else _index(values[0], whole)
     if name.upper() in _KINDS and len(values) <= 1:
-        return "device", {"device_type": name, "device_index": _index(*values, whole=whole) if values else None}
+        return "device", {"device_type": name, "device_index": _index(values[0], whole) if values else None}
     if name == "device" and len(values) == 2:
         return "device", {"device_type": values[0], "device_index": _index(values[1], whole)}
     raise _unparsed(whole, f"Unknown attribute {name!r} is encountered while parsing the device spec: {whole!r}")

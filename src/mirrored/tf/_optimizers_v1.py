@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from mirrored._typing import Operand, PyTree
+from mirrored.checkpoint.objects import Part
+from mirrored.checkpoint.places import Attribute, Place
 from mirrored.optimizers import Optimizer
 from mirrored.tape import GradientTape
 from mirrored.variables import Variable, VariableAggregation
 
 Rate = Operand | Callable[[], Any]
+AnyVariable: TypeAlias = Any  # a `Variable`; the stubs of `mirrored.tf` declare a subclass, also for arguments
 _steps: Final[list[Variable]] = []
 
 
-class OptimizerV1(Optimizer):
+class OptimizerV1:
     """Base class of the optimizers of TensorFlow 1: an optimizer with their arguments and their update rules.
+
+    Args:
+        factory: A function from a learning rate to an optax transformation.
+        learning_rate: A number, a variable, or a function without arguments.
+        name: The first part of the names of the optimizer's variables.
 
     TensorFlow: `tf.compat.v1.train.Optimizer`. Gradients are summed over replicas.
     """
@@ -29,23 +37,31 @@ class OptimizerV1(Optimizer):
 
     def __init__(self, factory: Callable[..., optax.GradientTransformation], learning_rate: Rate, name: str) -> None:
         rate: Any = (lambda _: learning_rate()) if callable(learning_rate) else learning_rate
-        super().__init__(factory, name, learning_rate=rate)
+        self._optimizer = Optimizer(factory, name, learning_rate=rate)
+
+    def checkpoint_parts(self, place: Place) -> Iterator[Part]:
+        """Yields the optimizer that this object wraps, for checkpoints."""
+        yield Part("optimizer", self._optimizer, Attribute(place, "_optimizer"))
 
     def get_name(self) -> str:
         """Returns the optimizer's name."""
-        return self.name
+        return self._optimizer.name
 
     def get_slot_names(self) -> list[str]:
         """Returns the names of the slots."""
         return sorted(self.slot_names)
 
-    def get_slot(self, var: Variable, name: str) -> Variable | None:
+    def get_slot(self, var: AnyVariable, name: str) -> AnyVariable | None:
         """Returns a slot of a variable by its name in TensorFlow; None if there is none."""
-        return self.slots(var).get(self.slot_names.get(name, ""))
+        return self._optimizer.slots(var).get(self.slot_names.get(name, ""))
+
+    def variables(self) -> list[Variable]:
+        """Returns the slots of all variables, and the number of updates so far."""
+        return self._optimizer.variables
 
     def compute_gradients(
-        self, loss: Callable[[], Any], var_list: Sequence[Variable] | None = None, grad_loss: Operand | None = None
-    ) -> list[tuple[Any, Variable]]:
+        self, loss: Callable[[], Any], var_list: Sequence[AnyVariable] | None = None, grad_loss: Operand | None = None
+    ) -> list[tuple[Any, AnyVariable]]:
         """Returns pairs of a gradient and its variable.
 
         Args:
@@ -65,7 +81,7 @@ class OptimizerV1(Optimizer):
         variables = list(tape.watched_variables() if var_list is None else var_list)
         return list(zip(tape.gradient(value, variables, output_gradients=grad_loss), variables, strict=True))
 
-    def apply_gradients(  # type: ignore[override]
+    def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Variable]],
         global_step: Variable | None = None,
@@ -76,15 +92,15 @@ class OptimizerV1(Optimizer):
         Raises:
             ValueError: There is no gradient at all.
         """
-        super().apply_gradients(grads_and_vars, name)
+        self._optimizer.apply_gradients(grads_and_vars, name)
         if global_step is not None:
             global_step.assign_add(1, read_value=False)
 
-    def minimize(  # type: ignore[override]
+    def minimize(
         self,
         loss: Callable[[], Any],
         global_step: Variable | None = None,
-        var_list: Sequence[Variable] | None = None,
+        var_list: Sequence[AnyVariable] | None = None,
         gate_gradients: object = None,
         aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,

@@ -26,7 +26,7 @@ from mirrored.values.distributed_values import PerReplica
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class EagerSession:
+class TestSession:
     """The session of a test: `run` returns the values of tensors, which are computed already.
 
     Args:
@@ -86,10 +86,10 @@ class TestCase(absltest.TestCase):
     @contextlib.contextmanager
     def session(
         self, graph: None = None, config: object = None, use_gpu: bool = True, force_gpu: bool = False
-    ) -> Iterator[EagerSession]:
+    ) -> Iterator[TestSession]:
         """A context manager with a session whose `run` evaluates tensors: everything runs eagerly."""
         del graph, config, use_gpu, force_gpu
-        yield EagerSession(self)
+        yield TestSession(self)
 
     cached_session = session
 
@@ -272,7 +272,7 @@ class TestCase(absltest.TestCase):
     # Exceptions
 
     @contextlib.contextmanager
-    def assertRaisesWithPredicateMatch(
+    def assertRaisesWithPredicateMatch(  # type: ignore[override]
         self,
         exception_type: type[BaseException] | tuple[type[BaseException], ...],
         expected_err_re_or_predicate: str | Callable[[BaseException], bool],

@@ -1,7 +1,7 @@
 """Type stub of `tf.strings`, written by tools/tf_stubs.py."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from numpy import ndarray
 
@@ -18,9 +18,7 @@ def join(
     name: str | None = None,
 ) -> Any: ...
 def length(
-    input: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
-    unit: Literal[Any, Any] = "BYTE",
-    name: str | None = None,
+    input: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], unit: str = "BYTE", name: str | None = None
 ) -> HostArray: ...
 def lower(
     input: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], encoding: str = "", name: str | None = None
@@ -53,7 +51,7 @@ def substr(
     input: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
     pos: int | Sequence[int] | ndarray[Any, Any],
     len: int | Sequence[int] | ndarray[Any, Any],
-    unit: Literal[Any, Any] = "BYTE",
+    unit: str = "BYTE",
     name: str | None = None,
 ) -> Any: ...
 def to_number(

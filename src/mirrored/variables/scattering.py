@@ -95,7 +95,8 @@ class Scattering:
 
     def sparse_read(self: Any, indices: Operand, name: str | None = None) -> jax.Array:
         """Returns the variable's rows at the given indices; an index out of range gives zeros."""
-        return self.gather_nd(as_array(indices)[..., None])
+        rows: jax.Array = self.gather_nd(as_array(indices)[..., None])
+        return rows
 
     def _index_vectors(self: Any, indices: Operand) -> tuple[jax.Array, ...]:
         by_dimension = jnp.moveaxis(as_array(indices), -1, 0)

@@ -35,7 +35,7 @@ class HostArray(np.ndarray):  # type: ignore[type-arg]
         return TensorShape(super().shape)
 
     @shape.setter
-    def shape(self, shape: ShapeLike) -> None:
+    def shape(self, shape: Any) -> None:
         np.ndarray.shape.__set__(self, shape)  # type: ignore[attr-defined]
 
     def get_shape(self) -> TensorShape:

@@ -263,7 +263,7 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
     return _refilled(loop_vars, flat)
 
 
-@op("recompute_grad")
+@op("recompute_grad", named=False)
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `f` with intermediate values recomputed in the backward pass, not stored (`jax.checkpoint`)."""
     checkpointed = jax.checkpoint(f)

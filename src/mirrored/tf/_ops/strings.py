@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from mirrored.tf import _dtypes
 from mirrored.tf._data.host_arrays import HostArray, Texts, as_bytes_array, on_host
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
 
-Unit: TypeAlias = Literal["BYTE", "UTF8_CHAR"]
 Whole: TypeAlias = int | Sequence[int] | np.ndarray[Any, Any]
 
 
@@ -91,7 +90,7 @@ def _one(texts: Texts, called: str) -> bytes:
     return bytes(array[()])
 
 
-def substr(input: Texts, pos: Whole, len: Whole, unit: Unit = "BYTE", name: str | None = None) -> Any:
+def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE", name: str | None = None) -> Any:
     """Returns the parts of texts of a given length from a position on; negative positions count from the end.
 
     Args:
@@ -124,7 +123,7 @@ def substr(input: Texts, pos: Whole, len: Whole, unit: Unit = "BYTE", name: str 
     return _each(part, *whole)
 
 
-def length(input: Texts, unit: Unit = "BYTE", name: str | None = None) -> HostArray:
+def length(input: Texts, unit: str = "BYTE", name: str | None = None) -> HostArray:
     """Returns the number of bytes of texts, or of characters of UTF-8, as int32."""
     del name
     characters = _is_characters(unit, "length")
@@ -257,7 +256,7 @@ def join(inputs: Sequence[Texts], separator: str | bytes = "", name: str | None 
         InvalidArgumentError: The arrays have different shapes.
     """
     del name
-    between = as_bytes_array(separator)[()]
+    between = _one(separator, "join")
     arrays = [as_bytes_array(one) for one in inputs]
     shapes = {one.shape for one in arrays if one.ndim}
     if len(shapes) > 1:
@@ -281,7 +280,7 @@ def reduce_join(
 ) -> Any:
     """Joins the texts of an array along axes; all of them if `axis` is None."""
     del name
-    array, between = as_bytes_array(inputs), as_bytes_array(separator)[()]
+    array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
     axes = range(array.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     order = [one % array.ndim for one in axes]
     kept = [one for one in range(array.ndim) if one not in order]
@@ -369,7 +368,8 @@ def as_string(
         form = f"%{fill}{size}{digits}{kind}"
         if isinstance(value, (complex, np.complexfloating)):
             return f"({form % value.real},{form % value.imag})".encode()
-        return (form % value).encode()
+        written: str = form % value
+        return written.encode()
 
     return _each(text, array)
 
