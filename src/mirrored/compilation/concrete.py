@@ -163,7 +163,7 @@ class ConcreteFunction:
         fits = sizes is None or (
             len(sizes) == len(shape) and all(one in (None, two) for one, two in zip(sizes, shape, strict=True))
         )
-        if not fits or jnp.dtype(array.dtype) != dtype:
+        if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
             raise self._misfit(f"an array {array.dtype}{list(shape)} was passed")
         return as_array(array, dtype)  # drops a weak type, which would cause another trace
 
@@ -196,7 +196,8 @@ def _sizes(shape: Any) -> tuple[int | None, ...] | None:
 
 
 def _dtype_of(value: Any) -> Any:
-    return jnp.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
+    """Returns the dtype that an array has on a device: JAX has 64-bit dtypes only if they are enabled."""
+    return jax.dtypes.canonicalize_dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
 
 
 def _dims(value: Any) -> str:
