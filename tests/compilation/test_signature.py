@@ -77,9 +77,9 @@ def test_a_program_is_found_again_for_equal_structures_only() -> None:
 @pytest.mark.parametrize(("wide", "narrow"), [("int64", "int32"), ("float64", "float32")])
 def test_a_signature_of_64_bits_takes_what_arrays_have_on_devices(wide: str, narrow: str) -> None:
     double = mr.function(lambda x: x * 2, input_signature=[mr.data.ArraySpec((None,), np.dtype(wide))])
-    for given in (np.ones(2, wide), jnp.ones(2, narrow), [1, 1]):
-        assert double(given).tolist() == [2, 2]
-        assert double(given).dtype == narrow
+    for values in (np.ones(2, wide), jnp.ones(2, narrow), [1, 1]):
+        assert double(values).tolist() == [2, 2]
+        assert double(values).dtype == narrow
     concrete = double.get_concrete_function(jax.ShapeDtypeStruct((2,), np.dtype(wide)))
     assert concrete(jnp.ones(2, narrow)).tolist() == [2, 2]
     with pytest.raises(mr.errors.SignatureError, match=f"requires {narrow}"):

@@ -97,6 +97,14 @@ def test_nested_accumulators(x):
     assert outer.jvp(derivative) == 18.0
 
 
+def test_nested_accumulators_after_their_blocks(x):
+    with along(x) as outer, along(x) as inner:
+        y = x**3
+    derivative = inner.jvp(y)
+    assert (derivative, outer.jvp(y), outer.jvp(derivative)) == (27.0, 27.0, 18.0)
+    assert inner.jvp(outer.jvp(y)) is None
+
+
 def test_a_compiled_function_in_an_accumulator(x):
     cube = function(lambda x: x**3)
     with along(x) as accumulator:
@@ -121,6 +129,8 @@ def test_misuse(x):
         ForwardAccumulator(x, jnp.ones(2))
     with pytest.raises(StructureError, match="tangent is int32"):
         ForwardAccumulator(x, jnp.int32(1))
+    with pytest.raises(StructureError, match="multiple times"):
+        ForwardAccumulator([x, x], [x, x])
     with pytest.raises(StructureError, match="nested structure"):
         ForwardAccumulator([x], x)
     with along(x) as accumulator, pytest.raises(ArgumentError, match="already recording"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ import numpy as np
 from mirrored._jax.boxes import payload_of
 from mirrored._typing import PyTree
 from mirrored.errors import ArgumentError, StructureError
+from mirrored.runtime.ambient import ambient
 from mirrored.tape.backward import UnconnectedGradients, is_variable, zeros_like_source
 from mirrored.tape.gradient_tape import GradientTape, target_value
 
@@ -26,7 +28,7 @@ class ForwardAccumulator:
         tangents: The direction: arrays of the same shapes and dtypes, in the same structure.
 
     Raises:
-        StructureError: The structures, shapes or dtypes differ.
+        StructureError: The structures, shapes or dtypes differ, or a primal occurs twice.
 
     Example:
         >>> x = jnp.array([1.0, 2.0])
@@ -36,7 +38,8 @@ class ForwardAccumulator:
         [2.0, 0.0]
 
     TensorFlow: `tf.autodiff.ForwardAccumulator`. A tape records the block. `jvp` transposes the linear function that
-    maps cotangents of its argument to those of the primals, so each call costs about one backward pass.
+    maps cotangents of its argument to those of the primals, so each call costs about one backward pass, and the block
+    needs backward derivatives, which a compiled `lax.while_loop` does not have.
     """
 
     def __init__(self, primals: PyTree, tangents: PyTree) -> None:
@@ -49,10 +52,18 @@ class ForwardAccumulator:
                 rule="tangents must have the structure of the primals",
                 remedy="pass one tangent per primal",
             )
+        if len({id(one) for one in leaves}) < len(leaves):
+            raise StructureError(
+                "ForwardAccumulator",
+                found="an array or variable occurs multiple times among the primals",
+                rule="every primal must occur once, with one tangent",
+                remedy="pass it once, with the sum of its tangents",
+            )
         self._primals = leaves
         self._tangents = [_tangent(one, primal) for one, primal in zip(directions, leaves, strict=True)]
-        self._tape = GradientTape(persistent=True, watch_accessed_variables=False)
+        self._tape = _ForwardTape(persistent=True, watch_accessed_variables=False)
         self._recording = False
+        self._around: tuple[_ForwardTape, ...] = ()
 
     def __enter__(self) -> Self:
         """Starts recording. An accumulator that is entered again adds to its earlier records.
@@ -68,6 +79,7 @@ class ForwardAccumulator:
                 remedy="use a second ForwardAccumulator for the inner block",
             )
         self._recording = True
+        self._around = tuple(one for one in ambient().listeners if isinstance(one, _ForwardTape))
         self._tape.__enter__()
         self._tape.watch(self._primals)
         return self
@@ -94,7 +106,12 @@ class ForwardAccumulator:
         """
         unconnected = UnconnectedGradients.of(unconnected_gradients)
         leaves, treedef = _leaves(primals)
-        found = [self._along(one) for one in leaves]
+        with contextlib.ExitStack() as stack:
+            # The accumulators around this one also differentiate its results, even if their blocks have ended.
+            for tape in self._around:
+                if not tape.is_recording:
+                    stack.enter_context(tape)
+            found = [self._along(one) for one in leaves]
         if unconnected is UnconnectedGradients.ZERO:
             found = [
                 zeros_like_source(one) if value is None else value for one, value in zip(leaves, found, strict=True)
@@ -117,6 +134,15 @@ class ForwardAccumulator:
             return None
         (result,) = transposed([self._tangents[place] for place in connected])
         return result
+
+
+class _ForwardTape(GradientTape):
+    """The tape of an accumulator."""
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the tape's block is open."""
+        return self._entered
 
 
 def _leaves(structure: PyTree) -> tuple[list[Any], Any]:
