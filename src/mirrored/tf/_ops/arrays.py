@@ -90,17 +90,18 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
     elif dtype is None:
         given = [one.dtype for one, raw in zip(bounds, (first, last, delta), strict=True) if not isinstance(raw, int)]
         dtype = np.result_type(*given) if given else "int32"
-    return as_tensor(_steps(*bounds, array_dtype(dtype)))
+    return as_tensor(_steps(bounds, array_dtype(dtype)))
 
 
-def _steps(first: np.ndarray, last: np.ndarray, delta: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if dtype.kind in "iu":
-        return np.arange(first.item(), last.item(), delta.item()).astype(dtype)
+        return np.arange(*[one.item() for one in bounds]).astype(dtype)
     # In float32 as in TensorFlow: 3 / float32(0.00375) is 800, in float64 it is more, and the range has 801 elements.
-    exact = np.float64 if dtype == np.float64 else np.float32
-    start, stop, step = (one.astype(exact) for one in (first, last, delta))
+    exact = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    start, stop, step = (one.astype(exact)[()] for one in bounds)
     size = max(0, int(np.ceil((stop - start) / step)))
-    return (start + np.arange(size, dtype=exact) * step).astype(dtype)
+    values: np.ndarray[Any, Any] = start + np.arange(size).astype(exact) * step
+    return values.astype(dtype)
 
 
 def _host(value: Operand) -> Any:
