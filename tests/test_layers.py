@@ -60,6 +60,7 @@ LAZY = {
 TENSORFLOW_NAMES = {
     "strategies/older_names.py": {
         "configure",
+        "experimental_distribute_datasets_from_function",
         "experimental_run",
         "make_dataset_iterator",
         "make_input_fn_iterator",
@@ -68,7 +69,9 @@ TENSORFLOW_NAMES = {
     },
     "data/legacy.py": {"InputIterator", "make_dataset_iterator", "make_input_fn_iterator"},
     "runtime/hooks.py": {"make_dataset_iterator", "make_input_fn_iterator"},
-    "variables/scattering.py": {f"scatter_{how}" for how in ("add", "div", "max", "min", "mul", "sub", "update")},
+    "variables/scattering.py": {f"scatter_{how}" for how in ("add", "div", "max", "min", "mul", "sub", "update")}
+    | {f"scatter_nd_{how}" for how in ("add", "max", "min", "sub", "update")}
+    | {"batch_scatter_update", "gather_nd", "sparse_read"},
     "values/tensor_shape.py": {"TensorShape"},
 }
 FACADE_NAMES = {"IndexedSlices", "SparseTensor", "TensorArray", "TensorSpec", "experimental_make_numpy_dataset"}

@@ -99,6 +99,10 @@ class ArgumentTypeError(MirroredError, TypeError):
     """Error raised when an argument is of a type that is not supported."""
 
 
+class UnsupportedOptionError(ArgumentError, NotImplementedError):
+    """Error raised when an option is not available for a method, although others have it."""
+
+
 class ReplicaDivergenceError(MirroredError, ValueError):
     """Error raised when a value that must be equal on all replicas would differ between them."""
 

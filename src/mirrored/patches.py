@@ -88,9 +88,11 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     # Replaced by `import mirrored.tf`.
     "jax": frozenset(
         {
+            "Array.assign",
             "Array.get_shape",
             "Array.numpy",
             "Array.set_shape",
+            "Tracer.assign",
             "Tracer.get_shape",
             "Tracer.numpy",
             "Tracer.set_shape",

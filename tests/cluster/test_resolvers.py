@@ -109,6 +109,15 @@ def test_tf_config_of_a_worker(configure):
     assert resolver.master("ps", 0, rpc_layer="grpc") == "grpc://p0:1"
 
 
+def test_tf_config_with_some_tasks_of_a_job(configure):
+    cluster = {"ps": ["p0:1", "p1:1"], "worker": {"1": "w1:2"}}
+    resolver = configure({"cluster": cluster, "task": {"type": "worker", "index": 1}})
+    assert resolver.cluster_spec() == ClusterSpec({"ps": ["p0:1", "p1:1"], "worker": {1: "w1:2"}})
+    assert resolver.master() == "w1:2"
+    with pytest.raises(ClusterError, match="malformed"):
+        configure({"cluster": {"worker": {"first": "w1:2"}}}).cluster_spec()
+
+
 def test_arguments_beat_tf_config_and_attributes_beat_both(configure):
     configure({"cluster": CLUSTER, "rpc_layer": "grpc", "task": {"type": "ps", "index": 1}})
     resolver = TFConfigClusterResolver(task_type="ps", task_id=0)

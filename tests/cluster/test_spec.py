@@ -32,6 +32,18 @@ def test_equality_truth_and_text(spec):
     assert repr(ClusterSpec({"worker": ["a:1"]})) == "ClusterSpec({'worker': ['a:1']})"
 
 
+def test_the_list_of_jobs(spec):
+    listed = spec.as_cluster_def()
+    assert [(job.name, job.tasks) for job in listed.job] == [
+        ("ps", {0: "c:1", 2: "d:1"}),
+        ("worker", {0: "a:1", 1: "b:1"}),
+    ]
+    assert ClusterSpec(listed) == spec
+    assert str(ClusterSpec({"worker": ["a:1"]}).as_cluster_def()) == (
+        'job {\n  name: "worker"\n  tasks {\n    key: 0\n    value: "a:1"\n  }\n}\n'
+    )
+
+
 def test_dense_dict_is_a_list():
     assert ClusterSpec({"worker": {1: "b:1", 0: "a:1"}}).as_dict() == {"worker": ["a:1", "b:1"]}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import ArgumentTypeError
+from mirrored.errors import ArgumentError, ArgumentTypeError
 
 
 def spec(*shape):
@@ -78,3 +78,20 @@ def test_variables_are_read_when_it_is_called():
     concrete = mr.function(lambda x: v * x).get_concrete_function(spec())
     v.assign(3.0)
     assert float(concrete(jnp.asarray(2.0))) == 6.0
+
+
+def test_the_variables_of_a_concrete_function():
+    unread, read, assigned = (mr.Variable(1.0, trainable=trainable) for trainable in (True, True, False))
+
+    @mr.function
+    def step(x):
+        assigned.assign(x.sum())
+        return read * x
+
+    concrete = step.get_concrete_function(spec(2))
+    assert [variable is read for variable in concrete.variables] == [True, False]
+    assert [variable is assigned for variable in concrete.variables] == [False, True]
+    assert [variable is read for variable in concrete.trainable_variables] == [True]
+    assert unread.trainable
+    with pytest.raises(ArgumentError, match="has not been traced"):
+        _ = step.get_concrete_function(mr.data.ArraySpec((None,), np.float32)).variables

@@ -72,3 +72,26 @@ def test_a_program_is_found_again_for_equal_structures_only() -> None:
     assert total.trace_count == 2
     assert float(total({"x": jnp.int32(1), "y": y}, True)) == 3.0
     assert total.trace_count == 3
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [("int64", "int32"), ("float64", "float32")])
+def test_a_signature_of_64_bits_takes_what_arrays_have_on_devices(wide: str, narrow: str) -> None:
+    double = mr.function(lambda x: x * 2, input_signature=[mr.data.ArraySpec((None,), np.dtype(wide))])
+    for values in (np.ones(2, wide), jnp.ones(2, narrow), [1, 1]):
+        assert double(values).tolist() == [2, 2]
+        assert double(values).dtype == narrow
+    concrete = double.get_concrete_function(jax.ShapeDtypeStruct((2,), np.dtype(wide)))
+    assert concrete(jnp.ones(2, narrow)).tolist() == [2, 2]
+    with pytest.raises(mr.errors.SignatureError, match=f"requires {narrow}"):
+        double(np.ones(2, "uint8"))
+
+
+def test_the_spec_of_a_distributed_dataset_is_a_signature(strategy_of_two: mr.MirroredStrategy) -> None:
+    dataset = mr.data.Dataset.from_tensor_slices((np.ones((4, 2)), np.arange(4))).batch(2)
+    for strategy in (strategy_of_two, mr.MirroredStrategy(jax.devices()[:1]), mr.get_strategy()):
+        batches = strategy.experimental_distribute_dataset(dataset)
+        total = mr.function(lambda batch: batch, input_signature=[batches.element_spec])
+        for batch in batches:
+            pixels, labels = total(batch)
+            assert {one.dtype.name for one in strategy.experimental_local_results(pixels)} == {"float32"}
+            assert {one.dtype.name for one in strategy.experimental_local_results(labels)} == {"int32"}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mirrored.errors import TransformError
+from mirrored.compilation import function
+from mirrored.errors import TapeError, TransformError
 from mirrored.tape import GradientTape, custom_gradient, stop_gradient
 from mirrored.variables import Variable
 
@@ -298,3 +299,47 @@ def test_stop_gradient_of_a_variable(v):
     with GradientTape() as tape:
         y = stop_gradient(v) * v
     assert float(tape.gradient(y, v)) == 2.0
+
+
+def test_watched_variables_are_in_order_of_their_creation(v):
+    later, unread = Variable(3.0), Variable(4.0)
+    with GradientTape() as tape:
+        _ = later * v
+    assert [one is other for one, other in zip(tape.watched_variables(), (v, later), strict=True)] == [True, True]
+    assert unread.trainable
+
+
+@pytest.mark.parametrize("around", [lambda step: step, function], ids=["the call", "the step"])
+def test_a_compiled_custom_gradient_has_gradients_of_variables(v, around):
+    fixed = Variable(5.0, trainable=False)
+
+    @custom_gradient
+    def scaled(x):
+        def pull(upstream, variables=None):
+            return upstream * 2.0, [upstream * 7.0 * x for _ in variables]
+
+        return x * v * fixed, pull
+
+    compiled = function(lambda x: scaled(x) * 3.0)
+
+    def step(x):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = compiled(x)
+        return y, tape.gradient(y, [x, v, fixed])
+
+    y, (of_x, of_v, of_fixed) = around(step)(jnp.float32(2.0))
+    assert (y, of_x, of_v, of_fixed) == (60.0, 6.0, 42.0, None)
+
+
+def test_a_compiled_custom_gradient_without_variables_in_its_gradient(v):
+    @custom_gradient
+    def scaled(x):
+        return x * v, lambda upstream: upstream
+
+    x = jnp.float32(2.0)
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = function(scaled)(x)
+    with pytest.raises(TapeError, match="accept 'variables'"):
+        tape.gradient(y, x)

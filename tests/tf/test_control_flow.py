@@ -149,7 +149,8 @@ def test_exclusive_case() -> None:
 def test_maps_and_folds(wrap: Wrap) -> None:
     v = tf.Variable(2.0)
     rows = (tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, 5.0, 6.0]))
-    both = wrap(lambda rows: tf.map_fn(lambda r: {"sum": r[0] + r[1], "scaled": r[0] * v}, rows))(rows)
+    signature = {"sum": tf.float32, "scaled": tf.TensorSpec([])}
+    both = wrap(lambda rows: tf.map_fn(lambda r: {"sum": r[0] + r[1], "scaled": r[0] * v}, rows, signature))(rows)
     np.testing.assert_array_equal(both["sum"], [5, 7, 9])
     np.testing.assert_array_equal(both["scaled"], [2, 4, 6])
     np.testing.assert_array_equal(wrap(lambda x: tf.vectorized_map(lambda r: r * v, x))(rows[0]), [2, 4, 6])
@@ -161,6 +162,29 @@ def test_maps_and_folds(wrap: Wrap) -> None:
     np.testing.assert_array_equal(started, [11, 13, 16])
     assert wrap(lambda x: tf.foldl(lambda a, r: a * v + r, x))(rows[0]) == 11
     assert wrap(lambda x: tf.foldr(lambda a, r: a * v + r, x))(rows[0]) == 17
+
+
+@WRAPS
+@pytest.mark.parametrize(
+    ("fn", "options", "error"),
+    [
+        (lambda x: tf.cast(x, tf.float32), {}, tf.errors.InvalidArgumentError),
+        (lambda _: 1.5, {}, tf.errors.InvalidArgumentError),
+        (lambda x: (x, x), {"dtype": (tf.int32, tf.float32)}, tf.errors.InvalidArgumentError),
+        (lambda x: (x, x), {}, ValueError),
+    ],
+)
+def test_a_mapped_function_returns_the_declared_dtypes(wrap: Wrap, fn: Any, options: Any, error: Any) -> None:
+    with pytest.raises(error, match=r"expected|structure"):
+        wrap(lambda x: tf.map_fn(fn, x, **options))(tf.constant([1, 2, 3]))
+
+
+@WRAPS
+def test_a_mapped_function_with_a_signature(wrap: Wrap) -> None:
+    numbers = tf.constant([1, 2, 3])
+    halves = wrap(lambda x: tf.map_fn(lambda one: one / 2, x, fn_output_signature=tf.float32))(numbers)
+    ones = wrap(lambda x: tf.map_fn(lambda _: 1, x, fn_output_signature=tf.float32))(numbers)
+    assert (halves.tolist(), ones.tolist(), ones.dtype) == ([0.5, 1.0, 1.5], [1.0, 1.0, 1.0], tf.float32)
 
 
 @WRAPS

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -77,3 +77,75 @@ def test_options_have_the_names_of_tensorflow() -> None:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     dataset = tf.data.Dataset.range(3).with_options(options)
     assert dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.DATA
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.float32, "uint8", np.float64])
+def test_a_range_has_the_requested_dtype(dtype: Any) -> None:
+    numbers = tf.data.Dataset.range(1, 9, 3, output_type=dtype)
+    assert numbers.element_spec.dtype == tf.as_dtype(dtype)
+    for found in (numbers, numbers.batch(3).unbatch(), numbers.shuffle(1)):
+        values = list(found.as_numpy_iterator())
+        assert ([*map(int, values)], {one.dtype.name for one in values}) == ([1, 4, 7], {tf.as_dtype(dtype).name})
+
+
+class Picture(NamedTuple):
+    pixels: Any
+    label: Any
+
+
+ELEMENTS = {
+    "an array": (lambda: tf.data.Dataset.from_tensor_slices([[1.0, 2.0]]), lambda x: [x]),
+    "a number": (lambda: tf.data.Dataset.range(1), lambda x: [x]),
+    "a text": (lambda: tf.data.Dataset.from_tensor_slices(["a"]), lambda x: [x]),
+    "texts": (lambda: tf.data.Dataset.from_tensor_slices([["a", "b"]]), lambda x: [x]),
+    "a tuple": (lambda: tf.data.Dataset.from_tensor_slices(([1.0], [2])), lambda x, y: [x, y]),
+    "a named tuple": (lambda: tf.data.Dataset.from_tensor_slices({"p": Picture([1.0], [2])}), lambda d: list(d["p"])),
+    "nested": (
+        lambda: tf.data.Dataset.from_tensor_slices({"x": ([1.0], {"y": [2]})}),
+        lambda d: [d["x"][0], d["x"][1]["y"]],
+    ),
+    "of a stream": (lambda: tf.data.Dataset.from_tensor_slices([1.0]).filter(lambda _: True), lambda x: [x]),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_functions_receive_what_has_the_methods_of_a_tensor(name: str) -> None:
+    make, parts_of = ELEMENTS[name]
+    seen = []
+
+    def look(*element: Any) -> Any:
+        for part in parts_of(*element):
+            assert part.get_shape() == part.shape
+            part.set_shape([None] * part.shape.rank)
+            with pytest.raises(ValueError, match="not compatible"):
+                part.set_shape([7, 7, 7])
+            seen.append((type(part.numpy()), part.shape.as_list()))
+        return element[0] if len(element) == 1 else element
+
+    dataset = make()
+    (whole,), (mapped,) = list(dataset.as_numpy_iterator()), list(dataset.map(look).as_numpy_iterator())
+    for one, other in zip(jax.tree.leaves(mapped), jax.tree.leaves(whole), strict=True):
+        assert isinstance(one, bytes) or type(one) in (np.ndarray, np.float32, np.int32, np.int64)
+        assert np.all(one == other)
+    assert {kind for kind, _ in seen} <= {bytes, np.ndarray, np.float32, np.int32, np.int64}
+    assert seen
+
+
+def test_all_functions_receive_tensors() -> None:
+    numbers = tf.data.Dataset.range(6)
+    assert [*map(int, numbers.filter(lambda x: x.numpy() % 2 == 1))] == [1, 3, 5]
+    assert [*map(int, numbers.take_while(lambda x: x.numpy() < 2))] == [0, 1]
+    assert int(numbers.reduce(np.int64(0), lambda total, x: total.numpy() + x.numpy())) == 15
+    assert [*map(int, numbers.scan(np.int64(0), lambda s, x: (s + x.numpy(), s + x.numpy())))] == [0, 1, 3, 6, 10, 15]
+    assert [*map(int, numbers.take(3).flat_map(lambda x: tf.data.Dataset.range(x.numpy())))] == [0, 0, 1]
+    grouped = numbers.group_by_window(lambda x: x.numpy() % 2, lambda _, window: window.batch(3), 3)
+    assert [batch.numpy().tolist() for batch in grouped] == [[0, 2, 4], [1, 3, 5]]
+    drawn = numbers.random_map(lambda x, rng: x.numpy() + rng.integers(1))
+    assert [*map(int, drawn)] == list(range(6))
+
+
+def test_an_array_that_a_function_returns_unchanged_is_not_copied() -> None:
+    given = tf.data.Dataset.from_tensor_slices(np.zeros((2, 100_000), np.float32))
+    for one, other in zip(given.as_numpy_iterator(), given.map(lambda x: x).as_numpy_iterator(), strict=True):
+        assert type(other) is np.ndarray
+        assert np.shares_memory(one, other)

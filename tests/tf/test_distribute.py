@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -91,3 +92,33 @@ def test_cross_device_operations_called_directly(name: str) -> None:
         ops.reduce(total, value, None)
     with pytest.raises(ValueError, match="must be a tuple"):
         ops.batch_reduce(total, [value])
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]], ids=len)
+def test_elements_are_not_taken_inside_a_replica(wrap: Any, devices: list[str]) -> None:
+    strategy = tf.distribute.MirroredStrategy(devices)
+    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+    with pytest.raises(ValueError, match="outside of replica_fn"):
+        wrap(lambda: strategy.run(lambda one: next(one), args=(iterator,)))()
+    taken = strategy.run(lambda one: one, args=(next(iterator),))
+    assert np.concatenate(strategy.experimental_local_results(taken)).tolist() == [0, 1]
+
+
+def test_the_default_strategy_takes_elements_anywhere() -> None:
+    strategy = tf.distribute.get_strategy()
+    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+    assert strategy.run(lambda one: next(one), args=(iterator,)).tolist() == [0, 1]
+
+
+def test_datasets_per_replica_come_from_a_function() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    options = tf.distribute.InputOptions(
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA, experimental_fetch_to_device=False
+    )
+    with pytest.raises(NotImplementedError, match="only supported in"):
+        strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2), options)
+    batches = strategy.experimental_distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.range(4).batch(2), options
+    )
+    assert [[one.tolist() for one in batch.values] for batch in batches] == [[[0, 1]] * 2, [[2, 3]] * 2]

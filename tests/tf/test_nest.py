@@ -87,3 +87,12 @@ def test_misuse() -> None:
         tf.nest.map_structure(abs)
     with pytest.raises(ValueError, match="Only valid keyword"):
         tf.nest.map_structure(abs, [1], wrong=True)
+
+
+def test_references_are_keys() -> None:
+    first, second = tf.Variable(1.0), tf.Variable(2.0)
+    given = {second.ref(): 2, first.ref(): 1}
+    assert tf.nest.flatten(given) == [1, 2]
+    assert tf.nest.map_structure(lambda one: one + 1, given) == {second.ref(): 3, first.ref(): 2}
+    compiled = tf.function(lambda by_variable: {key: value * 2 for key, value in by_variable.items()})
+    assert compiled({key: tf.constant(value) for key, value in given.items()})[first.ref()] == 2

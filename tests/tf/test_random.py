@@ -170,3 +170,34 @@ def test_a_variable_may_start_from_random_numbers_inside_a_function() -> None:
         return made[0] * 1.0
 
     np.testing.assert_array_equal(run(), made[0])
+
+
+def test_a_generator_is_reset_to_a_key_and_a_counter() -> None:
+    first = tf.random.Generator.from_key_counter(5, [2])
+    other = tf.random.Generator.from_seed(1)
+    other.reset_from_key_counter(5, [2])
+    assert (first.normal([2]).numpy() == other.normal([2]).numpy()).all()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="reset_from_key_counter"):
+        other.reset_from_key_counter(2**65, 0)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int32"])
+def test_integers_without_bounds_cover_the_dtype(dtype: str) -> None:
+    drawn = tf.random.Generator.from_seed(1).uniform([1000], minval=None, dtype=dtype)
+    limits = np.iinfo(dtype)
+    assert drawn.dtype == dtype
+    assert (drawn < limits.min / 2 + limits.max / 2).numpy().mean() == pytest.approx(0.5, abs=0.1)
+    assert int(drawn.max()) - int(drawn.min()) > 0.95 * (limits.max - limits.min)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "int32"}, {"dtype": "int32", "minval": None, "maxval": 5}, {"minval": None}]
+)
+def test_bounds_that_are_missing(options: dict[str, Any]) -> None:
+    for draw_uniform in (
+        tf.random.Generator.from_seed(1).uniform,
+        tf.random.uniform,
+        lambda *args, **kwargs: tf.random.stateless_uniform(*args, [1, 2], **kwargs),
+    ):
+        with pytest.raises(ValueError, match=r"minval|maxval"):
+            draw_uniform([2], **options)

@@ -182,3 +182,13 @@ def test_clipping_zeros_by_norm_passes_the_gradient() -> None:
 def test_autograph_is_left_out() -> None:
     assert tf.autograph.experimental.do_not_convert(abs) is abs
     tf.autograph.set_verbosity(1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "count", "last"),
+    [((-2.0, 1.0, 3 / 800), 800, 0.9962499), ((1.0, 0.0, -0.1), 10, 0.099999964), ((0.0, 0.7, 0.1), 7, 0.6)],
+)
+def test_a_range_of_floats_is_computed_in_its_dtype(bounds: tuple[float, ...], count: int, last: float) -> None:
+    for given in (bounds, (*bounds[:2], tf.constant(bounds[2]))):
+        found = tf.range(*given).numpy()
+        assert (len(found), found[-1]) == (count, np.float32(last))  # recorded on TensorFlow

@@ -147,3 +147,79 @@ def test_cluster_resolvers_are_those_of_mirrored():
         assert getattr(tf.distribute.cluster_resolver, name) is getattr(mr.cluster, name)
     assert tf.distribute.cluster_resolver.KubernetesExecutableLocation.OFF_CLUSTER.value == 1
     assert tf.train.ClusterSpec is mr.cluster.ClusterSpec
+
+
+class Model(tf.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.v, self.w = tf.Variable(value), tf.Variable(value + 1)
+
+
+@pytest.fixture
+def model():
+    return Model(1.0)
+
+
+def names(checkpoint, path):
+    return [
+        name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for name, _ in tf.train.list_variables(checkpoint.write(path))
+    ]
+
+
+def test_the_root_and_keywords_are_interchangeable(tmp_path, model, v):
+    wholes = (
+        tf.train.Checkpoint(root=model, opt=v),
+        tf.train.Checkpoint(model, opt=v),
+        tf.train.Checkpoint(v=model.v, w=model.w, opt=v),
+        tf.train.Checkpoint(root=tf.train.Checkpoint(v=model.v, w=model.w, opt=v)),
+    )
+    for number, one in enumerate(wholes):
+        assert names(one, tmp_path / str(number)) == ["opt", "v", "w"]
+    assert wholes[0].root is model
+    other = Model(0.0)
+    parts = tf.train.Checkpoint(v=other.v, w=other.w, opt=tf.Variable([0.0, 0.0]))
+    parts.read(tmp_path / "0").assert_consumed()
+    assert (other.v.numpy(), other.w.numpy(), parts.opt.numpy().tolist()) == (1.0, 2.0, [1.0, 2.0])
+
+
+def test_a_keyword_cannot_have_the_name_of_a_part_of_the_root(model, v):
+    with pytest.raises(ValueError, match=r"keyword argument v if root\.v already exists"):
+        tf.train.Checkpoint(root=model, v=v)
+    tf.train.Checkpoint(root=model, v=model.v)
+    tf.train.Checkpoint(root=None, v=v)
+
+
+def test_a_compiled_function_writes_and_reads(tmp_path, v):
+    checkpoint, path = tf.train.Checkpoint(v=v), os.path.join(tmp_path, "c")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    @tf.function
+    def write_and_change():
+        written = checkpoint.write(path)
+        v.assign_add(strategy.reduce("SUM", strategy.run(lambda: tf.ones(2)), axis=None))
+        return written
+
+    @tf.function
+    def read():
+        checkpoint.read(path)
+
+    for expected in ([1.0, 2.0], [3.0, 4.0]):
+        assert write_and_change() == path
+        assert tf.train.load_variable(path, "v").tolist() == expected
+    read()
+    assert v.numpy().tolist() == [3.0, 4.0]
+    with pytest.raises(NotImplementedError, match="not supported"):
+        tf.function(lambda: checkpoint.save(path))()
+
+
+def test_callbacks_of_checkpoints(tmp_path, v):
+    seen = []
+    options = tf.train.CheckpointOptions(
+        enable_async=True,
+        experimental_write_callbacks=[lambda: seen.append("written"), lambda path: seen.append(os.path.isdir(path))],
+    )
+    tf.train.Checkpoint(v=v).save(os.path.join(tmp_path, "c"), options)
+    tf.train.Checkpoint(v=v).write(os.path.join(tmp_path, "d"), options)
+    assert seen == ["written", True] * 2
+    with pytest.raises(ValueError, match="several parameters"):
+        tf.train.CheckpointOptions(experimental_write_callbacks=[lambda path, more: None])

@@ -99,7 +99,7 @@ def expose(value: object) -> None:
 
 def _buffer_of(array: np.ndarray) -> HostBuffer | None:
     base = array.base
-    while type(base) is np.ndarray:
+    while isinstance(base, np.ndarray) and type(base) is not HostBuffer:
         base = base.base
     return base if type(base) is HostBuffer else None
 

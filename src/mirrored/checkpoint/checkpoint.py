@@ -64,7 +64,8 @@ class Checkpoint:
         **parts: The objects, by name. They become attributes of the checkpoint; you can set more attributes later.
 
     Raises:
-        ArgumentError: A part cannot hold state (None, a string, a dataset), or has the name of a method.
+        ArgumentError: A part cannot hold state (None, a string, a dataset), or has the name of a method, or of another
+            part of the root.
 
     Example:
         >>> import mirrored as mr, tempfile
@@ -99,9 +100,23 @@ class Checkpoint:
         if root is not None:
             self._root["root"] = _checked_root(root)
         for name, part in parts.items():
+            self._check_free(name, part)
             setattr(self, name, part)
 
     # Parts
+
+    def _check_free(self, name: str, part: object) -> None:
+        """Raises an error if the root has another object under the name of a keyword argument."""
+        place = Root(self._root, "root")
+        inside = root_parts(place.get(), place) if self._root else ()
+        if all(one.name != name or one.value is part for one in inside):
+            return
+        raise ArgumentError(
+            "Checkpoint",
+            found=f"Cannot create a Checkpoint with keyword argument {name} if root.{name} already exists",
+            rule="a name can stand for one object only: the parts of the root and the keyword arguments share names",
+            remedy=f"pass the object under another name than {name!r}",
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Returns the object that was passed as the keyword argument `name`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mirrored.errors import ArgumentTypeError, ClusterError
@@ -9,12 +10,49 @@ from mirrored.errors import ArgumentTypeError, ClusterError
 Tasks = Sequence[str] | Mapping[int, str]
 
 
+@dataclasses.dataclass
+class JobDef:
+    """The tasks of one job in a `ClusterDef`.
+
+    Attributes:
+        name: The name of the job, such as ``"worker"``.
+        tasks: The addresses of its tasks by index.
+
+    TensorFlow: `tf.train.JobDef`, without protocol buffers.
+    """
+
+    name: str = ""
+    tasks: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class ClusterDef:
+    """The jobs of a cluster as a list, from which a `ClusterSpec` can be created.
+
+    Attributes:
+        job: The jobs, sorted by name.
+
+    TensorFlow: `tf.train.ClusterDef`, without protocol buffers.
+    """
+
+    job: list[JobDef] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Formats the jobs like the text format of protocol buffers."""
+        return "".join(_job_text(one) for one in self.job)
+
+
+def _job_text(job: JobDef) -> str:
+    tasks = "".join(f'  tasks {{\n    key: {key}\n    value: "{job.tasks[key]}"\n  }}\n' for key in sorted(job.tasks))
+    return f'job {{\n  name: "{job.name}"\n{tasks}}}\n'
+
+
 class ClusterSpec:
     """The tasks of a cluster, like `tf.train.ClusterSpec`: for each job name, the addresses of its tasks.
 
     Args:
         cluster: ``{"worker": ["host0:2222", "host1:2222"]}``; for a subset of a job's tasks
-            ``{"ps": {1: "host2:2222"}}``; or another `ClusterSpec`.
+            ``{"ps": {1: "host2:2222"}}``; another `ClusterSpec`; or a `ClusterDef`.
 
     Raises:
         ArgumentTypeError: `cluster` has another type.
@@ -28,8 +66,10 @@ class ClusterSpec:
     TensorFlow: `tf.train.ClusterSpec`, without protocol buffers.
     """
 
-    def __init__(self, cluster: Mapping[str, Tasks] | ClusterSpec) -> None:
+    def __init__(self, cluster: Mapping[str, Tasks] | ClusterSpec | ClusterDef) -> None:
         given = cluster.as_dict() if isinstance(cluster, ClusterSpec) else cluster
+        if isinstance(given, ClusterDef):
+            given = {job.name: job.tasks for job in given.job}
         if not isinstance(given, Mapping):
             raise _wrong(cluster)
         self._jobs: dict[str, dict[int, str]] = {_text(job, cluster): _indexed(tasks) for job, tasks in given.items()}
@@ -42,6 +82,10 @@ class ClusterSpec:
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """Returns the task addresses by job name: a list per job, or a dict by task index if an index is missing."""
         return {job: _dense(tasks) for job, tasks in self._jobs.items()}
+
+    def as_cluster_def(self) -> ClusterDef:
+        """Returns the jobs and their tasks as a `ClusterDef`, sorted by name."""
+        return ClusterDef([JobDef(job, dict(sorted(tasks.items()))) for job, tasks in sorted(self._jobs.items())])
 
     def num_tasks(self, job_name: str) -> int:
         """Returns the number of tasks of the job with the given name.

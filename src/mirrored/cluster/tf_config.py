@@ -22,7 +22,8 @@ class TFConfigClusterResolver(ClusterResolver):
     """A cluster resolver that reads the environment variable TF_CONFIG at every call.
 
     TF_CONFIG is JSON: ``{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index":
-    0}}``, and optionally ``"rpc_layer"`` and ``"session_master"``.
+    0}}``, and optionally ``"rpc_layer"`` and ``"session_master"``. A subset of a job's tasks is an object:
+    ``{"worker": {"1": "host1:2222"}}``.
 
     Args:
         task_type: The job of this task, instead of that in TF_CONFIG.
@@ -54,7 +55,7 @@ class TFConfigClusterResolver(ClusterResolver):
             ClusterError: TF_CONFIG is malformed, or two tasks have the same address.
         """
         try:
-            spec = ClusterSpec(_section("cluster"))
+            spec = ClusterSpec({job: _indexed(tasks) for job, tasks in _section("cluster").items()})
         except ArgumentTypeError as error:
             raise _malformed(f"its cluster is {_section('cluster')!r}", "lists of addresses by job") from error
         check_addresses(spec, VARIABLE)
@@ -139,6 +140,13 @@ def _section(key: str) -> Mapping[str, Any]:
     if not isinstance(section, dict):
         raise _malformed(f"its {key!r} is {section!r}", "an object")
     return section
+
+
+def _indexed(tasks: Any) -> Any:
+    """Returns a job's tasks with numbers as indices: JSON has only strings as keys (``{"1": "host:2222"}``)."""
+    if not isinstance(tasks, dict) or not all(key.isascii() and key.isdecimal() for key in tasks):
+        return tasks
+    return {int(key): address for key, address in tasks.items()}
 
 
 def _task_index(index: Any) -> int:

@@ -15,6 +15,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import as_array
 from mirrored._jax.inlining import stage
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace
+from mirrored.compilation.program import Program
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import within
 from mirrored.runtime.variable_store import FunctionStore
@@ -42,7 +43,10 @@ class ConcreteFunction:
 
     Attributes:
         function: The compiled function.
+        program: The traced program; None if a shape is not fully known.
     """
+
+    program: Program | None = None
 
     def __init__(
         self,
@@ -88,6 +92,28 @@ class ConcreteFunction:
                 return None
             leaves[place] = jnp.zeros([size for size in sizes if size is not None], _dtype_of(leaves[place]))
         return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
+
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """The variables that the function reads or assigns, in order of their first use.
+
+        Raises:
+            ArgumentError: A shape is not fully known, so the function has not been traced.
+        """
+        if self.program is None:
+            raise ArgumentError(
+                f"{self._name}.variables",
+                found=f"{self!r} has not been traced",
+                rule="get_concrete_function traces a function if all shapes are known, and it is called outside of "
+                "other functions",
+                remedy="pass shapes without None to get_concrete_function",
+            )
+        return self.program.variables
+
+    @property
+    def trainable_variables(self) -> tuple[Any, ...]:
+        """The trainable variables that the function reads or assigns, in order of their first use."""
+        return tuple(variable for variable in self.variables if variable.trainable)
 
     @property
     def arrays(self) -> list[Any]:
@@ -137,7 +163,7 @@ class ConcreteFunction:
         fits = sizes is None or (
             len(sizes) == len(shape) and all(one in (None, two) for one, two in zip(sizes, shape, strict=True))
         )
-        if not fits or jnp.dtype(array.dtype) != dtype:
+        if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
             raise self._misfit(f"an array {array.dtype}{list(shape)} was passed")
         return as_array(array, dtype)  # drops a weak type, which would cause another trace
 
@@ -170,7 +196,8 @@ def _sizes(shape: Any) -> tuple[int | None, ...] | None:
 
 
 def _dtype_of(value: Any) -> Any:
-    return jnp.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
+    """Returns the dtype that an array has on a device: JAX has 64-bit dtypes only if they are enabled."""
+    return jax.dtypes.canonicalize_dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
 
 
 def _dims(value: Any) -> str:

@@ -32,6 +32,7 @@ from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.entry_point import entry_point
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
 from mirrored.variables.state_lock import tracing, without_turns
+from mirrored.variables.storage import sizes_of_resizables
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -67,8 +68,7 @@ class Function(Code):
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
         self._conversion = conversion
-        self._traces = 0
-        self._retraces = 0
+        self._traces = self._retraces = 0
         self.retrace_reason: str | None = None
         self._donate = donate
         self._steps = steps_per_call
@@ -101,7 +101,7 @@ class Function(Code):
         arrays: list[Any] = []
         quick = None if kwargs else quick_key(args, arrays)
         if quick is not None:
-            quick = (quick, here.strategies, here.replica is None, trace_settings())
+            quick = (quick, here.strategies, here.replica is None, trace_settings(), sizes_of_resizables())
             program = self._quick.get(quick)
             if program is not None:
                 return program(arrays)
@@ -180,7 +180,7 @@ class Function(Code):
     def _program(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
         # The key holds the strategies themselves, not their ids, because a new object can have the id of a deleted one.
         # The trace settings are those on which JAX's own caches depend: x64, matmul precision, mesh, ...
-        key = (arguments.key, strategies, ambient().replica is None, trace_settings())
+        key = (arguments.key, strategies, ambient().replica is None, trace_settings(), sizes_of_resizables())
         program = self._programs.get(key)
         if program is None:
             with tracing:
@@ -286,7 +286,7 @@ class Function(Code):
         example = concrete.example()
         if example is not None and ambient().store is None and not functions_run_eagerly():
             strategies = ambient().strategies
-            self._undriven(
+            concrete.program = self._undriven(
                 flatten_arguments(*example, strategies[-1].device_assignment if strategies else None), strategies
             )
         return concrete

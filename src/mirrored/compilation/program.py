@@ -141,6 +141,7 @@ class Program:
         read = [variable for variable, _ in self._store.captured.values()]
         staged, assigned = self._in_order_of_reading(staged, read)
         assigned_ids = {id(variable) for variable in assigned}
+        self.variables = tuple({id(variable): variable for variable in (*read, *assigned)}.values())
         # A scan carries every assigned variable. A single step does not need the old value of a variable that it only
         # assigns.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import owned
@@ -172,13 +171,14 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
     fits = wanted is None or (
         len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
     )
-    if not fits or jnp.dtype(array.dtype) != dtype:
+    if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
         raise _misfit(name, f"argument {place} is {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
     return array
 
 
 def _dtype_of(spec: Any) -> Any:
-    return jnp.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+    """Returns the dtype that arrays of a spec have: JAX has 64-bit dtypes only if they are enabled."""
+    return jax.dtypes.canonicalize_dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
 
 
 def _sizes(spec: Any) -> tuple[int | None, ...] | None:

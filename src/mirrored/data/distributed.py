@@ -240,7 +240,8 @@ class DistributedIterator:
         self._feed.close()
 
     def _refuse_in_replica(self) -> None:
-        if ambient().replica is not None and ambient().runner is not None:
+        replica = ambient().replica
+        if replica is not None and replica.strategy.device_assignment is not None:
             raise ArgumentError(
                 "next(iterator)",
                 found="it was called inside a replica function",

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from mirrored.data.placement import LastBatch, check_last_batch
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, UnsupportedOptionError
 
 
 class InputReplicationMode(enum.Enum):
@@ -72,12 +72,13 @@ class InputOptions:
         """Raises an error if an option has an invalid value, or no effect in combination with the others.
 
         Raises:
-            ArgumentError: They are not or do not, for example PER_REPLICA outside `distribute_datasets_from_function`.
+            ArgumentError: They are not or do not.
+            UnsupportedOptionError: The mode is PER_REPLICA outside `distribute_datasets_from_function`.
         """
         check_last_batch(self.last_batch, called)
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         if per_replica and not from_function:
-            raise ArgumentError(
+            raise UnsupportedOptionError(
                 called,
                 found="experimental_replication_mode is PER_REPLICA",
                 rule="InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`",

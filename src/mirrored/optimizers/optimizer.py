@@ -375,6 +375,10 @@ class Optimizer:
             rate = self._rate_at(step)
         parameters, state = values[: len(variables)], values[len(variables) :]
         new, new_state = self._compute(plan, rate, _descending(gradients), parameters, state, dict(extra))
+        new = [
+            value if one.constraint is None else one.constraint(value)
+            for one, value in zip(variables, new, strict=True)
+        ]
         targets, values = [*variables, *slots, self.iterations], [*new, *new_state, step + 1]
         together(lambda: access.assign_all(targets, values))
 

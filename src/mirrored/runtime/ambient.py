@@ -133,6 +133,11 @@ class ReadableVariable(Protocol):
         """The dtype of the variable's value."""
         ...
 
+    @property
+    def serial(self) -> int:
+        """A number that is larger for variables that were created later."""
+        ...
+
     def read_value(self) -> Any:
         """Returns the variable's value in the current strategy and replica context."""
         ...

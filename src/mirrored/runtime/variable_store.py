@@ -40,7 +40,11 @@ class VariableLike(ReadableVariable, Protocol):
     name: str
     device_assignment: Any
     per_replica: bool
-    component_shape: tuple[int, ...]
+
+    @property
+    def component_shape(self) -> tuple[int, ...]:
+        """The shape of one replica's copy of the variable."""
+        ...
 
     @property
     def dtype(self) -> Any:

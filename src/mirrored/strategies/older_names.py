@@ -64,6 +64,13 @@ class OlderNames(abc.ABC):
         refuse_in_replica("make_input_fn_iterator")
         return hooks.make_input_fn_iterator(self, input_fn, replication_mode)
 
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[Any], Any], options: object = None
+    ) -> Any:
+        """Distributes datasets that a function creates; the older name of `distribute_datasets_from_function`."""
+        refuse_in_replica("experimental_distribute_datasets_from_function")
+        return hooks.distribute_from_function(self, dataset_fn, options)
+
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Calls `fn` on every replica, with the next element of `input_iterator` if one is given.
 

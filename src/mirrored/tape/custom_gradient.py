@@ -129,19 +129,48 @@ class _Call:
 
     def under_transform(self) -> Any:
         """Calls the function by `jax.custom_gradient`, since a JAX transform differentiates it."""
+        try:
+            return self._by_jax([])
+        except _ReadVariables as read:
+            # A tape around the compiled function asks for the gradients of the variables that the function has read.
+            # JAX refuses values that it closes over, so the function runs again, with the variables as arguments.
+            return self._by_jax(read.variables)
+
+    def _by_jax(self, variables: list[Any]) -> Any:
         structure: list[Any] = []
+        trainable = [place for place, variable in enumerate(variables) if variable.trainable]
 
         @jax.custom_gradient  # type: ignore[untyped-decorator]
-        def of_arrays(*arrays: Any) -> Any:
+        def of_arrays(arrays: list[Any], values: list[Any]) -> Any:
             leaves = list(self._leaves)
             for position, array in zip(self._arrays, arrays, strict=True):
                 leaves[position] = array
-            result, gradient = self._function(*self._tree.unflatten(leaves), **self._kwargs)
-            outputs, tree = jax.tree.flatten(result)
+            with _substituted_reads(variables, values), _collected_reads() as read:
+                result, gradient = self._function(*self._tree.unflatten(leaves), **self._kwargs)
+                outputs, tree = jax.tree.flatten(result, is_leaf=is_variable)
+                outputs = [_as_array(output) for output in outputs]
+            if read.everything and not variables:
+                raise _ReadVariables(list(read.everything.values()))
             structure[:] = [tree]
-            return outputs, lambda cotangents: tuple(_listed(gradient(*cotangents), len(arrays)))
 
-        outputs = of_arrays(*[self._leaves[i] for i in self._arrays])
+            def pull(cotangents: list[Any]) -> tuple[list[Any], list[Any]]:
+                given = [variables[place] for place in trainable]
+                if given and not _takes_variables(gradient):
+                    raise _needs_variables(self._function, given)
+                of_values = [jnp.zeros_like(value) for value in values]
+                with _substituted_reads(variables, values):
+                    output = gradient(*cotangents, variables=given) if given else gradient(*cotangents)
+                if given:
+                    output, of_variables = output
+                    for place, one in zip(trainable, _listed(of_variables, len(given)), strict=True):
+                        of_values[place] = of_values[place] if one is None else one
+                listed = zip(_listed(output, len(arrays)), arrays, strict=True)
+                return [jnp.zeros_like(array) if one is None else one for one, array in listed], of_values
+
+            return outputs, pull
+
+        values = [variable.read_value() for variable in variables]
+        outputs = of_arrays([self._leaves[i] for i in self._arrays], values)
         return structure[0].unflatten(outputs)
 
 
@@ -208,9 +237,11 @@ class _Collector:
 
     def __init__(self) -> None:
         self.variables: dict[int, Any] = {}
+        self.everything: dict[int, Any] = {}  # also the variables that are not trainable
         self._values: list[Any] = []
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
+        self.everything[id(variable)] = variable
         if variable.trainable:
             self.variables[id(variable)] = variable
             self._values.append(value)
@@ -237,6 +268,35 @@ class _Collector:
 
     def on_write(self) -> None:
         pass
+
+
+class _ReadVariables(Exception):
+    """Ends a call that has read variables, before JAX records it."""
+
+    def __init__(self, variables: list[Any]) -> None:
+        super().__init__()
+        self.variables = variables
+
+
+class _Substitution(_Collector):
+    """A read listener that replaces the values of some variables, so that a JAX transform sees them as arguments."""
+
+    def __init__(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        super().__init__()
+        self._given = {id(variable): value for variable, value in zip(variables, values, strict=True)}
+
+    def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
+        return self._given.get(id(variable), value)
+
+
+@contextmanager
+def _substituted_reads(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    listener = _Substitution(variables, values)
+    listen(listener)
+    try:
+        yield
+    finally:
+        unlisten(listener)
 
 
 @contextmanager

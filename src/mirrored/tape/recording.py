@@ -184,11 +184,12 @@ class Recording:
             self._recorder.watch(leaf, self._trace)
 
     def watched_variables(self) -> tuple[Any, ...]:
-        """Returns the variables that the tape has watched since its creation or reset, in order of first use.
+        """Returns the variables that the tape has watched since its creation or reset, in order of their creation.
 
         TensorFlow: the same.
         """
-        return tuple(variable for _, variable in self._recorder.variables.values())
+        watched = (variable for _, variable in self._recorder.variables.values())
+        return tuple(sorted(watched, key=lambda variable: variable.serial))
 
     # Callbacks of variable reads and writes (see mirrored.runtime.ambient)
 

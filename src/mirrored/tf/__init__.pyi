@@ -20,6 +20,7 @@ from mirrored import stop_gradient as stop_gradient
 from mirrored import variable_creator_scope as variable_creator_scope
 from mirrored._typing import DTypeLike, ShapeLike, StaticInts
 from mirrored.runtime.ambient import ReadableVariable
+from mirrored.tf import autodiff as autodiff
 from mirrored.tf import autograph as autograph
 from mirrored.tf import bitwise as bitwise
 from mirrored.tf import compat as compat
@@ -44,11 +45,13 @@ from mirrored.tf import profiler as profiler
 from mirrored.tf import random as random
 from mirrored.tf import saved_model as saved_model
 from mirrored.tf import signal as signal
+from mirrored.tf import strings as strings
 from mirrored.tf import summary as summary
 from mirrored.tf import test as test
 from mirrored.tf import train as train
 from mirrored.tf import types as types
 from mirrored.tf import version as version
+from mirrored.tf._device_spec import DeviceSpec as DeviceSpec
 from mirrored.tf._dtypes import DType as DType
 from mirrored.tf._indexed_slices import IndexedSlices as _IndexedSlices
 from mirrored.tf._module import Module as _Module
@@ -237,9 +240,13 @@ class Variable(_Variable):
         *,
         synchronization: VariableSynchronization | str = ...,
         aggregation: Any = ...,
-        shape: Sequence[int | None] | None = None,
+        shape: TensorShape | Sequence[int | None] | None = None,
+        constraint: Callable[[Any], Any] | None = None,
     ) -> None: ...
+    def gather_nd(self, indices: Any, name: str | None = None) -> Tensor: ...
+    def sparse_read(self, indices: Any, name: str | None = None) -> Tensor: ...
     def read_value(self) -> Tensor: ...
+    def is_initialized(self, name: str | None = None) -> Tensor: ...
     def value(self) -> Tensor: ...
 
 class _Unique(NamedTuple):
@@ -259,6 +266,15 @@ def argsort(
     name: str | None = None,
 ) -> Tensor: ...
 def as_dtype(type_value: DTypeLike | None) -> DType: ...
+def as_string(
+    input: Any,
+    precision: int = -1,
+    scientific: builtins.bool = False,
+    shortest: builtins.bool = False,
+    width: int = -1,
+    fill: str = "",
+    name: str | None = None,
+) -> Any: ...
 def batch_to_space(input: Any, block_shape: StaticInts, crops: Any, name: str | None = None) -> Tensor: ...
 def bitcast(input: Any, type: DTypeLike, name: str | None = None) -> Tensor: ...
 def boolean_mask(tensor: Any, mask: Any, axis: SupportsIndex | None = None, name: str | None = None) -> Tensor: ...
@@ -287,7 +303,7 @@ def constant(
 def convert_to_tensor(
     value: Any, dtype: DTypeLike | None = None, dtype_hint: DTypeLike | None = None, name: str | None = None
 ) -> Tensor: ...
-def device(device_name: str | Device | LogicalDevice | None) -> AbstractContextManager[None]: ...
+def device(device_name: str | Device | LogicalDevice | DeviceSpec | None) -> AbstractContextManager[None]: ...
 def dynamic_partition(
     data: Any, partitions: Any, num_partitions: SupportsIndex, name: str | None = None
 ) -> list[Tensor]: ...

@@ -19,8 +19,8 @@ _RAGGED: Final = (
 )
 _SPARSE: Final = ("gradients and tensors are dense", "use dense tensors, tf.gather and tf.math.segment_*")
 _STRINGS: Final = (
-    "tensors contain numbers only",
-    "keep strings in Python or NumPy and map them to integers before training",
+    "texts are on the host, and only the operations that input pipelines use most are here",
+    "use the methods of Python's str and bytes, and zlib.crc32 for hashes, in Dataset.map",
 )
 _GRAPHS: Final = ("there are no graphs and sessions", "call Python functions, compiled by tf.function")
 
@@ -51,8 +51,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "SparseTensor": _SPARSE,
     "SparseTensorSpec": _SPARSE,
     "IndexedSlicesSpec": _SPARSE,
-    "strings": _STRINGS,
-    "as_string": _STRINGS,
+    **{f"strings.{name}": _STRINGS for name in ("format", "ngrams", "to_hash_bucket_fast", "unicode_decode")},
     "io.VarLenFeature": (_SPARSE[0], "use tf.io.FixedLenSequenceFeature(shape, dtype, allow_missing=True), which pads"),
     "io.SparseFeature": _SPARSE,
     "io.RaggedFeature": _RAGGED,

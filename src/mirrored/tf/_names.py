@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.tf import _asking, _compat, _config, _debugging, _dtypes, _errors, _function, _nest, _test_case
+from mirrored.tf import _asking, _compat, _config, _debugging, _dtypes, _errors, _function, _nest
 from mirrored.tf._data import host_calls as _host_calls
+from mirrored.tf._device_spec import DeviceSpec
 from mirrored.tf._distribute import names as _distribute
 from mirrored.tf._indexed_slices import IndexedSlices
 from mirrored.tf._io import gfile as _gfile
@@ -29,6 +30,7 @@ from mirrored.tf._ops import initializers as _initializers
 from mirrored.tf._ops import linalg as _linalg
 from mirrored.tf._ops import linalg_solving as _linalg_solving
 from mirrored.tf._ops import losses as _losses
+from mirrored.tf._ops import maps as _maps
 from mirrored.tf._ops import math as _math
 from mirrored.tf._ops import numpy as _numpy
 from mirrored.tf._ops import random as _random
@@ -37,6 +39,7 @@ from mirrored.tf._ops import sampled_losses as _sampled_losses
 from mirrored.tf._ops import sequences as _sequences
 from mirrored.tf._ops import signal as _signal
 from mirrored.tf._ops import spectra as _spectra
+from mirrored.tf._ops import strings as _strings
 from mirrored.tf._ops import windows as _windows
 from mirrored.tf._ops.tensor_array import TensorArray
 from mirrored.tf._scopes import device, init_scope
@@ -48,8 +51,8 @@ VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour `mirrored.tf
 # Imported for their side effect: each module registers its operations in the table.
 _TABLES: Final = (
     _activations, _arrays, _control_flow, _convolution, _debugging, _image, _image_boxes, _image_quality, _indexing,
-    _initializers, _linalg, _linalg_solving, _losses, _math, _nest, _printing, _random, _reductions, _sampled_losses,
-    _sequences, _signal, _spectra, _windows,
+    _initializers, _linalg, _linalg_solving, _losses, _maps, _math, _nest, _printing, _random, _reductions,
+    _sampled_losses, _sequences, _signal, _spectra, _windows,
 )  # fmt: skip
 
 
@@ -71,6 +74,7 @@ def _dtype_names() -> dict[str, Any]:
 
 _CORE: Final[dict[str, Any]] = {
     "DType": _dtypes.DType,
+    "DeviceSpec": DeviceSpec,
     "IndexedSlices": IndexedSlices,
     "Module": Module,
     "Tensor": jax.Array,
@@ -108,8 +112,8 @@ NAMES: Final[dict[str, Any]] = {
     **_asking.NAMES,
     **_compat.NAMES,
     **_profiler.NAMES,
+    **_strings.NAMES,
     **_summary.NAMES,
-    **_test_case.NAMES,
     **_exceptions(),
     **_dtype_names(),
     **{place: one.function for one in OPS.values() for place in one.places},
@@ -156,11 +160,19 @@ _CLUSTER: Final = {
     "distribute.cluster_resolver.SlurmClusterResolver": "SlurmClusterResolver",
     "distribute.cluster_resolver.TFConfigClusterResolver": "TFConfigClusterResolver",
     "distribute.cluster_resolver.UnionResolver": "UnionResolver",
+    "train.ClusterDef": "ClusterDef",
     "train.ClusterSpec": "ClusterSpec",
+    "train.JobDef": "JobDef",
 }
 _TRAIN: Final = (
     "Checkpoint", "CheckpointManager", "CheckpointOptions", "checkpoints_iterator", "get_checkpoint_state",
     "latest_checkpoint", "list_variables", "load_checkpoint", "load_variable",
+)  # fmt: skip
+
+_TRAIN_V1: Final = (
+    "AdadeltaOptimizer", "AdagradOptimizer", "AdamOptimizer", "GradientDescentOptimizer", "MomentumOptimizer",
+    "Optimizer", "RMSPropOptimizer", "cosine_decay", "exponential_decay", "get_global_step",
+    "get_or_create_global_step", "piecewise_constant", "piecewise_constant_decay",
 )  # fmt: skip
 
 _FILES: Final = (
@@ -205,7 +217,15 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
     "saved_model.LoadOptions": _from("mirrored.tf._saved_model.loading", "LoadOptions"),
     "saved_model.SaveOptions": _from("mirrored.tf._saved_model.saving", "SaveOptions"),
     "saved_model.save": _from("mirrored.tf._saved_model.saving", "save"),
-    **{f"train.{name}": _from("mirrored.tf._train", name) for name in _TRAIN},
+    **{
+        f"{place}.{name}": _from("mirrored.tf._train", name)
+        for name in _TRAIN
+        for place in ("train", "compat.v1.train")
+    },
+    **{name: _of_table("mirrored.tf._optimizers_v1", name) for name in (f"compat.v1.train.{one}" for one in _TRAIN_V1)},
+    "test.TestCase": _from("mirrored.tf._test_case", "TestCase"),
+    "test.compute_gradient": _from("mirrored.tf._gradient_checker", "compute_gradient"),
+    "test.main": _from("mirrored.tf._test_case", "main"),
     "train.ExponentialMovingAverage": _from("mirrored.tf._moving_averages", "ExponentialMovingAverage"),
     **{
         f"data.{name}": _from("mirrored.tf._data.datasets", name)

@@ -13,6 +13,7 @@ from mirrored._jax.traces import eager
 from mirrored.errors import DeviceError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.tf._config import LogicalDevice, get_soft_device_placement
+from mirrored.tf._device_spec import DeviceSpec
 from mirrored.topology.device_assignment import parse_name, resolve_device
 
 _log = logging.getLogger("mirrored.tf")
@@ -20,7 +21,7 @@ _warned: set[str] = set()
 
 
 @contextlib.contextmanager
-def device(device_name: str | jax.Device | LogicalDevice | None) -> Iterator[None]:
+def device(device_name: str | jax.Device | LogicalDevice | DeviceSpec | None) -> Iterator[None]:
     """A context manager in which new tensors and operations use the given device by default (`tf.device`).
 
     Operations on tensors that are committed to a device run there.
@@ -28,14 +29,16 @@ def device(device_name: str | jax.Device | LogicalDevice | None) -> Iterator[Non
     Context: eager code. The arguments or the strategy determine the placement of compiled code as a whole.
 
     Args:
-        device_name: ``"GPU:0"``, ``"/cpu:0"``, a full name, a `jax.Device`, a `tf.config.LogicalDevice`, or None for
-            no change.
+        device_name: ``"GPU:0"``, ``"/cpu:0"``, a full name, a `jax.Device`, a `tf.config.LogicalDevice`, a
+            `tf.DeviceSpec`, or None for no change.
 
     Raises:
         DeviceError: The name is not a device, or the device is missing and soft device placement is off.
 
     TensorFlow: A missing device has no effect, as in TensorFlow; a warning is logged once.
     """
+    if isinstance(device_name, DeviceSpec):
+        device_name = "" if device_name.device_type is None else device_name.to_string().replace("*", "0")
     if device_name is None or device_name == "":
         yield
         return

@@ -6,7 +6,7 @@ keep their dtype as far as JAX has it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -22,6 +22,7 @@ from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_ints
+from mirrored.variables.slicing import slice_of
 
 Tensor = jax.Array
 
@@ -240,11 +241,30 @@ def _set_shape(self: jax.Array, shape: ShapeLike | None) -> None:
         raise ValueError(f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}.")
 
 
+def _assign(self: jax.Array) -> Callable[..., Any]:
+    """The method that assigns a slice of a variable: ``variable[1:].assign(value)``.
+
+    Raises:
+        AttributeError: The array is not a slice of a variable.
+    """
+    part = slice_of(self)
+    if part is None:
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute 'assign'")
+    assign = part.assign
+
+    def assign_slice(value: object, name: str | None = None) -> Any:
+        """Replaces this slice of the variable, and returns the variable's new value."""
+        return assign(value)
+
+    return assign_slice
+
+
 def add_methods() -> None:
-    """Adds TensorFlow's methods `numpy`, `get_shape` and `set_shape` to JAX arrays."""
+    """Adds TensorFlow's methods `numpy`, `get_shape`, `set_shape` and, for slices of variables, `assign` to arrays."""
     if is_applied("jax"):
         return
     for kind, to_numpy in ((jax.Array, _array_numpy), (Tracer, _tracer_numpy)):
         replace("jax", kind, "numpy", to_numpy)
         replace("jax", kind, "get_shape", _get_shape)
         replace("jax", kind, "set_shape", _set_shape)
+        replace("jax", kind, "assign", property(_assign))

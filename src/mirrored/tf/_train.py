@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from mirrored import checkpoint as checkpoints
 from mirrored._typing import Operand
-from mirrored.errors import MissingCheckpointError
+from mirrored.errors import ArgumentError, MissingCheckpointError
+from mirrored.runtime.hooks import note_iteration
 from mirrored.tf import _dtypes
-from mirrored.tf._errors import NotFoundError
+from mirrored.tf._asking import inside_function
+from mirrored.tf._errors import NotFoundError, UnimplementedError
 from mirrored.variables import Variable
 
 _SUFFIX: Final = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -26,14 +29,36 @@ latest_checkpoint = checkpoints.latest_checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions:
-    """Options for saving a checkpoint, of which only the asynchronous ones have an effect.
+    """Options for saving a checkpoint: whether to wait for the disk, and functions to call afterwards.
 
-    TensorFlow: `tf.train.CheckpointOptions`. Only the asynchronous options have an effect.
+    Attributes:
+        experimental_io_device: Accepted and ignored.
+        experimental_enable_async_checkpoint: Whether `save` and `write` return before the checkpoint is on disk.
+        experimental_write_callbacks: Functions without arguments, or with the checkpoint's path as their argument,
+            which `write` and `save` call in order, after the checkpoint is on disk.
+        enable_async: As `experimental_enable_async_checkpoint`.
+        experimental_skip_slot_variables: Accepted and ignored; slots are saved.
+        experimental_sharding_callback: Accepted and ignored: Orbax chooses the files.
+
+    TensorFlow: `tf.train.CheckpointOptions`. With callbacks, saving waits for the disk.
     """
 
     experimental_io_device: Any = None
     experimental_enable_async_checkpoint: bool = False
+    experimental_write_callbacks: Sequence[Callable[..., Any]] | None = None
     enable_async: bool = False
+    experimental_skip_slot_variables: bool = False
+    experimental_sharding_callback: Any = None
+
+    def __post_init__(self) -> None:
+        for callback in self.experimental_write_callbacks or ():
+            if len(inspect.signature(callback).parameters) > 1:
+                raise ArgumentError(
+                    "tf.train.CheckpointOptions",
+                    found=f"the callback {callback!r} has several parameters",
+                    rule="a callback must have no parameter, or one, which is the path of the checkpoint",
+                    remedy="bind the other parameters with functools.partial or a lambda",
+                )
 
     @property
     def is_asynchronous(self) -> bool:
@@ -60,15 +85,42 @@ class Checkpoint(checkpoints.Checkpoint):
     anything changes.
     """
 
+    def __init__(self, root: object = None, **kwargs: object) -> None:
+        super().__init__(root, **kwargs)
+
+    @property
+    def root(self) -> Any:
+        """The root object; None if there is none."""
+        return self._root.get("root")
+
     def save(self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None) -> str:
-        """Saves the state as a checkpoint with the path ``<file_prefix>-<save_counter>``."""
-        return super().save(file_prefix, wait=_waits(options, wait))
+        """Saves the state as a checkpoint with the path ``<file_prefix>-<save_counter>``.
+
+        Raises:
+            UnimplementedError: A compiled function calls it: its number would be that of tracing.
+        """
+        if inside_function():
+            raise UnimplementedError.of(
+                "tf.train.Checkpoint.save",
+                found="Calling tf.train.Checkpoint.save() from a function is not supported",
+                rule="save numbers the checkpoints, which compiled code cannot do",
+                remedy="call tf.train.Checkpoint.write(), or call save outside of tf.function",
+            )
+        path = super().save(file_prefix, wait=_waits(options, wait))
+        _call_back(options, path)
+        return path
 
     def write(
         self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None
     ) -> str:
-        """Saves the state as a checkpoint with the path `file_prefix`."""
-        return super().write(file_prefix, wait=_waits(options, wait))
+        """Saves the state as a checkpoint with the path `file_prefix`.
+
+        A `tf.function` that calls it runs as Python, with every `Strategy.run` in it compiled.
+        """
+        note_iteration()
+        path = super().write(file_prefix, wait=_waits(options, wait))
+        _call_back(options, path)
+        return path
 
     def restore(
         self, save_path: PathLike | None, options: CheckpointOptions | None = None
@@ -79,6 +131,7 @@ class Checkpoint(checkpoints.Checkpoint):
             NotFoundError: There is no such checkpoint.
         """
         del options
+        note_iteration()
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
@@ -88,6 +141,7 @@ class Checkpoint(checkpoints.Checkpoint):
             NotFoundError: There is no such checkpoint.
         """
         del options
+        note_iteration()
         return _found(lambda: super(Checkpoint, self).read(save_path))
 
 
@@ -319,7 +373,14 @@ def _wait_for_another(directory: PathLike, last: str | None, timeout: float | No
 
 
 def _waits(options: CheckpointOptions | None, wait: bool | None) -> bool:
+    if options is not None and options.experimental_write_callbacks:
+        return True
     return not (options is not None and options.is_asynchronous) if wait is None else wait
+
+
+def _call_back(options: CheckpointOptions | None, path: str) -> None:
+    for callback in (options and options.experimental_write_callbacks) or ():
+        callback(*[path][: len(inspect.signature(callback).parameters)])
 
 
 def _found(read: Callable[[], _T]) -> _T:

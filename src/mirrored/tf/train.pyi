@@ -5,7 +5,9 @@ from os import PathLike
 from typing import Any, Self
 
 from mirrored.checkpoint import latest_checkpoint as latest_checkpoint
+from mirrored.cluster import ClusterDef as ClusterDef
 from mirrored.cluster import ClusterSpec as ClusterSpec
+from mirrored.cluster import JobDef as JobDef
 from mirrored.tf._moving_averages import ExponentialMovingAverage as ExponentialMovingAverage
 from mirrored.tf._train import Checkpoint as Checkpoint
 from mirrored.tf._train import CheckpointManager as CheckpointManager

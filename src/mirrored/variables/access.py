@@ -78,10 +78,10 @@ class Assignment:
         """
         variable = self.variable
         shape = np.shape(value)
-        if shape != variable.component_shape:
+        if shape != variable.component_shape and not (self.replaces and variable.may_become(shape)):
             raise VariableError(
                 self.called,
-                found=f"the value has shape {shape}, variable {variable.name!r} has shape {variable.shape}",
+                found=f"the value has shape {shape}, variable {variable.name!r} has shape {variable.component_shape}",
                 rule="an assigned value must have the variable's shape",
                 remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
             )

@@ -11,6 +11,7 @@ import numpy as np
 from mirrored._jax.traces import current_trace, eager, is_eval, recording_parent
 from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient, within
+from mirrored.variables.storage import note_resizable
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -50,6 +51,10 @@ class Reference:
     def __hash__(self) -> int:
         return id(self._variable)
 
+    def __lt__(self, other: Reference) -> bool:
+        """Orders references by the creation of their variables, so that they can be keys of structures."""
+        return self._variable.serial < other._variable.serial if isinstance(other, Reference) else NotImplemented
+
     def __repr__(self) -> str:
         return f"<Reference to {self._variable.name!r}>"
 
@@ -58,7 +63,7 @@ class Reference:
 
 _PLACES: Final = ("strategy", "device_assignment")
 # Attributes that the copy does not take over: the first group describes the stored value, the second the original.
-_OF_THE_VALUE: Final = {"_array": None, "_lost": None, "_components": None, "_shared": False}
+_OF_THE_VALUE: Final = ("_array", "_lost", "_components", "_shared", "serial")
 _OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view")
 
 
@@ -75,11 +80,10 @@ def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
     made = object.__new__(type(variable))
     memo[id(variable)] = made
     kept = {name: one for name, one in vars(variable).items() if name not in (*_OF_THE_VALUE, *_OF_THE_ORIGINAL)}
-    vars(made).update(
-        {name: one if name in _PLACES else copy.deepcopy(one, memo) for name, one in kept.items()},
-        **_OF_THE_VALUE,
-    )
-    made.store(own)
+    vars(made).update({name: one if name in _PLACES else copy.deepcopy(one, memo) for name, one in kept.items()})
+    made.hold(own)
+    if not variable.shape.is_fully_defined():
+        note_resizable(made)
     return made
 
 
@@ -111,6 +115,8 @@ def reduced(variable: Variable) -> Any:
         "name": variable.name,
         "synchronization": variable.synchronization,
         "aggregation": variable.aggregation,
+        "shape": variable.shape,
+        "constraint": variable.constraint,
     }
     return _plain, (type(variable), np.asarray(value), options)
 

@@ -11,6 +11,7 @@ from jax import lax
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.source_lines import user_line
+from mirrored._typing import Operand
 from mirrored.errors import NotSupportedError
 from mirrored.runtime.ambient import ambient, announce_write
 from mirrored.values.sparse_rows import without_wrapping
@@ -27,7 +28,8 @@ class Scattering:
     Each method takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), such as
     `tf.IndexedSlices`. In replica context additions, factors and divisors follow the variable's aggregation: with SUM
     those of all replicas apply; with MEAN each one is divided by the number of replicas first. The other methods
-    require aggregation NONE or ONLY_FIRST_REPLICA. Rows whose index is negative or too large are ignored.
+    require aggregation NONE or ONLY_FIRST_REPLICA. Rows whose index is negative or too large are ignored. The methods
+    ``scatter_nd_...`` take index vectors ``int[..., depth]`` and values, as `tf.tensor_scatter_nd_update` does.
     """
 
     __slots__ = ()
@@ -60,16 +62,71 @@ class Scattering:
         """Divides the variable's rows at the given indices by the given rows."""
         return self._scale("scatter_div", sparse_delta, lax.div)
 
+    def batch_scatter_update(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Replaces rows of every entry of a batch: ``variable[i, indices[i, j]] = values[i, j]``."""
+        indices = as_array(sparse_delta.indices)
+        batch = jnp.indices(indices.shape, indices.dtype)[:-1]
+        return self.scatter_nd_update(jnp.stack([*batch, indices], -1), sparse_delta.values)
+
+    def scatter_nd_add(self, indices: Operand, updates: Operand, name: str | None = None) -> Any:
+        """Adds values to the variable's elements or slices at index vectors; repeated indices accumulate."""
+        return self._add_nd("scatter_nd_add", indices, updates, 1)
+
+    def scatter_nd_sub(self, indices: Operand, updates: Operand, name: str | None = None) -> Any:
+        """Subtracts values from the variable's elements or slices at index vectors; repeated indices accumulate."""
+        return self._add_nd("scatter_nd_sub", indices, updates, -1)
+
+    def scatter_nd_update(self, indices: Operand, updates: Operand, name: str | None = None) -> Any:
+        """Replaces the variable's elements or slices at index vectors, ``int[..., depth]``."""
+        return self._replace_nd("scatter_nd_update", indices, updates, "set")
+
+    def scatter_nd_max(self, indices: Operand, updates: Operand, name: str | None = None) -> Any:
+        """Replaces the variable's elements or slices at index vectors by the maximum with the given values."""
+        return self._replace_nd("scatter_nd_max", indices, updates, "max")
+
+    def scatter_nd_min(self, indices: Operand, updates: Operand, name: str | None = None) -> Any:
+        """Replaces the variable's elements or slices at index vectors by the minimum with the given values."""
+        return self._replace_nd("scatter_nd_min", indices, updates, "min")
+
+    def gather_nd(self: Any, indices: Operand, name: str | None = None) -> jax.Array:
+        """Returns the variable's elements or slices at index vectors; an index out of range gives zeros."""
+        picked: jax.Array = self.read_value().at[self._index_vectors(indices)].get(mode="fill", fill_value=0)
+        return picked
+
+    def sparse_read(self: Any, indices: Operand, name: str | None = None) -> jax.Array:
+        """Returns the variable's rows at the given indices; an index out of range gives zeros."""
+        rows: jax.Array = self.gather_nd(as_array(indices)[..., None])
+        return rows
+
+    def _index_vectors(self: Any, indices: Operand) -> tuple[jax.Array, ...]:
+        by_dimension = jnp.moveaxis(as_array(indices), -1, 0)
+        return tuple(without_wrapping(one, size) for one, size in zip(by_dimension, self.component_shape, strict=False))
+
+    def _new_values(self: Any, method: str, updates: Operand) -> jax.Array:
+        check_kind(updates, self.dtype, f"{self.name}.{method}", self.name)
+        return as_array(updates, self.dtype)
+
+    def _add_nd(self: Any, method: str, indices: Operand, updates: Operand, sign: int) -> Any:
+        self._check_scatter(method, sums=True)
+        zeros = jnp.zeros(self.component_shape, self.dtype)
+        values = sign * self._new_values(method, updates)
+        return self.assign_add(zeros.at[self._index_vectors(indices)].add(values, mode="drop"))
+
+    def _replace_nd(self: Any, method: str, indices: Operand, updates: Operand, how: str) -> Any:
+        self._check_scatter(method, sums=False)
+        with turn():
+            target = self.read_value().at[self._index_vectors(indices)]
+            return self.assign(getattr(target, how)(self._new_values(method, updates), mode="drop"))
+
     def _rows(self: Any, method: str, rows: Any) -> Any:
-        check_kind(rows.values, self.dtype, f"{self.name}.{method}", self.name)
-        return as_array(rows.values, self.dtype)
+        return self._new_values(method, rows.values)
 
     def _places(self: Any, rows: Any) -> jax.Array:
         return without_wrapping(as_array(rows.indices), self.component_shape[0])
 
     def _add(self: Any, method: str, rows: Any, sign: int) -> Any:
         self._check_scatter(method, sums=True)
-        zeros = jnp.zeros(self.shape, self.dtype)
+        zeros = jnp.zeros(self.component_shape, self.dtype)
         dense = zeros.at[self._places(rows)].add(sign * self._rows(method, rows), mode="drop")
         return self.assign_add(dense)
 

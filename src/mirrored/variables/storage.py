@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import abc
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,8 @@ from mirrored._jax.arrays import is_key
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import LostStateError
+from mirrored.runtime.ambient import ambient
+from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables.creation import Awaiting
 from mirrored.variables.state_lock import lock, note_former, settle, state, thread
 
@@ -106,6 +111,26 @@ def _is_committed(value: object) -> bool:
     return isinstance(value, jax.Array) and not isinstance(value, Tracer) and bool(value.committed)
 
 
+_serials = itertools.count()
+
+
+# Variables whose shape has unknown dimensions, so that an assignment may change the shape of the value.
+_resizable: Final[list[weakref.ref[VariableStorage]]] = []
+
+
+def note_resizable(variable: VariableStorage) -> None:
+    """Registers a variable whose value may change its shape: compiled functions are traced again when it does."""
+    _resizable.append(weakref.ref(variable, _resizable.remove))
+
+
+def sizes_of_resizables() -> tuple[tuple[int, ...], ...]:
+    """Returns the shapes of all variables whose value may change its shape, for the keys of compiled programs."""
+    if not _resizable:
+        return ()
+    variables = [one() for one in list(_resizable)]
+    return tuple(one.component_shape for one in variables if one is not None)
+
+
 class VariableStorage(Awaiting):
     """Base class of `Variable` that holds the value on the devices, for use by stores and compiled functions.
 
@@ -114,16 +139,34 @@ class VariableStorage(Awaiting):
         device_assignment: The devices of the replicas; None for a plain variable.
         per_replica: Whether every replica has its own component (ON_READ, in a strategy).
         num_replicas: The number of replicas that have a copy; 1 for a plain variable.
-        component_shape: The shape of one copy or component.
         dtype: The dtype.
+        serial: A number that is larger for variables that were created later.
     """
 
     name: str
     device_assignment: Any  # `DeviceAssignment`, or None; most callers have excluded plain variables
     per_replica: bool
     num_replicas: int
-    component_shape: tuple[int, ...]
     dtype: Any
+    serial: int
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> TensorShape:
+        """The shape that all values have, with None for dimensions that assignments may change."""
+
+    @property
+    def component_shape(self) -> tuple[int, ...]:
+        """The shape of one copy or component."""
+        shape: tuple[int, ...] = self._array.shape
+        return shape[1:] if self.per_replica else shape
+
+    def may_become(self, shape: tuple[int, ...]) -> bool:
+        """Returns whether an assignment here may change the shape of the value: eagerly, and as declared."""
+        declared, store = self.shape, ambient().store
+        if declared.is_fully_defined() or not declared.is_compatible_with(shape):
+            return False
+        return store is None or not store.captures
 
     def hold(self, array: jax.Array) -> None:
         """Sets the initial stored value of a new variable."""
@@ -131,6 +174,7 @@ class VariableStorage(Awaiting):
         # (`_lost`, `_components`) are stored with the array that they describe, and are valid only while `_array` is
         # that array. `_shared` may stay set for a new array, which costs at most one unnecessary copy.
         self._array: Any = array
+        self.serial = next(_serials)
         self._lost: tuple[Any, str] | None = None
         self._components: tuple[Any, tuple[Any, ...]] | None = None
         self._shared = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import is_key_dtype, key_data, register_array_like
@@ -32,7 +33,8 @@ from mirrored.variables.rules import (
     check_aggregation,
 )
 from mirrored.variables.scattering import Scattering
-from mirrored.variables.storage import VariableStorage, placed
+from mirrored.variables.slicing import note_slice
+from mirrored.variables.storage import VariableStorage, note_resizable, placed
 
 if TYPE_CHECKING:
     from mirrored.variables.rules import Aggregation
@@ -58,7 +60,11 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
             replica its own component; a read in cross-replica context aggregates the components.
         aggregation: A `VariableAggregation`, a `ReduceOp`, or a callable from stacked components ``[replicas, ...]`` to
             one value. It reduces the values that replicas assign (mirrored) or the components (ON_READ).
-        shape: The expected shape of the initial value, which is checked.
+        shape: The shape of all values. Default: that of the initial value. With unknown dimensions (None) or an unknown
+            rank (``TensorShape(None)``), eager assignments may change the shape of the value; compiled functions that
+            use the variable are then traced again.
+        constraint: A function from a value to the value that replaces it after each update by an optimizer, such as a
+            projection.
 
     Raises:
         ArgumentError: The initial value is missing, or an option does not fit.
@@ -99,7 +105,8 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         *,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: Aggregation = VariableAggregation.NONE,
-        shape: Sequence[int | None] | None = None,
+        shape: TensorShape | Sequence[int | None] | None = None,
+        constraint: Callable[[Any], Any] | None = None,
     ) -> None:
         self._synchronization = as_synchronization(synchronization, name)
         self._aggregation = as_aggregation(aggregation, name)
@@ -113,20 +120,18 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         value = evaluate_initial(initial_value, dtype, name)
         if self.device_assignment is not None and self.device_assignment.spans_processes:
             value = broadcast_initial(value, name, self.device_assignment)
-        if shape is not None and tuple(shape) != value.shape:
-            raise ArgumentError(
-                "Variable",
-                found=f"shape={tuple(shape)} was passed for an initial value of shape {value.shape} ({name!r})",
-                rule="the initial value must have the variable's shape",
-                remedy="omit shape, or pass an initial value of that shape",
-            )
+        declared = TensorShape(value.shape if shape is None else shape)
+        _check_options(name, value.shape, declared, constraint)
+        self._constraint = constraint
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
         self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
-        self.component_shape, self.dtype = value.shape, value.dtype
-        self._public_shape = TensorShape(value.shape)
+        self.dtype = value.dtype
+        self._public_shape = declared
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
         self.hold(placed(value, self.device_assignment, self.per_replica))
+        if not declared.is_fully_defined():
+            note_resizable(self)
         self.await_value()
         if here.store is not None:
             here.store.created(self)
@@ -135,7 +140,14 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def shape(self) -> TensorShape:
-        """The shape of one copy of the value, as a tuple with TensorFlow's `as_list`, `rank` and so on."""
+        """The shape of one copy of the value, as a tuple with TensorFlow's `as_list`, `rank` and so on.
+
+        Dimensions that assignments may change (argument `shape` of the constructor) are None.
+        """
+        return self._public_shape
+
+    def get_shape(self) -> TensorShape:
+        """Returns `shape`; TensorFlow's older name."""
         return self._public_shape
 
     @property
@@ -162,6 +174,20 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def aggregation(self) -> Any:
         """How the values of several replicas are reduced to one, when assigned or read."""
         return self._aggregation
+
+    @property
+    def constraint(self) -> Callable[[Any], Any] | None:
+        """The function that optimizers apply to the value after each update, such as a projection; None for none."""
+        return self._constraint
+
+    @property
+    def initializer(self) -> None:
+        """None: the operation of TensorFlow 1 that initializes a variable, which has its value from the start here."""
+        return None
+
+    def is_initialized(self, name: str | None = None) -> jax.Array:
+        """Returns True, as an array: a variable has its value from the start."""
+        return jnp.asarray(True)
 
     @property
     def is_sum_of_components(self) -> bool:
@@ -285,6 +311,10 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     # Python protocols
 
+    def __getitem__(self, index: Any) -> Any:
+        """Returns a part of the value, with a method `assign` that replaces this part, if `mirrored.tf` is in use."""
+        return note_slice(self.read_value()[index], self, index)
+
     def ref(self) -> Reference:
         """Returns a hashable reference to the variable (`ref().deref()`), for use as a dictionary key."""
         return Reference(self)
@@ -327,8 +357,25 @@ class DistributedVariable(Variable, DistributedValues):
         return distributed_repr("SyncOnReadVariable" if self.per_replica else "MirroredVariable", self.values)
 
 
+def _check_options(name: str | None, shape: tuple[int, ...], declared: TensorShape, constraint: object) -> None:
+    if not declared.is_compatible_with(shape):
+        raise ArgumentError(
+            "Variable",
+            found=f"shape={declared} was passed for an initial value of shape {shape} ({name!r})",
+            rule="the initial value must have the variable's shape",
+            remedy="omit shape, or pass an initial value of that shape",
+        )
+    if constraint is not None and not callable(constraint):
+        raise ArgumentError(
+            "Variable",
+            found=f"constraint={constraint!r} was passed for variable {name!r}",
+            rule="a constraint must be a function from a value to a value, or None",
+            remedy="pass a function such as lambda value: jnp.clip(value, 0.0, 1.0)",
+        )
+
+
 def _abstract(variable: Variable) -> ShapedArray:
-    return ShapedArray(variable.shape, variable.dtype)
+    return ShapedArray(variable.component_shape, variable.dtype)
 
 
 register_array_like(Variable, read=Variable.read_value, shape_of=_abstract)

@@ -82,8 +82,10 @@ class Combining(Steps):
         return self._interleaved(map_func, 1, 1, "Dataset.flat_map")
 
     def _interleaved(self, map_func: Callable[..., Steps], cycle: int, block: int, called: str) -> Self:
+        function = type(self).adapted(map_func)
+
         def open_input(element: Element, number: int) -> Node:
-            made = transformed(map_func, element, called, number)
+            made = transformed(function, element, called, number)
             if isinstance(made, Steps):
                 return made._node
             raise StructureError(

@@ -46,7 +46,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     is_dataset: ClassVar[bool] = True
     hand_out: ClassVar[Callable[[Element], Any]] = staticmethod(handed_out)
-    """Converts every element that iteration returns. A facade sets it; functions of a pipeline see NumPy arrays."""
+    """Converts every element that iteration returns. A facade sets it."""
     end_error: ClassVar[Callable[..., EndOfDataError]] = EndOfDataError
     """Creates the error for a request past the last element."""
     number_out: ClassVar[Callable[[int], Any]] = int
@@ -75,6 +75,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             name: Accepted for compatibility with TensorFlow and ignored.
         """
         del deterministic, synchronous, use_unbounded_threadpool, name
+        map_func = type(self).adapted(map_func)
         if isinstance(self._node, IndexedNode):
             threads = (os.cpu_count() or 1) if num_parallel_calls == AUTOTUNE else (num_parallel_calls or 0)
             return self._then(indexed.Mapped(self._node, map_func, threads))
@@ -91,13 +92,14 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             seed: An int. None: a random seed, which is saved with positions.
         """
         known = new_seed() if seed is None else seed
+        map_func = type(self).adapted(map_func)
         if isinstance(self._node, IndexedNode):
             return self._then(indexed.RandomMapped(self._node, map_func, known))
         return self._then(streams.StreamRandomMapped(self._node, map_func, known))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """Keeps the elements for which `predicate` returns True."""
-        return self._then(streams.Filtered(self._node, predicate))
+        return self._then(streams.Filtered(self._node, type(self).adapted(predicate)))
 
     def enumerate(self, start: int = 0) -> Self:
         """Replaces every element by the pair ``(index, element)``."""
@@ -301,10 +303,10 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             >>> int(Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x))
             10
         """
-        state = own_element(initial_state, "Dataset.reduce")
+        state, function = own_element(initial_state, "Dataset.reduce"), type(self).adapted(reduce_func)
         with self.iterator(lambda element: element) as elements:
             for index, element in enumerate(elements):
-                state = transformed(_WithState(reduce_func, state), element, "Dataset.reduce", index)
+                state = transformed(_WithState(function, state), element, "Dataset.reduce", index)
         return type(self).hand_out(state)
 
     def __repr__(self) -> str:

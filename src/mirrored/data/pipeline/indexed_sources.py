@@ -26,9 +26,10 @@ from mirrored.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RangeSource(IndexedNode):
-    """A dataset of the integers of a `range`, as int64 scalars."""
+    """A dataset of the integers of a `range`, as scalars of a dtype."""
 
     numbers: range
+    dtype: np.dtype[Any]
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -40,7 +41,7 @@ class RangeSource(IndexedNode):
 
     @property
     def spec(self) -> Any:
-        return spec_of(np.int64(0))
+        return spec_of(self.dtype.type(0))
 
     @property
     def length(self) -> int:
@@ -49,7 +50,7 @@ class RangeSource(IndexedNode):
 
     def item(self, index: int) -> Element:
         """Returns the integer at an index of the range."""
-        return np.int64(self.numbers[index])
+        return self.dtype.type(self.numbers[index])
 
     def rows(self, positions: range | np.ndarray) -> Element:
         """Returns the integers at the given indices of the range, as a vector."""
@@ -57,7 +58,7 @@ class RangeSource(IndexedNode):
         out[...] = positions
         out *= self.numbers.step
         out += self.numbers.start
-        return out
+        return out.astype(self.dtype, copy=False)
 
     def open(self, run: Run) -> Rows:
         return self

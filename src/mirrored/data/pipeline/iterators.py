@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
@@ -279,6 +279,9 @@ def _size(step: Node) -> str:
 
 class Steps:
     """Base class of `Dataset` and its mixins: holds the operations, the options and the iteration counter."""
+
+    adapted: ClassVar[Callable[[Callable[..., Any]], Callable[..., Any]]] = staticmethod(lambda function: function)
+    """Wraps every function that a user passes. A facade sets it, to convert what the function receives and returns."""
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import frozen
-from mirrored._typing import PyTree
+from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
 from mirrored.data.elements import as_element
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
@@ -24,13 +24,16 @@ class Making(Steps):
     """Mixin of `Dataset`: the class methods that create a dataset from arrays, generators or files."""
 
     @classmethod
-    def range(cls, *args: int) -> Self:
-        """Creates a dataset of the integers of `range(*args)`, as int64 scalars.
+    def range(cls, *args: int, output_type: DTypeLike = "int64", name: str | None = None) -> Self:
+        """Creates a dataset of the integers of `range(*args)`, as scalars.
 
         Args:
             *args: stop; or start, stop; or start, stop, step.
+            output_type: The dtype of the scalars.
+            name: Accepted for compatibility with TensorFlow; ignored.
         """
-        return cls(indexed_sources.RangeSource(range(*map(int, args))))
+        dtype = np.dtype(getattr(output_type, "as_numpy_dtype", output_type))
+        return cls(indexed_sources.RangeSource(range(*map(int, args)), dtype))
 
     @classmethod
     def from_tensors(cls, tensors: PyTree) -> Self:

@@ -173,7 +173,9 @@ class Sampling(Steps):
             )
         draws = type(self)(_uniform(seed, None))
         pairs: Any = type(self).zip((self, draws))  # type: ignore[attr-defined]
-        return self._then(stateful.Resampled(pairs.node, class_func, target / target.sum(), initial))
+        return self._then(
+            stateful.Resampled(pairs.node, type(self).adapted(class_func), target / target.sum(), initial)
+        )
 
     def group_by_window(
         self,
@@ -209,7 +211,8 @@ class Sampling(Steps):
             )
         known = window_size
         size = (lambda _: known) if window_size_func is None else window_size_func
-        return self._then(stateful.Grouped(self._node, key_func, size, self._reducer(reduce_func)))
+        key_of = type(self).adapted(key_func)
+        return self._then(stateful.Grouped(self._node, key_of, size, self._reducer(reduce_func)))
 
     def _reducer(self, reduce_func: Callable[[Any, Any], Steps]) -> Callable[[Any, list[Element], int], Node]:
         def reduce(key: int, window: list[Element], number: int) -> Node:
@@ -297,11 +300,11 @@ class Sampling(Steps):
             [0, 1, 3, 6, 10]
         """
         state = own_element(initial_state, "Dataset.scan")
-        return self._then(stateful.Scanned(self._node, state, scan_func))
+        return self._then(stateful.Scanned(self._node, state, type(self).adapted(scan_func)))
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:
         """Keeps the elements before the first one for which `predicate` returns False."""
-        return self._then(stateful.TakenWhile(self._node, predicate))
+        return self._then(stateful.TakenWhile(self._node, type(self).adapted(predicate)))
 
     def unique(self) -> Self:
         """Removes duplicate elements; supports integers, booleans, bytes, and arrays of these."""

@@ -279,6 +279,11 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         return self
 
     @property
+    def serial(self) -> int:
+        """A number that is larger for variables that were created later."""
+        return -1 if self.mirrored is None else self.mirrored.serial
+
+    @property
     def components(self) -> tuple[Any, ...]:
         """The values that the replicas hold for this variable, one per replica."""
         return () if self.mirrored is None else tuple(getattr(self.mirrored, "values", (self.mirrored,)))
@@ -295,11 +300,12 @@ class View(StrategyVariable):
         name = variable.name.replace("/", "_").replace(":", "_")
         super().__init__(
             lambda *_args, **_kwargs: None,
-            shape=variable.shape,
+            shape=variable.component_shape,
             dtype=str(variable.dtype),
             trainable=variable.trainable,
             name=name,
         )
+        self.constraint = variable.constraint
 
     @property
     def announced(self) -> Any:

@@ -12,7 +12,7 @@ from mirrored._jax.arrays import owned
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
-from mirrored.tf._data.host_arrays import on_host
+from mirrored.tf._data.host_arrays import OnHostArrays, on_host
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 
 
@@ -47,9 +47,11 @@ def _end_error(called: str, *, found: str, rule: str, remedy: str) -> Any:
 class Dataset(dataset.Dataset):
     """A `mirrored.data.Dataset` whose elements are tensors (`tf.data.Dataset`).
 
-    `as_numpy_iterator` yields NumPy arrays.
+    `as_numpy_iterator` yields NumPy arrays. Functions, as of `map`, receive NumPy arrays with the methods `numpy`,
+    `get_shape` and `set_shape` of tensors.
     """
 
+    adapted: ClassVar[Callable[[Callable[..., Any]], Callable[..., Any]]] = OnHostArrays
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)
     end_error: ClassVar[Callable[..., EndOfDataError]] = staticmethod(_end_error)

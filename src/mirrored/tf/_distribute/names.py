@@ -24,6 +24,7 @@ from mirrored.strategies import (
     in_cross_replica_context,
 )
 from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
+from mirrored.tape.forward_accumulator import ForwardAccumulator
 from mirrored.tf._distribute import cross_device as _cross_device
 from mirrored.values.distributed_values import DistributedValues
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization, variable_creator_scope
@@ -99,6 +100,8 @@ NAMES: dict[str, Any] = {
     "config.experimental_run_functions_eagerly": run_functions_eagerly,
     "config.functions_run_eagerly": functions_run_eagerly,
     "config.run_functions_eagerly": run_functions_eagerly,
+    "autodiff.ForwardAccumulator": ForwardAccumulator,
+    "autodiff.GradientTape": GradientTape,
     "custom_gradient": custom_gradient,
     "distribute.DistributedValues": DistributedValues,
     "distribute.MirroredStrategy": MirroredStrategy,

@@ -17,6 +17,7 @@ from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_int, static_ints, static_tensor
 from mirrored.tf._table import Axes, Common, Int, Ints, hosted, op, register, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, constant, convert_to_tensor, is_tensor
+from mirrored.variables.storage import VariableStorage
 
 register(["constant"], hosted(constant))
 register(["convert_to_tensor"], hosted(convert_to_tensor))
@@ -89,7 +90,18 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
     elif dtype is None:
         given = [one.dtype for one, raw in zip(bounds, (first, last, delta), strict=True) if not isinstance(raw, int)]
         dtype = np.result_type(*given) if given else "int32"
-    return as_tensor(np.arange(*[one.item() for one in bounds]).astype(array_dtype(dtype)))
+    return as_tensor(_steps(bounds, array_dtype(dtype)))
+
+
+def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if dtype.kind in "iu":
+        return np.arange(*[one.item() for one in bounds]).astype(dtype)
+    # In float32 as in TensorFlow: 3 / float32(0.00375) is 800, in float64 it is more, and the range has 801 elements.
+    exact = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    start, stop, step = (one.astype(exact)[()] for one in bounds)
+    size = max(0, int(np.ceil((stop - start) / step)))
+    values: np.ndarray[Any, Any] = start + np.arange(size).astype(exact) * step
+    return values.astype(dtype)
 
 
 def _host(value: Operand) -> Any:
@@ -136,6 +148,8 @@ def rank(input: Operand) -> StaticTensor:
 
 
 def _shape_of(value: Operand) -> tuple[int, ...]:
+    if isinstance(value, VariableStorage):
+        return value.component_shape  # the shape of a variable may have unknown dimensions
     return tuple(value.shape) if hasattr(value, "shape") else tuple(as_tensor(value).shape)
 
 

@@ -1,7 +1,7 @@
-"""`tf.cond`, `tf.while_loop`, `tf.case`, `tf.map_fn`, `tf.scan` and similar functions.
+"""`tf.cond`, `tf.while_loop`, `tf.case` and similar functions.
 
 Eagerly, these run as Python: branches and iterations execute directly, with prints, variables and any shapes. While
-`tf.function` traces, they become `lax.cond`, `lax.while_loop` and `lax.scan`.
+`tf.function` traces, they become `lax.cond` and `lax.while_loop`.
 
 A traced loop supports gradients (in JAX: becomes a scan) if its number of iterations is known, either because its
 condition depends only on constants and counters, or because `maximum_iterations` is given.
@@ -14,13 +14,12 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
 from mirrored._typing import Operand, PyTree
-from mirrored.errors import MirroredError, TransformError
+from mirrored.errors import MirroredError
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
@@ -262,161 +261,6 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
             remedy="start with loop variables of the shape and dtype that the body returns (tf.cast), or run eagerly",
         ) from error
     return _refilled(loop_vars, flat)
-
-
-def _row(elems: PyTree, index: int) -> Any:
-    return pack_sequence_as(elems, [as_tensor(one)[index] for one in flatten(elems)])
-
-
-def _stacked(rows: Sequence[Any]) -> Any:
-    columns = zip(*(flatten(one) for one in rows), strict=True)
-    return pack_sequence_as(rows[0], [jnp.stack([as_tensor(one) for one in column]) for column in columns])
-
-
-def _length(elems: PyTree) -> int:
-    return int(as_tensor(flatten(elems)[0]).shape[0])
-
-
-def _all_tensors(structure: PyTree) -> Any:
-    return pack_sequence_as(structure, [as_tensor(one) for one in flatten(structure)])
-
-
-@op("map_fn")
-def map_fn(
-    fn: Callable[[Any], Any],
-    elems: PyTree,
-    dtype: object = None,
-    parallel_iterations: object = None,
-    back_prop: bool = True,
-    swap_memory: bool = False,
-    infer_shape: bool = True,
-    name: str | None = None,
-    fn_output_signature: object = None,
-) -> Any:
-    """Applies `fn` to each slice of tensors along the first axis, and stacks the results."""
-    del dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature
-    if executing_eagerly() and _length(elems):
-        return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
-    return lax.map(lambda row: _all_tensors(fn(row)), _all_tensors(elems))
-
-
-@op("vectorized_map", named=False)
-def vectorized_map(
-    fn: Callable[[Any], Any], elems: PyTree, fallback_to_while_loop: bool = True, warn: bool = True
-) -> Any:
-    """Applies `fn` to all slices of tensors along the first axis in parallel (`jax.vmap`).
-
-    If `fn` reads a variable outside `tf.function` and tapes, it runs row by row instead.
-    """
-    del warn
-    try:
-        return jax.vmap(lambda row: _all_tensors(fn(row)))(_all_tensors(elems))
-    except TransformError:
-        if not fallback_to_while_loop or not is_eager():
-            raise
-        return map_fn(fn, elems)
-
-
-def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer: PyTree, order: Sequence[int]) -> Any:
-    indices = list(order)
-    if initializer is None:
-        initializer = _row(elems, indices.pop(0))
-    if executing_eagerly():
-        total = initializer
-        for i in indices:
-            total = fn(total, _row(elems, i))
-        return _all_tensors(total)
-    taken = np.asarray(indices, np.int32)
-    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
-    final, _ = lax.scan(lambda total, row: (_all_tensors(fn(total, row)), None), _all_tensors(initializer), rows)
-    return final
-
-
-@op("foldl")
-def foldl(
-    fn: Callable[[Any, Any], Any],
-    elems: PyTree,
-    initializer: PyTree = None,
-    parallel_iterations: int = 10,
-    back_prop: bool = True,
-    swap_memory: bool = False,
-    name: str | None = None,
-) -> Any:
-    """Combines the slices of tensors along the first axis by a function of two arguments, from first to last.
-
-    Computes ``fn(...fn(fn(initializer, slice 0), slice 1)...)``; slice 0 is the default initializer.
-    """
-    del parallel_iterations, back_prop, swap_memory, name
-    return _fold("tf.foldl", fn, elems, initializer, range(_length(elems)))
-
-
-@op("foldr")
-def foldr(
-    fn: Callable[[Any, Any], Any],
-    elems: PyTree,
-    initializer: PyTree = None,
-    parallel_iterations: int = 10,
-    back_prop: bool = True,
-    swap_memory: bool = False,
-    name: str | None = None,
-) -> Any:
-    """Combines the slices of tensors along the first axis like `foldl`, but from last to first."""
-    del parallel_iterations, back_prop, swap_memory, name
-    return _fold("tf.foldr", fn, elems, initializer, range(_length(elems) - 1, -1, -1))
-
-
-@op("scan")
-def scan(
-    fn: Callable[[Any, Any], Any],
-    elems: PyTree,
-    initializer: PyTree = None,
-    parallel_iterations: int = 10,
-    back_prop: bool = True,
-    swap_memory: bool = False,
-    infer_shape: bool = True,
-    reverse: bool = False,
-    name: str | None = None,
-) -> Any:
-    """Combines slices of tensors like `foldl`, and returns all intermediate results, stacked.
-
-    With `reverse`, it combines them like `foldr`; the results are in the order of `elems`.
-    """
-    del parallel_iterations, back_prop, swap_memory, infer_shape, name
-    order = list(range(_length(elems)))
-    order = order[::-1] if reverse else order
-    results: list[Any] = []
-    total = initializer
-    if total is None:
-        total = _row(elems, order.pop(0))
-        results.append(_all_tensors(total))
-    if not executing_eagerly():
-        return _traced_scan(fn, elems, total, order, results, reverse)
-    for i in order:
-        total = fn(total, _row(elems, i))
-        results.append(total)
-    return _stacked(results[::-1] if reverse else results)
-
-
-def _traced_scan(
-    fn: Callable[[Any, Any], Any],
-    elems: PyTree,
-    start: PyTree,
-    order: Sequence[int],
-    first: Sequence[Any],
-    reverse: bool,
-) -> Any:
-    def once(total: PyTree, row: PyTree) -> tuple[Any, Any]:
-        new = _all_tensors(fn(total, row))
-        return new, new
-
-    taken = np.asarray(order, np.int32)
-    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
-    _, stacked = lax.scan(once, _all_tensors(start), rows)
-    if first:
-        leading = [one[None] for one in flatten(first[0])]
-        joined = [jnp.concatenate(pair) for pair in zip(leading, flatten(stacked), strict=True)]
-        stacked = pack_sequence_as(stacked, joined)
-    return pack_sequence_as(stacked, [one[::-1] for one in flatten(stacked)]) if reverse else stacked
 
 
 @op("recompute_grad", named=False)

@@ -35,6 +35,18 @@ def _initial_state(seed: int) -> np.ndarray[Any, Any]:
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, 0], np.uint32)
 
 
+def _state_of(key: SupportsInt, counter: Operand, method: str) -> np.ndarray[Any, Any]:
+    word, *others = (int(one) for one in np.ravel(counter)) if np.size(counter) else (0,)
+    if not -(2**63) <= int(key) < 2**64 or not 0 <= word < 2**32 or any(others):
+        raise InvalidArgumentError.of(
+            f"tf.random.Generator.{method}",
+            found=f"the key {int(key)} and the counter {[word, *others]}",
+            rule="the state holds a key of 64 bits and a counter of 32 bits",
+            remedy="pass a smaller counter, or tf.random.Generator.from_seed(seed), which takes any integer",
+        )
+    return np.array([int(key) >> 32 & 0xFFFFFFFF, int(key) & 0xFFFFFFFF, word], np.uint32)
+
+
 def key_of(words: jax.Array) -> jax.Array:
     """Creates a JAX random key from two 32-bit integers."""
     return jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")  # type: ignore[no-any-return]
@@ -120,15 +132,7 @@ class Generator:
         Raises:
             InvalidArgumentError: The key or the counter is larger.
         """
-        word, *others = (int(one) for one in np.ravel(counter)) if np.size(counter) else (0,)
-        if not -(2**63) <= int(key) < 2**64 or not 0 <= word < 2**32 or any(others):
-            raise InvalidArgumentError.of(
-                "tf.random.Generator.from_key_counter",
-                found=f"the key {int(key)} and the counter {[word, *others]}",
-                rule="the state holds a key of 64 bits and a counter of 32 bits",
-                remedy="pass a smaller counter, or tf.random.Generator.from_seed(seed), which takes any integer",
-            )
-        return cls(state=np.array([int(key) >> 32 & 0xFFFFFFFF, int(key) & 0xFFFFFFFF, word], np.uint32), alg=alg)
+        return cls(state=_state_of(key, counter, "from_key_counter"), alg=alg)
 
     @classmethod
     def from_non_deterministic_state(cls, alg: object = None) -> Self:
@@ -168,6 +172,14 @@ class Generator:
     def reset_from_seed(self, seed: int) -> None:
         """Replaces the generator's state by that of a new generator with the given seed."""
         self.reset(_initial_state(int(seed)))
+
+    def reset_from_key_counter(self, key: SupportsInt, counter: Operand) -> None:
+        """Replaces the generator's state by that of `from_key_counter`.
+
+        Raises:
+            InvalidArgumentError: The key or the counter is too large.
+        """
+        self.reset(_state_of(key, counter, "reset_from_key_counter"))
 
     def skip(self, delta: int) -> jax.Array:
         """Advances the generator as if `delta` draws had been made, and returns the new state."""
@@ -211,12 +223,15 @@ class Generator:
     def uniform(
         self,
         shape: StaticInts,
-        minval: Operand = 0,
-        maxval: Operand = None,
+        minval: Operand | None = 0,
+        maxval: Operand | None = None,
         dtype: DTypeLike = "float32",
         name: str | None = None,
     ) -> jax.Array:
-        """Returns random values from a uniform distribution over [minval, maxval)."""
+        """Returns random values from a uniform distribution over [minval, maxval).
+
+        Integers without bounds (None for both) cover all values of the dtype.
+        """
         return samplers.uniform(self.next_key(), shape, minval, maxval, dtype)
 
     def uniform_full_int(self, shape: StaticInts, dtype: DTypeLike = "uint32", name: str | None = None) -> jax.Array:

@@ -129,8 +129,6 @@ def stateless_uniform(
 
     Integers without bounds cover the whole range of the dtype.
     """
-    if minval is None and maxval is None:
-        return samplers.full_int(key_from_seed(seed), shape, dtype)
     return samplers.uniform(key_from_seed(seed), shape, minval, maxval, dtype)
 
 

@@ -41,18 +41,29 @@ def _scaled(unit: jax.Array, mean: Operand, stddev: Operand) -> jax.Array:
 
 
 def uniform(
-    key: jax.Array, shape: StaticInts, minval: Operand = 0, maxval: Operand | None = None, dtype: DTypeLike = "float32"
+    key: jax.Array,
+    shape: StaticInts,
+    minval: Operand | None = 0,
+    maxval: Operand | None = None,
+    dtype: DTypeLike = "float32",
 ) -> jax.Array:
     """Returns samples of a uniform distribution over [minval, maxval), drawn with a JAX key.
 
-    Integers require `maxval`.
+    Integers require both bounds, or None for both, which covers all values of the dtype.
     """
     wanted = array_dtype(dtype)
     size = _shape(shape, "uniform")
     if wanted.kind in "iu":
-        if maxval is None:
-            raise ValueError(f"Must specify maxval for integer dtype {wanted.name}")
+        if minval is None and maxval is None:
+            return full_int(key, shape, dtype)
+        if minval is None or maxval is None:
+            raise ValueError(
+                f"Must specify maxval for integer dtype {wanted.name}: minval and maxval must be both `None` or both "
+                f"non-`None`; got minval={minval} and maxval={maxval}"
+            )
         return jax.random.randint(key, size, as_tensor(minval), as_tensor(maxval), wanted)
+    if minval is None:
+        raise ValueError(f"minval must be a number for dtype {wanted.name}; got None")
     low = as_tensor(minval).astype(wanted)
     high = as_tensor(1.0 if maxval is None else maxval).astype(wanted)
     return low + (high - low) * jax.random.uniform(key, size, wanted)

@@ -37,8 +37,8 @@ class Generator(_Generator):
     def uniform(
         self,
         shape: StaticInts,
-        minval: Any = 0,
-        maxval: Any = None,
+        minval: Any | None = 0,
+        maxval: Any | None = None,
         dtype: DTypeLike = "float32",
         name: str | None = None,
     ) -> Tensor: ...

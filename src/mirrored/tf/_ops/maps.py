@@ -1,0 +1,216 @@
+"""`tf.map_fn`, `tf.vectorized_map`, `tf.foldl`, `tf.foldr` and `tf.scan`: functions over the rows of tensors.
+
+Eagerly, these run as Python. While `tf.function` traces, they become `lax.map` and `lax.scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mirrored._jax.traces import is_eager
+from mirrored._typing import PyTree
+from mirrored.errors import TransformError
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
+from mirrored.tf._ops.arrays import executing_eagerly
+from mirrored.tf._table import op
+from mirrored.tf._tensors import as_tensor, convert_to_tensor
+
+
+def _row(elems: PyTree, index: int) -> Any:
+    return pack_sequence_as(elems, [as_tensor(one)[index] for one in flatten(elems)])
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    columns = zip(*(flatten(one) for one in rows), strict=True)
+    return pack_sequence_as(rows[0], [jnp.stack([as_tensor(one) for one in column]) for column in columns])
+
+
+def _length(elems: PyTree) -> int:
+    return int(as_tensor(flatten(elems)[0]).shape[0])
+
+
+def _all_tensors(structure: PyTree) -> Any:
+    return pack_sequence_as(structure, [as_tensor(one) for one in flatten(structure)])
+
+
+@op("map_fn")
+def map_fn(
+    fn: Callable[[Any], Any],
+    elems: PyTree,
+    dtype: object = None,
+    parallel_iterations: object = None,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    name: str | None = None,
+    fn_output_signature: object = None,
+) -> Any:
+    """Applies `fn` to each slice of tensors along the first axis, and stacks the results.
+
+    Args:
+        fn: The function.
+        elems: Tensors, or a structure of them.
+        dtype: The older name of `fn_output_signature`.
+        parallel_iterations: Accepted and ignored.
+        back_prop: Accepted and ignored.
+        swap_memory: Accepted and ignored.
+        infer_shape: Accepted and ignored.
+        name: Accepted and ignored.
+        fn_output_signature: The dtypes (or specs) of the results, in their structure. Default: those of `elems`.
+
+    Raises:
+        ValueError, InvalidArgumentError: A result has another structure or dtype.
+    """
+    del parallel_iterations, back_prop, swap_memory, infer_shape, name
+    given = dtype if fn_output_signature is None else fn_output_signature
+    signature = _all_tensors(elems) if given is None else given
+    return _mapped(lambda row: _fitted(fn(row), signature), elems)
+
+
+def _mapped(fn: Callable[[Any], Any], elems: PyTree) -> Any:
+    if executing_eagerly() and _length(elems):
+        return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
+    return lax.map(lambda row: _all_tensors(fn(row)), _all_tensors(elems))
+
+
+def _fitted(result: PyTree, signature: PyTree) -> Any:
+    """Returns the result of a mapped function as tensors, after checking their structure and dtypes."""
+    assert_same_structure(signature, result)
+    wanted = [array_dtype(getattr(one, "dtype", one)) for one in flatten(signature)]
+    found = [convert_to_tensor(one, dtype_hint=dtype) for one, dtype in zip(flatten(result), wanted, strict=True)]
+    for one, dtype in zip(found, wanted, strict=True):
+        if one.dtype != dtype:
+            raise InvalidArgumentError.of(
+                "tf.map_fn",
+                found=f"fn returned a tensor of dtype {one.dtype} where {dtype} was expected",
+                rule="fn must return the dtypes of `elems`, or those of `fn_output_signature`",
+                remedy=f"pass fn_output_signature=tf.{one.dtype}, or cast the result",
+            )
+    return pack_sequence_as(signature, found)
+
+
+@op("vectorized_map", named=False)
+def vectorized_map(
+    fn: Callable[[Any], Any], elems: PyTree, fallback_to_while_loop: bool = True, warn: bool = True
+) -> Any:
+    """Applies `fn` to all slices of tensors along the first axis in parallel (`jax.vmap`).
+
+    If `fn` reads a variable outside `tf.function` and tapes, it runs row by row instead.
+    """
+    del warn
+    try:
+        return jax.vmap(lambda row: _all_tensors(fn(row)))(_all_tensors(elems))
+    except TransformError:
+        if not fallback_to_while_loop or not is_eager():
+            raise
+        return _mapped(fn, elems)
+
+
+def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer: PyTree, order: Sequence[int]) -> Any:
+    indices = list(order)
+    if initializer is None:
+        initializer = _row(elems, indices.pop(0))
+    if executing_eagerly():
+        total = initializer
+        for i in indices:
+            total = fn(total, _row(elems, i))
+        return _all_tensors(total)
+    taken = np.asarray(indices, np.int32)
+    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
+    final, _ = lax.scan(lambda total, row: (_all_tensors(fn(total, row)), None), _all_tensors(initializer), rows)
+    return final
+
+
+@op("foldl")
+def foldl(
+    fn: Callable[[Any, Any], Any],
+    elems: PyTree,
+    initializer: PyTree = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Combines the slices of tensors along the first axis by a function of two arguments, from first to last.
+
+    Computes ``fn(...fn(fn(initializer, slice 0), slice 1)...)``; slice 0 is the default initializer.
+    """
+    del parallel_iterations, back_prop, swap_memory, name
+    return _fold("tf.foldl", fn, elems, initializer, range(_length(elems)))
+
+
+@op("foldr")
+def foldr(
+    fn: Callable[[Any, Any], Any],
+    elems: PyTree,
+    initializer: PyTree = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Combines the slices of tensors along the first axis like `foldl`, but from last to first."""
+    del parallel_iterations, back_prop, swap_memory, name
+    return _fold("tf.foldr", fn, elems, initializer, range(_length(elems) - 1, -1, -1))
+
+
+@op("scan")
+def scan(
+    fn: Callable[[Any, Any], Any],
+    elems: PyTree,
+    initializer: PyTree = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    reverse: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Combines slices of tensors like `foldl`, and returns all intermediate results, stacked.
+
+    With `reverse`, it combines them like `foldr`; the results are in the order of `elems`.
+    """
+    del parallel_iterations, back_prop, swap_memory, infer_shape, name
+    order = list(range(_length(elems)))
+    order = order[::-1] if reverse else order
+    results: list[Any] = []
+    total = initializer
+    if total is None:
+        total = _row(elems, order.pop(0))
+        results.append(_all_tensors(total))
+    if not executing_eagerly():
+        return _traced_scan(fn, elems, total, order, results, reverse)
+    for i in order:
+        total = fn(total, _row(elems, i))
+        results.append(total)
+    return _stacked(results[::-1] if reverse else results)
+
+
+def _traced_scan(
+    fn: Callable[[Any, Any], Any],
+    elems: PyTree,
+    start: PyTree,
+    order: Sequence[int],
+    first: Sequence[Any],
+    reverse: bool,
+) -> Any:
+    def once(total: PyTree, row: PyTree) -> tuple[Any, Any]:
+        new = _all_tensors(fn(total, row))
+        return new, new
+
+    taken = np.asarray(order, np.int32)
+    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
+    _, stacked = lax.scan(once, _all_tensors(start), rows)
+    if first:
+        leading = [one[None] for one in flatten(first[0])]
+        joined = [jnp.concatenate(pair) for pair in zip(leading, flatten(stacked), strict=True)]
+        stacked = pack_sequence_as(stacked, joined)
+    return pack_sequence_as(stacked, [one[::-1] for one in flatten(stacked)]) if reverse else stacked
