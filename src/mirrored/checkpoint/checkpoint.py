@@ -302,7 +302,7 @@ class Checkpoint:
         """Restores like `restore`; with `strict`, also raises if a saved value has no match here, or the reverse."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
-        self._writer.wait()
+        settled(called, "wait for pending saves", self._writer.wait)  # another worker may write what this one restores
         check_same_files(called, Path(save_path).absolute())
         directory = actual(Path(save_path).absolute())
         manifest = read_manifest(directory)

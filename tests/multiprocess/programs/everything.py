@@ -137,6 +137,8 @@ strategy.run(lambda: (count.assign(7.0), own.assign(jnp.int32(9))))
 found["restored"] = manager.restore_latest()
 found["as before"] = before == [v.numpy().tolist(), count.numpy().tolist(), [int(one.numpy()) for one in own.values]]
 found["kept"] = sorted(os.path.basename(path) for path in manager.checkpoints)
+pending = checkpoint.write(folder / "pending", wait=False)
+checkpoint.restore(pending)
 found["own folder"] = os.path.basename(Checkpoint(v=v).write(folder / f"of-worker-{me}"))
 
 print("RESULT", json.dumps(found), flush=True)

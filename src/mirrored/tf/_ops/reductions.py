@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mirrored._typing import DTypeLike, Operand
@@ -45,10 +46,10 @@ def _min(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> ja
 
 def _initial(x: jax.Array, *, lowest: bool) -> dict[str, Any]:
     """Returns the value from which the reduction of an empty array starts, as keyword arguments."""
-    if x.size:
+    if 0 not in x.shape:
         return {}
     if x.dtype.kind in "iu":
-        limits = jnp.iinfo(x.dtype)  # type: ignore[no-untyped-call]
+        limits = np.iinfo(x.dtype)
         return {"initial": x.dtype.type(limits.min if lowest else limits.max)}
     return {"initial": not lowest if x.dtype.kind == "b" else -jnp.inf if lowest else jnp.inf}
 
