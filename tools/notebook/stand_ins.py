@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.machinery
+import importlib.util
 import io
 import os
 import re
@@ -73,9 +74,10 @@ def install(examples: int, *, text: str, framework: str = "mirrored.tf") -> None
     sys.modules["tensorflow_datasets"] = _tensorflow_datasets(examples, framework)
     if "keras" in text or "kaggle" in text:
         _keras(examples, "tensorflow" if framework == "tensorflow" else "jax")
-    if re.search(r"\bpandas\b", text):
+    # Without the package, the cell that imports it fails, and says so.
+    if re.search(r"\bpandas\b", text) and importlib.util.find_spec("pandas") is not None:
         _pandas(examples)
-    if re.search(r"^\s*import requests", text, re.MULTILINE):
+    if re.search(r"^\s*import requests", text, re.MULTILINE) and importlib.util.find_spec("requests") is not None:
         _requests()
 
 
