@@ -8,13 +8,12 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
-from absl.testing import absltest
 
+from mirrored import extras
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.tf._device_spec import DeviceSpec
 from mirrored.tf._dtypes import array_dtype
@@ -22,6 +21,13 @@ from mirrored.tf._errors import InvalidArgumentError, OpError
 from mirrored.tf._nest import map_structure
 from mirrored.tf._tensors import as_tensor, is_tensor
 from mirrored.values.distributed_values import PerReplica
+
+if TYPE_CHECKING:
+    from absl import flags
+    from absl.testing import absltest
+else:
+    absltest = extras.load("absl.testing.absltest", called="tf.test", extra="test-case", package="absl-py")
+    flags = extras.load("absl.flags", called="tf.test", extra="test-case", package="absl-py")
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
