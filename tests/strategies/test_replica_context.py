@@ -391,5 +391,5 @@ def test_all_reduce_of_structures_that_differ(two):
         first = mr.get_replica_context().replica_id_in_sync_group == 0
         return mr.get_replica_context().all_reduce("SUM", [jnp.ones(2)] * (2 if first else 3))
 
-    with pytest.raises(StructureError, match="2, 3 leaves"):
+    with pytest.raises(StructureError, match=r"\(\[\*, \*\]\), and replica 1 with the structure PyTreeDef\(\[\*, \*, "):
         two.run(replica_step)

@@ -265,6 +265,7 @@ def _check_same_merge(called: str, merge: Merge, other: Merge, index: int) -> No
 
     Raises:
         MergeError: The operation, an argument that must be equal, or the number of recording tapes differs.
+        StructureError: The structure of the values differs.
     """
     if other.name != merge.name:
         raise MergeError(
@@ -275,7 +276,7 @@ def _check_same_merge(called: str, merge: Merge, other: Merge, index: int) -> No
         )
     for mine, theirs in zip(merge.given, other.given, strict=True):
         if mine.differs_from(theirs):
-            raise MergeError(
+            raise mine.error(
                 merge.name,
                 found=f"replica 0 called it with {mine}, and replica {index} with {theirs}",
                 rule="every replica must make the same collective and merge_call calls, with the same reduction, axis, "

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mirrored._jax.traces import current_trace, recording_parent
-from mirrored.errors import MergeError
+from mirrored.errors import MergeError, MirroredError
 from mirrored.runtime.ambient import ambient
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ class Given(NamedTuple):
         key: The argument, or what identifies it (`code_of`).
         label: What it is, in messages: ``"axis"``.
         shown: The argument in messages. It is formatted only when a message is needed.
+        error: The class of the error that is raised if another replica has passed another argument.
     """
 
     key: Any
     label: str
     shown: object
+    error: type[MirroredError] = MergeError
 
     def __str__(self) -> str:
         return f"{self.label} {self.shown}"

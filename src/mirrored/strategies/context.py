@@ -178,7 +178,7 @@ class ReplicaContext:
             "ReplicaContext.all_gather",
             run,
             lambda local, parts: nested_gather(parts, axis, local, replicas),
-            given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef)),
+            given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef, StructureError)),
         )
         return structures.unflatten(treedef, run_merge(merge, arrays))
 
@@ -234,7 +234,8 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.P
 
     replicas = runner.device_assignment.num_replicas
     reduction = op.fn if isinstance(op, CallableReduction) else op
-    given = (Given((op.name, code_of(reduction)), "reduce_op", op.name), Given(treedef, "the structure", treedef))
+    structure = Given(treedef, "the structure", treedef, StructureError)
+    given = (Given((op.name, code_of(reduction)), "reduce_op", op.name), structure)
     return Merge("ReplicaContext.all_reduce", run, nested, given=given)
 
 
