@@ -208,6 +208,7 @@ class Attributes(keras.Model):
     def __init__(self, value):
         super().__init__()
         self.a, self.b = mr.Variable(value), mr.Variable(2 * value)
+        self.w = mr.Variable(5 * value, name="w")
         self._hidden = self.add_weight(shape=(), initializer="zeros")
         self._hidden.assign(3 * value)
         self.items = [mr.Variable(4 * value)]
@@ -215,7 +216,7 @@ class Attributes(keras.Model):
         self.inner.build((None, 2))
 
     def values(self):
-        return [float(one) for one in (self.a, self.b, self._hidden, self.items[0])]
+        return [float(one) for one in (self.a, self.b, self._hidden, self.items[0], self.w)]
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -226,13 +227,13 @@ def test_variables_without_names_go_by_attributes(tmp_path, others, as_root):
 
     path = checkpoint(Attributes(1.0)).save(tmp_path / "c")
     names = {name.removeprefix("model/") for name in CheckpointReader(path).names}
-    assert {"a", "b", "_hidden", "items/0", "inner/kernel"} <= names
+    assert {"a", "b", "w", "_hidden", "items/0", "inner/kernel"} <= names
     assert not [name for name in names if "ariable" in name]
     # The number of variables that the program has created must not matter: Keras counts them in generated names.
     kept = [mr.Variable(0.0) for _ in range(others)]
     model = Attributes(-1.0)
     checkpoint(model).restore(path).assert_consumed()
-    assert model.values() == [1.0, 2.0, 3.0, 4.0]
+    assert model.values() == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert len(kept) == others
 
 

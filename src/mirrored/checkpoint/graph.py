@@ -119,12 +119,12 @@ class _Walk:
         leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
         if leaf is None:
             return False
-        if isinstance(leaf, VariableLeaf) and leaf.variable is not part.value:  # a Keras variable over one of mirrored
-            known = self._names.get(id(leaf.variable), part.name)
+        known = self._names.get(id(leaf.variable)) if isinstance(leaf, VariableLeaf) else None
+        if known is not None and leaf.owner != id(part.value):  # a Keras variable over one that has a name already
             self._names[id(part.value)] = known
             if known != part.name:
                 self.graph.aliases[part.name] = known
-                return True
+            return True
         self._add(part.name, leaf)
         if isinstance(leaf, (VariableLeaf, KerasLeaf)):
             self.graph.variables[part.name] = part.value
