@@ -242,6 +242,17 @@ def _smallest(stacked: jax.Array) -> jax.Array:
     return jnp.min(stacked, axis=0)
 
 
+class Scaled(mr.ReduceOp):
+    """A custom reduction with state, and without an equality of its own."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def __call__(self, per_replica: jax.Array) -> jax.Array:
+        return self.scale * jnp.sum(per_replica, axis=0)
+
+
 DIFFERENT: dict[str, tuple[Any, str]] = {
     "reduction": (
         lambda context, _: context.all_reduce(_chosen("SUM", "MEAN"), jnp.ones(2)),
@@ -250,6 +261,10 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
     "custom reduction": (
         lambda context, _: context.all_reduce(_chosen(_largest, _smallest), jnp.ones(2)),
         "reduce_op _largest, and replica 1 with reduce_op _smallest",
+    ),
+    "state of a custom reduction": (
+        lambda context, _: context.all_reduce(Scaled(_chosen(1.0, 2.0)), jnp.ones(2)),
+        "reduce_op Scaled, and replica 1 with reduce_op Scaled",
     ),
     "structure": (
         lambda context, _: context.all_reduce("SUM", {_chosen("a", "b"): jnp.ones(2)}),
@@ -294,14 +309,6 @@ def test_replicas_whose_collectives_differ_are_refused(way: Any, case: str) -> N
 
 @pytest.mark.ways(modes=("eager", "folded"), replicas=(2,))
 def test_functions_and_reductions_that_every_replica_makes_anew_are_the_same(way: Any) -> None:
-    class Scaled(mr.ReduceOp):
-        def __init__(self, scale: float) -> None:
-            super().__init__()
-            self.scale = scale
-
-        def __call__(self, per_replica: jax.Array) -> jax.Array:
-            return self.scale * jnp.sum(per_replica, axis=0)
-
     def replica() -> Any:
         context = mr.get_replica_context()
         local = context.local_index
@@ -309,7 +316,13 @@ def test_functions_and_reductions_that_every_replica_makes_anew_are_the_same(way
             lambda strategy, x: strategy.reduce("SUM", x, axis=None) + 0 * local, args=(jnp.ones(()),)
         )
         largest = context.all_reduce(lambda stacked: jnp.max(stacked, axis=0), jnp.float32(local))
-        return merged, largest, context.all_reduce(Scaled(2.0), jnp.float32(local))
+
+        class Smallest(mr.ReduceOp):
+            def __call__(self, per_replica: jax.Array) -> jax.Array:
+                return jnp.min(per_replica, axis=0)
+
+        smallest = context.all_reduce(Smallest(), jnp.float32(local))
+        return merged, largest, smallest, context.all_reduce(Scaled(2.0), jnp.float32(local))
 
     results = way.compile(lambda: way.strategy.run(replica))()
-    assert [float(way.strategy.experimental_local_results(one)[0]) for one in results] == [2.0, 1.0, 2.0]
+    assert [float(way.strategy.experimental_local_results(one)[0]) for one in results] == [2.0, 1.0, 0.0, 2.0]

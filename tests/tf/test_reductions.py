@@ -63,3 +63,23 @@ def test_the_gradient_of_an_extreme_of_no_elements_is_empty(reduce: Callable[...
 def test_the_position_of_an_extreme_of_no_elements_is_refused(find: Callable[..., Any]) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError):
         find(tf.zeros([0]), 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        ("uint8", [200, 100], 150),
+        ("int8", [100, 100, 120], 106),
+        ("int16", [30000, 30000], 30000),
+        ("int32", [2**31 - 1, 2**31 - 1, 2**31 - 4], 2**31 - 2),
+        ("int32", [-1, -2], -1),  # rounded towards zero
+        ("int32", [-3, -3], -3),
+        ("uint32", [2**32 - 1, 2**32 - 3], 2**32 - 2),
+    ],
+)
+def test_the_mean_of_integers_whose_sum_exceeds_the_dtype(dtype, values, expected):
+    tensor = tf.constant(np.array(values, dtype))
+    for mean in (tf.reduce_mean, tf.function(tf.reduce_mean)):
+        result = mean(tensor)
+        assert (int(result), result.dtype) == (expected, np.dtype(dtype))
+    assert tf.reduce_mean(tensor[None], axis=1, keepdims=True).shape == (1, 1)

@@ -89,3 +89,7 @@ def test_what_is_refused(transform, arguments, kind, says):
     assert caught.value.called == f"tf.signal.{transform.__name__}"
     assert caught.value.remedy
     assert (kind is TypeError) == isinstance(caught.value, ArgumentTypeError)
+
+
+def test_stft_without_a_window():
+    np.testing.assert_allclose(tf.signal.stft(tf.ones([4]), 4, 2, window_fn=None), [[4, 0, 0]], atol=1e-6)

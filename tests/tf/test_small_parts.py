@@ -192,3 +192,14 @@ def test_a_range_of_floats_is_computed_in_its_dtype(bounds: tuple[float, ...], c
     for given in (bounds, (*bounds[:2], tf.constant(bounds[2]))):
         found = tf.range(*given).numpy()
         assert (len(found), found[-1]) == (count, np.float32(last))  # recorded on TensorFlow
+
+
+def test_truncatediv_of_floats_truncates():
+    np.testing.assert_array_equal(tf.truncatediv(tf.constant([5.0, -7.0]), tf.constant([3.0, 2.0])), [1.0, -3.0])
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_lstsq_with_fewer_rows_than_columns_has_the_smallest_norm(fast):
+    matrix, rhs = tf.constant([[1.0, 2.0, 3.0], [0.0, 1.0, 1.0]]), tf.constant([[1.0], [2.0]])
+    result = tf.linalg.lstsq(matrix, rhs, fast=fast)
+    np.testing.assert_allclose(result[:, 0], [-8 / 3, 7 / 3, -1 / 3], rtol=1e-4)

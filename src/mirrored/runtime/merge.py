@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -56,9 +57,9 @@ def same_object(one: object, described: str) -> Given:
 
 
 def code_of(function: object) -> object:
-    """Returns a key that is equal for functions with the same code.
+    """Returns a key that is equal for functions with the same code, and for callable objects with equal attributes.
 
-    Every replica executes the ``def`` or ``lambda`` of an inner function anew, so the function objects differ.
+    Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the objects differ.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -67,8 +68,13 @@ def code_of(function: object) -> object:
     code: object = getattr(function, "__code__", None)
     if code is not None:
         return code
-    has_equality = type(function).__eq__ is not object.__eq__
-    return function if has_equality else (type(function), getattr(function, "__name__", None))
+    kind = type(function)
+    attributes = {name: _key_of(value) for name, value in getattr(function, "__dict__", {}).items()}
+    return kind.__module__, kind.__qualname__, getattr(function, "__name__", None), attributes
+
+
+def _key_of(value: object) -> object:
+    return code_of(value) if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) else value
 
 
 @dataclasses.dataclass(frozen=True)

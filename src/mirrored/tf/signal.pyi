@@ -125,7 +125,7 @@ def stft(
     frame_length: SupportsIndex,
     frame_step: SupportsIndex,
     fft_length: SupportsIndex | None = None,
-    window_fn: Callable[..., Array] | None = None,
+    window_fn: Callable[..., Array] | None = ...,
     pad_end: bool = False,
     name: str | None = None,
 ) -> Tensor: ...

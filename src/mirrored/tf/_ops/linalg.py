@@ -221,8 +221,11 @@ def lstsq(matrix: Common, rhs: Common, l2_regularizer: float = 0.0, fast: bool =
     """
     if not fast and not l2_regularizer:
         return jnp.linalg.lstsq(matrix, rhs)[0]
-    adjoint = _adjoint(matrix)
-    gram = adjoint @ matrix + l2_regularizer * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+    adjoint, (rows, columns) = _adjoint(matrix), matrix.shape[-2:]
+    if rows < columns:  # the solution of the smallest norm
+        gram = matrix @ adjoint + l2_regularizer * jnp.eye(rows, dtype=matrix.dtype)
+        return adjoint @ jnp.linalg.solve(gram, rhs)  # type: ignore[no-any-return]
+    gram = adjoint @ matrix + l2_regularizer * jnp.eye(columns, dtype=matrix.dtype)
     return jnp.linalg.solve(gram, adjoint @ rhs)  # type: ignore[no-any-return]
 
 

@@ -161,8 +161,9 @@ def squared_difference(x: Common, y: Common) -> jax.Array:
 
 @op("truncatediv")
 def truncatediv(x: Common, y: Common) -> jax.Array:
-    """Divides integers elementwise, and rounds the result towards zero."""
-    return lax.div(*jnp.broadcast_arrays(x, y))
+    """Divides elementwise, and rounds the result towards zero."""
+    quotient = lax.div(*jnp.broadcast_arrays(x, y))
+    return quotient if quotient.dtype.kind in "iu" else jnp.trunc(quotient)
 
 
 @op("math.erfcinv")

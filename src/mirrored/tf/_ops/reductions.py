@@ -30,8 +30,14 @@ def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> j
     """Computes the mean; integers stay integers and round towards zero, as in TensorFlow."""
     if x.dtype.kind not in "iu":
         return jnp.mean(x, axis=axis, keepdims=keepdims)
-    total = jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
-    return lax.div(total, jnp.full_like(total, max(x.size // max(total.size, 1), 1)))
+    # The sum can exceed the dtype. So quotients and remainders by the count are summed apart, in 32 bits or more.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.uint32 if x.dtype.kind == "u" else jnp.int32))
+    add = functools.partial(jnp.sum, axis=axis, keepdims=keepdims, dtype=wide.dtype)
+    count = max(x.size // max(jax.eval_shape(add, wide).size, 1), 1)
+    divisor = jnp.asarray(count, wide.dtype)
+    rest = add(wide % divisor)
+    mean = add(wide // divisor) + rest // divisor  # rounded down
+    return jnp.where((mean < 0) & (rest % divisor != 0), mean + 1, mean).astype(x.dtype)
 
 
 def _max(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:

@@ -214,11 +214,11 @@ def stft(
     frame_length: Int,
     frame_step: Int,
     fft_length: Int | None = None,
-    window_fn: Callable[..., jax.Array] | None = None,
+    window_fn: Callable[..., jax.Array] | None = hann_window,
     pad_end: bool = False,
 ) -> jax.Array:
-    """Computes the short-time Fourier transform of signals, with a Hann window by default."""
+    """Computes the short-time Fourier transform of signals, with a Hann window by default; None means no window."""
     # Not `jax.scipy.signal.stft`, which scales the result, and pads other frames.
     framed = frame(signals, frame_length, frame_step, pad_end=pad_end)
-    window = hann_window(frame_length) if window_fn is None else window_fn(frame_length, dtype=framed.dtype)
+    window = 1 if window_fn is None else window_fn(frame_length, dtype=framed.dtype)
     return jnp.fft.rfft(framed * window, n=fft_length or 1 << (frame_length - 1).bit_length())
