@@ -76,6 +76,18 @@ def swap(token: Hashable) -> Hashable:
 put: Callable[[Hashable], None] = _holder.set_local
 
 
+def tokens() -> tuple[Hashable, Hashable]:
+    """Returns the tokens of this thread, of tapes and traces and of replicas, for `restore_tokens`."""
+    return _holder.value, _replica_holder.value
+
+
+def restore_tokens(saved: tuple[Hashable, Hashable]) -> None:
+    """Sets the tokens of this thread back after an exception; not that of a trace, which may have renewed it."""
+    if not isinstance(saved[0], tuple):
+        put(saved[0])
+    _replica_holder.set_local(saved[1])
+
+
 @contextmanager
 def using(token: Hashable) -> Iterator[None]:
     """Adds `token` to the keys of JAX's tracing caches in this thread during a ``with`` block."""

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mirrored._jax import caches
 from mirrored._jax.source_lines import boundary
 from mirrored._jax.traces import restore_trace_context, trace_context
 from mirrored.runtime.ambient import thread
@@ -14,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def restoring(function: F) -> F:
-    """Wraps a function so that an exception leaves this thread's context and JAX's current trace as before the call.
+    """Wraps a function so that an exception leaves this thread's context, JAX's trace and tokens as before the call.
 
     Blocks inside the function restore them, too. But an exception that interrupts the beginning or the end of such a
     block, such as Ctrl-C, can prevent that, in JAX's own blocks as well.
@@ -22,12 +23,13 @@ def restoring(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        context, trace = thread.current, trace_context()
+        context, trace, tokens = thread.current, trace_context(), caches.tokens()
         try:
             return function(*args, **kwargs)
         except BaseException:
             thread.current = context
             restore_trace_context(trace)
+            caches.restore_tokens(tokens)
             raise
 
     return call  # type: ignore[return-value]
