@@ -10,6 +10,12 @@ from jax._src import util as _util
 from mirrored._jax import caches
 
 
+@pytest.fixture(autouse=True)
+def outside_of_tapes():
+    with caches.using(None):
+        yield
+
+
 @pytest.fixture
 def counted():
     traces = []
