@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored._jax.dispatch import Dispatch, DispatchJob
+from mirrored._jax.dispatch import CacheMisses, DispatchJob
 from mirrored.compilation import dispatch
 from mirrored.compilation.dispatch import DonatingStep
 from mirrored.variables import state_lock
@@ -234,9 +234,11 @@ def test_a_step_that_was_cut_short_is_finished_by_the_next_access(monkeypatch):
     def fail(self, error):  # a second interrupt hits the handler of the first
         raise error
 
-    real = Dispatch._miss
+    real = CacheMisses.__call__
     monkeypatch.setattr(DonatingStep, "fail", fail)
-    monkeypatch.setattr(Dispatch, "_miss", lambda self, *args, **kwargs: _lose_the_result(real(self, *args, **kwargs)))
+    monkeypatch.setattr(
+        CacheMisses, "__call__", lambda self, *args, **kwargs: _lose_the_result(real(self, *args, **kwargs))
+    )
     with pytest.raises(Interrupt):
         step()
     assert state_lock.state.step is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -10,13 +11,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 
 from mirrored._jax.private import compiler as _compiler
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import distributed as _distributed
+from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import util as _util
 
 # Tokens in the keys of JAX's tracing caches: the trace of a jitted helper under one tape, trace or replica is not
@@ -49,6 +51,8 @@ from mirrored._jax.private import util as _util
 # block).
 #
 # A tuple token `(_TRACE, n)` marks the trace of a compiled function; the other tokens are strings or None.
+
+T = TypeVar("T")
 
 RUN = "mirrored.run"
 _TRACE = "mirrored.trace"
@@ -144,11 +148,13 @@ class _Sharing:
     Attributes:
         apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
         tokens: All tokens of the trace. No other trace uses them.
+        objects: What other modules cache for this trace alone (`for_this_trace`).
     """
 
     def __init__(self) -> None:
         self.apart = False
         self.tokens: set[Hashable] = set()
+        self.objects: dict[object, Any] = {}
 
     def new_token(self) -> Hashable:
         """Returns a token that no other trace has used or will use."""
@@ -174,6 +180,23 @@ def fresh() -> Iterator[None]:
         # Otherwise JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per
         # model.
         forget_tokens(sharing.tokens)
+
+
+def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
+    """Returns the object that `make` creates once per `fresh()` block, or None outside of such a block.
+
+    It holds what is cached by a jaxpr or a token of the block: no later trace would find it again, and a cache of the
+    process would keep the jaxprs alive.
+
+    Args:
+        key: Identifies the object within the block.
+        make: Creates it. A replica's thread shares the object of the thread that started the run.
+    """
+    sharing = _sharing.get()
+    if sharing is None:
+        return None
+    found: T | None = sharing.objects.get(key)
+    return sharing.objects.setdefault(key, make()) if found is None else found
 
 
 def renew() -> None:
@@ -278,6 +301,7 @@ def tell_replicas_apart(own: Hashable) -> None:
 # Supports JAX 0.10 to 0.12: functions of `jax._src` that are tracing hold the traced function in a local variable such
 # as `fun`, `f` or `fun_`.
 
+_SHAPE_CACHES = ("canonicalize_sharding", "current_jaxpr_eqn_context", "_broadcast_shapes_cached")
 _NAMES = ("fun", "f", "fun_", "f_", "body_fun", "cond_fun", "branches", "true_fun", "false_fun")
 
 
@@ -315,12 +339,23 @@ def forget_tokens(tokens: Set[Hashable]) -> None:
     """Evicts from JAX's tracing caches the traces whose cache keys contain one of `tokens`.
 
     A JAX cache cannot evict a single trace, only all traces of a function; those under other tokens are made again when
-    they are needed.
+    they are needed. The caches of shapes and shardings evict nothing singly. They are emptied, because every trace adds
+    about 200 entries that no other trace finds, and fills them again in less than a millisecond.
     """
+    for cache in _shape_caches():
+        cache.cache_clear()
     for cache in list(_util._caches):
         if hasattr(cache, "evict_weakref"):
             for function in {id(one): one for one in _functions_under(cache.cache_keys(), tokens)}.values():
                 cache.evict_weakref(function)
+
+
+@functools.cache
+def _shape_caches() -> tuple[Any, ...]:
+    """Returns JAX's caches of small results that depend only on shapes, dtypes and shardings."""
+    wrapped = [(one, getattr(one, "__wrapped__", one)) for one in list(_util._caches)]
+    named = [one for one, function in wrapped if getattr(function, "__name__", None) in _SHAPE_CACHES]
+    return (*named, _partial_eval._cached_abstract_eval)
 
 
 def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any]:

@@ -116,28 +116,48 @@ class Dispatch:
 
     Args:
         jitted: The result of `jax.jit`, for a function that returns a list.
-        compiling: Returns the context manager in which the function is traced and compiled.
+        handler: Creates the handler of cache misses from the jitted function's own.
 
     Attributes:
-        job: The latest cache miss. The caller sets it to None before a call, to find out whether that call has one.
         function: The jitted function to call.
     """
 
-    def __init__(self, jitted: Any, compiling: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self.job: DispatchJob | None = None
-        self._compiling = compiling
+    def __init__(self, jitted: Any, handler: Callable[[Callable[..., Any]], CacheMisses] | None = None) -> None:
         state = dict(jitted.__getstate__())
-        self._missed = state["cache_miss"]
-        state["cache_miss"] = self._miss
+        self._misses = state["cache_miss"] = (handler or CacheMisses)(state["cache_miss"])
         kind: Any = type(jitted)  # a C++ class without a public name
         self.function: Any = kind.__new__(kind)
         self.function.__setstate__(state)
+
+    @property
+    def job(self) -> DispatchJob | None:
+        """The latest cache miss. The caller sets it to None before a call, to find out whether that call has one."""
+        return self._misses.job
+
+    @job.setter
+    def job(self, job: DispatchJob | None) -> None:
+        self._misses.job = job
 
     def forget(self) -> None:
         """Clears the jitted function's fast-path cache, because JAX leaves the fast path disabled after an error."""
         self.function._clear_cache()
 
-    def _miss(self, *args: Any, **kwargs: Any) -> Any:
+
+class CacheMisses:
+    """Handles the cache misses of a `Dispatch`.
+
+    The jitted function holds it. It is an object of its own, without a reference to the `Dispatch`, so that a compiled
+    program and its variables are freed with their last user; a reference cycle would wait for Python's collector.
+    """
+
+    def __init__(
+        self, missed: Callable[..., Any], compiling: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        self.job: DispatchJob | None = None
+        self.compiling = compiling
+        self._missed = missed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         job = self.job = DispatchJob(self._compiled, args, kwargs)
         job.run()
         if job.error is not None:
@@ -145,7 +165,7 @@ class Dispatch:
         return job.result
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
-        with self._compiling():
+        with self.compiling():
             return self._missed(*args, **kwargs)
 
 
@@ -288,7 +308,7 @@ def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
     """Wraps a jitted function as a `Dispatch`, so that an interrupt during compilation loses no results."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
-        return Dispatch(jitted.jitted, _partitioned_unmerged)
+        return Dispatch(jitted.jitted, lambda missed: CacheMisses(missed, _partitioned_unmerged))
     return Dispatch(jitted)
 
 

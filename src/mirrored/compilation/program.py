@@ -57,6 +57,48 @@ class _Result(Bookkeeping):
     static: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Scan:
+    """Several steps of one call as a scan over their batches.
+
+    Attributes:
+        step: Computes a step from the variables' values, other captured arrays, and the arrays of a batch.
+        steps: The number of steps.
+        carry: The places of the assigned variables among the variables' values.
+        results: The results of a step that are arrays.
+        under_tape: See `Program`.
+    """
+
+    step: Callable[..., list[Any]]
+    steps: int
+    carry: Sequence[int]
+    results: Sequence[_Result]
+    under_tape: bool
+
+    def __call__(self, state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """Traces the steps; returns the variables' last values, followed by the results of all steps.
+
+        Results have a leading dimension of steps; for per-replica results, it follows the dimension of replicas.
+        """
+        count = len(inputs) // self.steps
+        per_step = [jnp.stack(inputs[i::count]) for i in range(count)]
+
+        def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            now = list(state)
+            for place, value in zip(self.carry, carried, strict=True):
+                of_variable = self.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
+                now[place] = read_again(value, state[place]) if of_variable else value
+            outs = self.step(now, outer, xs)
+            return outs[: len(self.carry)], outs[len(self.carry) :]
+
+        last, results = jax.lax.scan(body, [state[place] for place in self.carry], per_step, length=self.steps)
+        moved = [
+            jnp.moveaxis(value, 0, 1) if result.is_per_replica else value
+            for value, result in zip(results, self.results, strict=True)
+        ]
+        return [*last, *moved]
+
+
 class Program:
     """The compiled program of a function for one argument signature, with variables as operands and results.
 
@@ -142,8 +184,7 @@ class Program:
         staged, assigned = self._in_order_of_reading(staged, read)
         assigned_ids = {id(variable) for variable in assigned}
         self.variables = tuple({id(variable): variable for variable in (*read, *assigned)}.values())
-        # A scan carries every assigned variable. A single step does not need the old value of a variable that it only
-        # assigns.
+        # A scan carries every assigned variable. A single step needs no old value of one that it only assigns.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
         self._synchronous = has_callbacks(staged.jaxpr)
         # A callback may fail in the middle of the program, and may read variables. Their buffers must survive, so a
@@ -167,14 +208,16 @@ class Program:
             ]
             return staged(constants, inputs)
 
+        scan = None
+        if self._steps is not None:
+            arrays = [result for result in self._results if result.is_array]
+            scan = _Scan(step, self._steps, [places[id(v)] for v in assigned], arrays, self._store.under_tape)
+
+        # It refers to no `Program`: in a reference cycle the variables would wait for Python's collector.
         def program(*operands: Any) -> list[Any]:
             state, rest = list(operands[:num_state]), operands[num_state:]
             outer, inputs = rest[:num_outer], rest[num_outer:]
-            if self._steps is None:
-                outs = step(state, outer, inputs)
-            else:
-                carry = [places[id(variable)] for variable in assigned]
-                outs = self._scanned(step, carry, state, outer, inputs)
+            outs = step(state, outer, inputs) if scan is None else scan(state, outer, inputs)
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
         _check_devices(self._name, self._store, (*assigned, *read))
@@ -203,38 +246,6 @@ class Program:
         order = sorted(range(len(assigned)), key=lambda i: when.get(id(assigned[i]), len(read)))
         results = range(len(assigned), len(staged.jaxpr.outvars))
         return staged.giving([*order, *results]), [assigned[i] for i in order]
-
-    def _scanned(
-        self,
-        step: Callable[..., list[Any]],
-        carry: Sequence[int],
-        state: Sequence[Any],
-        outer: Sequence[Any],
-        inputs: Sequence[Any],
-    ) -> list[Any]:
-        """Traces all steps of one call as a scan over the batches.
-
-        Results have a leading dimension of steps; for per-replica results, it follows the dimension of replicas.
-        """
-        assert self._steps is not None
-        count = len(inputs) // self._steps
-        per_step = [jnp.stack(inputs[i::count]) for i in range(count)]
-
-        def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            now = list(state)
-            for place, value in zip(carry, carried, strict=True):
-                of_variable = self._store.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
-                now[place] = read_again(value, state[place]) if of_variable else value
-            outs = step(now, outer, xs)
-            return outs[: len(carry)], outs[len(carry) :]
-
-        last, results = jax.lax.scan(body, [state[place] for place in carry], per_step, length=self._steps)
-        arrays = [result for result in self._results if result.is_array]
-        moved = [
-            jnp.moveaxis(value, 0, 1) if result.is_per_replica else value
-            for value, result in zip(results, arrays, strict=True)
-        ]
-        return [*last, *moved]
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """Lowers the program for the given arrays with JAX, to inspect its HLO."""

@@ -102,7 +102,7 @@ class Optimizer:
         self._iterations: Variable | None = None
         self._slots = Slots(rule, name)
         self._warned: set[tuple[str, ...]] = set()
-        self._compute = _compiled(rule)
+        self._compute = _CompiledRule(rule)
 
     # State
 
@@ -393,10 +393,19 @@ def _descending(gradients: Sequence[Any]) -> list[Any]:
     return [jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient for gradient in gradients]
 
 
-def _compiled(rule: UpdateRule) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
-    """Returns an update rule as one jitted function, cached by plan. Another trace inlines its equations."""
+class _CompiledRule:
+    """An update rule as jitted functions, one per plan. Another trace inlines their equations.
 
-    def optimizer_update(
+    A plan is not a static argument of one function: JAX keeps static arguments in caches of the process, which would
+    hold the plans of models that are gone.
+    """
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self._rule = rule
+        self._of_plan: dict[UpdatePlan, Callable[..., tuple[list[jax.Array], list[jax.Array]]]] = {}
+
+    def __call__(
+        self,
         plan: UpdatePlan,
         rate: jax.Array | None,
         gradients: list[jax.Array],
@@ -404,6 +413,22 @@ def _compiled(rule: UpdateRule) -> Callable[..., tuple[list[jax.Array], list[jax
         slots: list[jax.Array],
         extra: dict[str, Any],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        return rule(plan, rate, gradients, parameters, slots, extra)
+        """Computes the update: returns the new parameters and slots."""
+        compiled = self._of_plan.get(plan)
+        if compiled is None:
+            compiled = self._of_plan.setdefault(plan, self._compile(plan))
+        return compiled(rate, gradients, parameters, slots, extra)
 
-    return jax.jit(optimizer_update, static_argnums=0, inline=True)
+    def _compile(self, plan: UpdatePlan) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
+        rule = self._rule
+
+        def optimizer_update(
+            rate: jax.Array | None,
+            gradients: list[jax.Array],
+            parameters: list[jax.Array],
+            slots: list[jax.Array],
+            extra: dict[str, Any],
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
+            return rule(plan, rate, gradients, parameters, slots, extra)
+
+        return jax.jit(optimizer_update, inline=True)

@@ -231,7 +231,7 @@ def with_rate(factory: Callable[..., optax.GradientTransformation]) -> Transform
 #
 # Slots belong to variables, which a copy does not have. So an optimizer with state cannot be copied.
 
-# Immutable. Sharing `_compute`, a jitted function, lets copies also share its compilation cache.
+# Sharing `_compute`, the jitted functions of the rule, lets copies also share their compilation caches.
 _SHARED: Final = ("_rule", "_compute")
 
 

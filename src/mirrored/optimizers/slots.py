@@ -379,9 +379,15 @@ class Slots:
             return self._rule.initial_state(stored, rate)
 
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:
+        """Returns the keys of variables in optax's trees, which are unique in this optimizer.
+
+        A generated name is counted anew: the count of the process would give each model trees with other keys, which
+        JAX traces and caches again, and another order of leaves (`Variable_10` sorts before `Variable_9`), in which a
+        global norm adds them up.
+        """
         names: list[str] = []
         for variable in variables:
-            base = variable.name.removesuffix(":0")
+            base = "Variable" if variable.numbered else variable.name.removesuffix(":0")
             name, number = base, 0
             while name in self._seen or name in names:
                 number += 1

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -414,7 +415,7 @@ class TracedReplicaStore(ReplicaStore):
 
     def __init__(self, replicas: LocalReplicas) -> None:
         super().__init__(replicas.num_local)
-        self._replicas = replicas
+        self._replicas: LocalReplicas = weakref.proxy(replicas)  # a cycle would keep variables until a collection
         self.separates_reads = False
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 

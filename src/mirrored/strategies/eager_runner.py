@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,17 +51,13 @@ carry(lambda: excuse)
 
 
 class EagerReplicaStore(ReplicaStore):
-    """The variable store of one eager run: holds the values that its replicas assign, on the replicas' devices.
-
-    Args:
-        runner: The runner of the run.
-    """
+    """The variable store of one eager run by `runner`: holds the values that its replicas assign, on their devices."""
 
     captures = False
 
     def __init__(self, runner: EagerRunner) -> None:
         super().__init__(runner.num_local)
-        self._runner = runner
+        self._runner: EagerRunner = weakref.proxy(runner)  # a cycle would outlive the run
 
     def before(self, variable: Any, replica: int) -> Any:
         if variable.device_assignment is None:

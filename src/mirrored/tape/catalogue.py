@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax.numpy as jnp
 
+from mirrored._jax.caches import for_this_trace
 from mirrored._jax.closures import custom_calls
 from mirrored._jax.dispatch import without_compiler_options
 from mirrored.tape.operation import Operation
@@ -82,6 +83,16 @@ _programs: Catalogue[Operation] = Catalogue(MOST_PROGRAMS)
 _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
+def _of_this_trace(catalogue: Catalogue[T]) -> Catalogue[T]:
+    """Returns the catalogue to use in place of `catalogue`: inside a compiled function's trace, one for this trace.
+
+    Nested jaxprs of the trace belong to no other one (`caches.fresh`), so their operations are never found again after
+    it. The catalogue of the process would keep up to `MOST_PROGRAMS` of them alive.
+    """
+    own = for_this_trace(id(catalogue), lambda: Catalogue[T](MOST_PROGRAMS))
+    return catalogue if own is None else own
+
+
 def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
     """Returns the differentiable operation that applies a JAX primitive with given parameters, from the cache.
 
@@ -90,7 +101,7 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
     """
     if "donated_invars" in params:
         params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
-    catalogue = _programs if "jaxpr" in params or "branches" in params else _primitives
+    catalogue = _of_this_trace(_programs) if "jaxpr" in params or "branches" in params else _primitives
     try:
         return catalogue.get((primitive, *params.items()), lambda: bound(primitive, params))
     except TypeError:
@@ -116,7 +127,7 @@ def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
     """Returns the differentiable operation of a traced program from the cache, or creates it by `make`."""
     try:
-        return _programs.get(key, make)
+        return _of_this_trace(_programs).get(key, make)
     except TypeError:
         return make()
 
@@ -130,7 +141,7 @@ def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCa
         hash(key)
     except TypeError:
         return None
-    return _calls.get(key, make)
+    return _of_this_trace(_calls).get(key, make)
 
 
 def clear() -> None:

@@ -83,6 +83,9 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     internal = False
     """Whether the library creates it on first use for its own purposes, such as the slots of an optimizer."""
 
+    numbered = False
+    """Whether its name has been generated: it counts the unnamed variables that the process has created."""
+
     share_of: Callable[[Any, Any], Any] | None = None
     """What a replica's component becomes where one value is assigned to all: called with the value and the replica's
     number. None: the rule of `aggregation`. Components that must differ need one (a seed per replica)."""
@@ -124,6 +127,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         _check_options(name, value.shape, declared, constraint)
         self._constraint = constraint
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
+        self.numbered = not name
         self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
         self.dtype = value.dtype
         self._public_shape = declared

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
-from mirrored._jax.dispatch import Dispatch, consume
+from mirrored._jax.dispatch import CacheMisses, Dispatch, consume
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.private import keras_state, set_loop_state
@@ -132,7 +132,7 @@ class _Step:
     """
 
     def __init__(self, jitted: jax.stages.Wrapped, newest: deque[Any]) -> None:
-        self._dispatch = _Dispatch(jitted)
+        self._dispatch = Dispatch(jitted, lambda missed: _KerasMisses(missed, jitted))
         self._newest = newest
 
     def __call__(self, state: PyTree, data: PyTree) -> Any:
@@ -149,14 +149,14 @@ class _Step:
         return self._newest[0]
 
 
-class _Dispatch(Dispatch):
-    """Dispatches a step that is traced and compiled in the caller's thread, where interrupts are safe."""
+class _KerasMisses(CacheMisses):
+    """Handles the cache misses of a step that the caller traces and compiles, where interrupts are safe."""
 
-    def __init__(self, jitted: jax.stages.Wrapped) -> None:
-        super().__init__(jitted)
+    def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped) -> None:
+        super().__init__(missed)
         self._jitted = jitted
 
-    def _miss(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Ahead-of-time compilation donates nothing, and JAX caches the executable for the call below.
         self._jitted.lower(*args, **kwargs).compile()
         here, adopt = ambient(), keras_state()
@@ -167,5 +167,5 @@ class _Dispatch(Dispatch):
             with entered(here):
                 yield
 
-        self._compiling = in_context
-        return super()._miss(*args, **kwargs)
+        self.compiling = in_context
+        return super().__call__(*args, **kwargs)
