@@ -1,4 +1,4 @@
-"""Indices that are negative or too large: gathers give 0, and scatters ignore them, as TensorFlow does on GPUs."""
+"""Indices that are negative or too large: an error in eager code; compiled, gathers give 0, scatters ignore them."""
 
 from __future__ import annotations
 
@@ -6,41 +6,181 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.errors import ArgumentError, StructureError
 
 X = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 BAD = pytest.mark.parametrize("bad", [-1, 3, -4])
+UPDATES = ["add", "sub", "update", "mul", "div", "max", "min"]
+ND_UPDATES = ["add", "sub", "update", "max", "min"]
+
+
+def refused(bad):
+    return pytest.raises(tf.errors.InvalidArgumentError, match=rf"\[1(,0)?\] = \[?{bad}\]? (is not in|does not index)")
+
+
+GATHERS = {
+    "gather": lambda bad: tf.gather(X, [0, bad]),
+    "gather in columns": lambda bad: tf.transpose(tf.gather(tf.transpose(X), [0, bad], axis=1)),
+    "gather in batches": lambda bad: tf.gather(tf.stack([X, X]), [[0], [bad]], batch_dims=1)[:, 0],
+    "gather_nd": lambda bad: tf.gather_nd(X, [[0], [bad]]),
+    "embedding_lookup": lambda bad: tf.nn.embedding_lookup(X, [0, bad]),
+}
 
 
 @BAD
-def test_gathers_give_zero(bad):
-    for found in (tf.gather(X, [0, bad]), tf.gather_nd(X, [[0], [bad]]), tf.nn.embedding_lookup(X, [0, bad])):
-        np.testing.assert_array_equal(found, [[1, 2], [0, 0]])
+@pytest.mark.parametrize("gather", GATHERS.values(), ids=GATHERS)
+def test_gathers(gather, bad):
+    with refused(bad):
+        gather(bad)
+    with refused(bad), tf.GradientTape():
+        gather(bad)
+    np.testing.assert_array_equal(tf.function(lambda: gather(bad))(), [[1, 2], [0, 0]])
+
+
+def test_empty_indices_are_in_range():
+    assert tf.gather(X, np.zeros(0, np.int32)).shape == (0, 2)
+    assert tf.gather(X[:0], np.zeros(0, np.int32)).shape == (0, 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices\[0\] = 0 is not in \[0, 0\)"):
+        tf.gather(X[:0], [0])
 
 
 @BAD
-def test_the_gradient_of_a_gather_ignores_them(bad):
+def test_the_gradient_of_a_gather_in_compiled_code_ignores_them(bad):
     v = tf.Variable([1.0, 2.0, 3.0])
-    with tf.GradientTape() as tape:
-        y = tf.gather(v, [0, bad]) * 2
-    np.testing.assert_array_equal(tf.convert_to_tensor(tape.gradient(y, v)), [2, 0, 0])
+
+    @tf.function
+    def gradient(indices):
+        with tf.GradientTape() as tape:
+            y = tf.gather(v, indices) * 2
+        return tape.gradient(y, v)
+
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient(tf.constant([0, bad]))), [2, 0, 0])
 
 
 @BAD
-def test_scatters_ignore_them(bad):
-    np.testing.assert_array_equal(tf.scatter_nd([[0], [bad]], [4.0, 5.0], [3]), [4, 0, 0])
-    for scatter in (tf.tensor_scatter_nd_add, tf.tensor_scatter_nd_update, tf.tensor_scatter_nd_sub):
-        np.testing.assert_array_equal(scatter(X, [[bad]], [[9.0, 9.0]]), X)
+def test_scatters(bad):
+    def dense(indices):
+        return tf.scatter_nd(indices, [4.0, 5.0], [3])
+
+    with refused(bad):
+        dense([[0], [bad]])
+    np.testing.assert_array_equal(tf.function(dense)(tf.constant([[0], [bad]])), [4, 0, 0])
 
 
 @BAD
-@pytest.mark.parametrize("method", ["add", "sub", "update", "mul", "div", "max", "min"])
-def test_variables_ignore_them(bad, method):
+@pytest.mark.parametrize("how", ND_UPDATES)
+def test_scatters_into_tensors(how, bad):
+    scatter = getattr(tf, f"tensor_scatter_nd_{how}")
+    rows = X[:2]
+    with refused(bad):
+        scatter(X, [[0], [bad]], rows)
+    np.testing.assert_array_equal(tf.function(scatter)(X, tf.constant([[bad]]), rows[:1]), X)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("updates", [1.0, [1.0, 2.0], [[1.0, 2.0]], [[1.0], [2.0]]])
+def test_updates_are_not_broadcast(updates, compiled):
+    wrap = tf.function if compiled else lambda function: function
+    calls = [
+        wrap(lambda: tf.scatter_nd([[0], [1]], updates, [3, 2])),
+        wrap(lambda: tf.tensor_scatter_nd_update(X, [[0], [1]], updates)),
+        wrap(lambda: tf.tensor_scatter_nd_add(X, [[0], [1]], updates)),
+    ]
+    for run in calls:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"here the shape \(2, 2\)"):
+            run()
+
+
+@pytest.mark.parametrize("method", [f"scatter_nd_{how}" for how in ND_UPDATES])
+def test_updates_of_variables_are_not_broadcast(method):
+    v = tf.Variable(X)
+    for updates in (1.0, [1.0, 2.0], [[1.0, 2.0]]):
+        with pytest.raises(StructureError, match=r"here the shape \(2, 2\)"):
+            getattr(v, method)([[0], [1]], updates)
+    with pytest.raises(StructureError, match=r"here the shape \(2, 2\)"):
+        v.scatter_update(tf.IndexedSlices(tf.constant([1.0, 2.0]), tf.constant([0, 1])))
+    np.testing.assert_array_equal(v, X)
+
+
+@BAD
+@pytest.mark.parametrize("method", UPDATES)
+def test_variables(bad, method):
     v = tf.Variable([1.0, 2.0, 3.0])
-    getattr(v, f"scatter_{method}")(tf.IndexedSlices(tf.constant([9.0]), tf.constant([bad])))
+
+    def update(index):
+        getattr(v, f"scatter_{method}")(tf.IndexedSlices(tf.constant([9.0]), index))
+
+    with pytest.raises(ArgumentError, match=rf"indices\[0\] = {bad} is not in \[0, 3\)"):
+        update(tf.constant([bad]))
+    tf.function(update)(tf.constant([bad]))
     np.testing.assert_array_equal(v, [1, 2, 3])
+
+
+@BAD
+@pytest.mark.parametrize("method", ND_UPDATES)
+def test_variables_at_index_vectors(bad, method):
+    v = tf.Variable([1.0, 2.0, 3.0])
+
+    def update(indices):
+        getattr(v, f"scatter_nd_{method}")(indices, tf.constant([9.0]))
+
+    with pytest.raises(ArgumentError, match=rf"indices\[0\] = \[{bad}\] does not index into the shape \(3,\)"):
+        update(tf.constant([[bad]]))
+    tf.function(update)(tf.constant([[bad]]))
+    np.testing.assert_array_equal(v, [1, 2, 3])
+
+
+@BAD
+def test_reads_of_variables(bad):
+    v = tf.Variable([1.0, 2.0, 3.0])
+    with pytest.raises(ArgumentError, match=rf"indices\[1\] = \[{bad}\]"):
+        v.sparse_read([0, bad])
+    with pytest.raises(ArgumentError, match=rf"indices\[1\] = \[{bad}\]"):
+        v.gather_nd([[0], [bad]])
+    np.testing.assert_array_equal(tf.function(lambda i: v.sparse_read(i))(tf.constant([0, bad])), [1, 0])
 
 
 @BAD
 def test_indexed_slices_ignore_them(bad):
     slices = tf.IndexedSlices(tf.constant([9.0, 5.0]), tf.constant([bad, 1]), dense_shape=(3,))
     np.testing.assert_array_equal(tf.convert_to_tensor(slices), [0, 5, 0])
+
+
+SEGMENTS = ("sum", "prod", "mean", "max", "min")
+
+
+@pytest.mark.parametrize("how", SEGMENTS)
+def test_segments_must_be_in_order(how):
+    reduce = getattr(tf.math, f"segment_{how}")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not in ascending order"):
+        reduce([1.0, 2.0, 3.0], [0, 2, 1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"segment_ids\[0\] = -1"):
+        reduce([1.0, 2.0, 3.0], [-1, 0, 1])
+
+
+@pytest.mark.parametrize("how", [*SEGMENTS, "sqrt_n"])
+def test_unsorted_segments_must_exist_or_be_negative(how):
+    reduce = getattr(tf.math, f"unsorted_segment_{how}")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"segment_ids\[1\] = 2 is not in \[0, 2\)"):
+        reduce([1.0, 2.0, 3.0], [0, 2, 1], 2)
+    np.testing.assert_array_equal(reduce([1.0, 2.0, 3.0], [0, -1, 1], 2), [1, 3])
+
+
+@pytest.mark.parametrize("name", ["segment_prod", "unsorted_segment_prod"])
+@pytest.mark.parametrize(
+    ("values", "expected"),  # recorded with TensorFlow 2.21
+    [([2.0, 3.0, 4.0], [3, 2, 1]), ([2.0, 0.0, 4.0], [0, 2, 1]), ([0.0, 0.0, 4.0], [0, 0, 1])],
+)
+def test_the_gradient_of_a_product_of_segments(name, values, expected):
+    v = tf.Variable(values)
+    more = {"num_segments": 3} if name.startswith("un") else {}
+    with tf.GradientTape() as tape:
+        y = getattr(tf.math, name)(v, [0, 0, 1], **more)
+    np.testing.assert_array_equal(tape.gradient(y, v), expected)
+
+
+def test_the_gradient_of_a_product_ignores_rows_without_a_segment():
+    v = tf.Variable([3.0, 0.0, 4.0])
+    with tf.GradientTape() as tape:
+        y = tf.math.unsorted_segment_prod(v, [0, -1, 0], 1)
+    np.testing.assert_array_equal(tape.gradient(y, v), [4, 0, 3])

@@ -203,3 +203,47 @@ def test_lstsq_with_fewer_rows_than_columns_has_the_smallest_norm(fast):
     matrix, rhs = tf.constant([[1.0, 2.0, 3.0], [0.0, 1.0, 1.0]]), tf.constant([[1.0], [2.0]])
     result = tf.linalg.lstsq(matrix, rhs, fast=fast)
     np.testing.assert_allclose(result[:, 0], [-8 / 3, 7 / 3, -1 / 3], rtol=1e-4)
+
+
+def test_the_gradient_of_a_dilated_maximum():
+    """Recorded with TensorFlow 2.21."""
+    x = tf.Variable([[[1.0], [5.0], [3.0], [5.0], [3.0], [4.0]]])
+    with tf.GradientTape() as tape:
+        y = tf.nn.pool(x, [2], "MAX", padding="VALID", dilations=[2])
+    np.testing.assert_array_equal(tape.gradient(y, x)[0, :, 0], [0, 1, 2, 1, 0, 0])
+
+
+def test_a_dilated_maximum_with_strides():
+    rows = np.arange(9, dtype=np.float32).reshape(1, 9, 1) % 5
+    found = tf.nn.pool(rows, [2], "MAX", strides=[3], padding="VALID", dilations=[3])
+    np.testing.assert_array_equal(found[0, :, 0], [3, 3])
+    assert tf.nn.pool(rows[:, :3], [2], "MAX", padding="VALID", dilations=[3]).shape == (1, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["MAX", "AVG"])
+def test_dilated_windows_with_same_padding_are_refused(kind):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="padding 'VALID'"):
+        tf.nn.pool(np.ones((1, 5, 1), np.float32), [2], kind, padding="SAME", dilations=[2])
+
+
+def test_the_gradient_of_a_matrix_square_root():
+    """Recorded with TensorFlow 2.21."""
+    matrix = tf.Variable([[[2.0, 1.0], [1.0, 3.0]], [[1.0, 0.0], [0.0, 4.0]]])
+    with tf.GradientTape() as tape:
+        root = tf.linalg.sqrtm(matrix)
+    first, second = tape.gradient(root, matrix)
+    np.testing.assert_allclose(first, [[0.300098, 0.267606], [0.267606, 0.242784]], rtol=1e-5)
+    np.testing.assert_allclose(second, [[1 / 2, 1 / 3], [1 / 3, 1 / 4]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"k": (1, 0)}, {"k": 5}, {"align": "LEFT"}, {"k": (0, 1, 2)}])
+def test_diagonals_that_do_not_exist_are_refused(options):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"rule:.*diagonal|rule:.*RIGHT_LEFT"):
+        tf.linalg.diag_part(np.ones((2, 3), np.float32), **options)
+
+
+def test_diagonals_of_a_wrong_shape_are_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"have the shape \(2,\)"):
+        tf.linalg.set_diag(np.ones((2, 3), np.float32), [1.0, 2.0, 3.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"2 x 2 matrices"):
+        tf.linalg.diag([1.0, 2.0, 3.0], num_rows=2, num_cols=2)

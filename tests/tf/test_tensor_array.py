@@ -140,3 +140,17 @@ def test_while_loop_with_one_has_gradients(wrap):
 
     total, gradient = wrap(powers)(tf.constant([2.0]))
     assert (float(total), float(gradient[0])) == (14.0, 17.0)
+
+
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_indices_out_of_range(bad):
+    """Traced, they read zeros, and a row written there is dropped."""
+    array = tf.TensorArray(tf.float32, 3).unstack([1.0, 2.0, 3.0])
+    with pytest.raises(tf.errors.OutOfRangeError, match=f"row {bad} was read"):
+        array.read(bad)
+    with pytest.raises(tf.errors.OutOfRangeError, match=rf"indices\[1\] = {bad} is not in \[0, 3\)"):
+        array.gather([0, bad])
+    read = tf.function(lambda index: array.write(index, 9.0).stack() + array.read(index))
+    np.testing.assert_array_equal(read(tf.constant(bad)), [1, 2, 3])
+    gathered = tf.function(lambda indices: array.gather(indices))(tf.constant([0, bad]))
+    np.testing.assert_array_equal(gathered, [1, 0])

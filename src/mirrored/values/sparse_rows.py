@@ -65,6 +65,11 @@ def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
     return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 
+def updates_shape(indices_shape: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of the updates at index vectors ``int[..., depth]`` of an array of a given shape."""
+    return (*indices_shape[:-1], *shape[indices_shape[-1] :])
+
+
 def _static_shape(shape: object) -> Any:
     """Returns a known shape as a tuple, which can be part of the pytree structure; other values unchanged."""
     if shape is None or isinstance(shape, tuple):

@@ -12,9 +12,10 @@ from jax import lax
 from mirrored._jax.arrays import as_array
 from mirrored._jax.source_lines import user_line
 from mirrored._typing import Operand
-from mirrored.errors import NotSupportedError
+from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient, announce_write
-from mirrored.values.sparse_rows import without_wrapping
+from mirrored.values.index_checks import outside
+from mirrored.values.sparse_rows import updates_shape, without_wrapping
 from mirrored.variables.access import check_writable, store_of
 from mirrored.variables.rules import VariableAggregation, check_kind
 from mirrored.variables.state_lock import turn
@@ -28,8 +29,12 @@ class Scattering:
     Each method takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), such as
     `tf.IndexedSlices`. In replica context additions, factors and divisors follow the variable's aggregation: with SUM
     those of all replicas apply; with MEAN each one is divided by the number of replicas first. The other methods
-    require aggregation NONE or ONLY_FIRST_REPLICA. Rows whose index is negative or too large are ignored. The methods
-    ``scatter_nd_...`` take index vectors ``int[..., depth]`` and values, as `tf.tensor_scatter_nd_update` does.
+    require aggregation NONE or ONLY_FIRST_REPLICA. The methods ``scatter_nd_...`` take index vectors
+    ``int[..., depth]`` and values, as `tf.tensor_scatter_nd_update` does.
+
+    A negative or too large index raises `ArgumentError` in eager code on CPUs. In compiled code and on GPUs, where its
+    value is not known on the host, updates at it are ignored, and reads give zeros. Values of a wrong shape raise
+    `StructureError`.
     """
 
     __slots__ = ()
@@ -89,56 +94,85 @@ class Scattering:
         return self._replace_nd("scatter_nd_min", indices, updates, "min")
 
     def gather_nd(self: Any, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the variable's elements or slices at index vectors; an index out of range gives zeros."""
-        picked: jax.Array = self.read_value().at[self._index_vectors(indices)].get(mode="fill", fill_value=0)
+        """Returns the variable's elements or slices at index vectors."""
+        picked: jax.Array = (
+            self.read_value().at[self._index_vectors("gather_nd", indices)].get(mode="fill", fill_value=0)
+        )
         return picked
 
     def sparse_read(self: Any, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the variable's rows at the given indices; an index out of range gives zeros."""
+        """Returns the variable's rows at the given indices."""
         rows: jax.Array = self.gather_nd(as_array(indices)[..., None])
         return rows
 
-    def _index_vectors(self: Any, indices: Operand) -> tuple[jax.Array, ...]:
-        by_dimension = jnp.moveaxis(as_array(indices), -1, 0)
+    def _index_vectors(self: Any, method: str, indices: Operand) -> tuple[jax.Array, ...]:
+        vectors = as_array(indices)
+        self._check_range(method, vectors, self.component_shape)
+        by_dimension = jnp.moveaxis(vectors, -1, 0)
         return tuple(without_wrapping(one, size) for one, size in zip(by_dimension, self.component_shape, strict=False))
 
-    def _new_values(self: Any, method: str, updates: Operand) -> jax.Array:
+    def _check_range(self: Any, method: str, indices: jax.Array, limits: int | tuple[int, ...]) -> None:
+        found = outside(indices, limits)
+        if found is None:
+            return
+        raise ArgumentError(
+            f"{self.name}.{method}",
+            found=found,
+            rule="an index must be 0 or more, and less than the size of the axis",
+            remedy="correct the indices; negative ones do not count from the end",
+        )
+
+    def _new_values(self: Any, method: str, updates: Operand, wanted: tuple[int, ...]) -> jax.Array:
+        """Returns updates as an array; those of another shape would be broadcast silently."""
         check_kind(updates, self.dtype, f"{self.name}.{method}", self.name)
-        return as_array(updates, self.dtype)
+        values = as_array(updates, self.dtype)
+        if values.shape == wanted:
+            return values
+        raise StructureError(
+            f"{self.name}.{method}",
+            found=f"the values have the shape {values.shape}; the variable has the shape {self.component_shape}",
+            rule=f"there must be one slice of the variable for each index: here the shape {wanted}",
+            remedy="broadcast the values with jnp.broadcast_to, or correct the indices",
+        )
+
+    def _slices(self: Any, method: str, indices: Operand, updates: Operand) -> jax.Array:
+        return self._new_values(method, updates, updates_shape(as_array(indices).shape, self.component_shape))  # type: ignore[no-any-return]
 
     def _add_nd(self: Any, method: str, indices: Operand, updates: Operand, sign: int) -> Any:
         self._check_scatter(method, sums=True)
         zeros = jnp.zeros(self.component_shape, self.dtype)
-        values = sign * self._new_values(method, updates)
-        return self.assign_add(zeros.at[self._index_vectors(indices)].add(values, mode="drop"))
+        values = sign * self._slices(method, indices, updates)
+        return self.assign_add(zeros.at[self._index_vectors(method, indices)].add(values, mode="drop"))
 
     def _replace_nd(self: Any, method: str, indices: Operand, updates: Operand, how: str) -> Any:
         self._check_scatter(method, sums=False)
+        values, places = self._slices(method, indices, updates), self._index_vectors(method, indices)
         with turn():
-            target = self.read_value().at[self._index_vectors(indices)]
-            return self.assign(getattr(target, how)(self._new_values(method, updates), mode="drop"))
+            return self.assign(getattr(self.read_value().at[places], how)(values, mode="drop"))
 
     def _rows(self: Any, method: str, rows: Any) -> Any:
-        return self._new_values(method, rows.values)
+        return self._new_values(method, rows.values, (*as_array(rows.indices).shape, *self.component_shape[1:]))
 
-    def _places(self: Any, rows: Any) -> jax.Array:
-        return without_wrapping(as_array(rows.indices), self.component_shape[0])
+    def _places(self: Any, method: str, rows: Any) -> jax.Array:
+        indices = as_array(rows.indices)
+        self._check_range(method, indices, self.component_shape[0])
+        return without_wrapping(indices, self.component_shape[0])
 
     def _add(self: Any, method: str, rows: Any, sign: int) -> Any:
         self._check_scatter(method, sums=True)
         zeros = jnp.zeros(self.component_shape, self.dtype)
-        dense = zeros.at[self._places(rows)].add(sign * self._rows(method, rows), mode="drop")
+        dense = zeros.at[self._places(method, rows)].add(sign * self._rows(method, rows), mode="drop")
         return self.assign_add(dense)
 
     def _replace(self: Any, method: str, rows: Any, how: str) -> Any:
         self._check_scatter(method, sums=False)
         with turn():
-            target = self.read_value().at[self._places(rows)]
+            target = self.read_value().at[self._places(method, rows)]
             return self.assign(getattr(target, how)(self._rows(method, rows), mode="drop"))
 
     def _scale(self: Any, method: str, rows: Any, how: Callable[[Any, Any], Any]) -> Any:
         self._check_scatter(method, sums=True)
-        values, indices, here = self._rows(method, rows), self._places(rows), ambient()
+        values, indices, here = self._rows(method, rows), self._places(method, rows), ambient()
         store = store_of(self, here)
         together = here.replica is not None and store is not None and self.aggregation not in _PLAIN
         if together:

@@ -70,9 +70,10 @@ CASES = [
     case("gather", [3, 1], f(1, 2, 3), i(2, 0)),
     case("gather", [[1, 3], [4, 6]], M, i(0, 2), axis=1),
     case("gather", [[3], [4]], M, i([[2], [0]]), batch_dims=1),
-    case("gather", [0.0, 2.0], f(1, 2, 3), i(7, 1)),
     case("gather_nd", [2, 6], M, i([[0, 1], [1, 2]])),
     case("gather_nd", [[4, 5, 6]], M, i([[1]])),
+    case("gather_nd", np.stack([M, M]), M, np.zeros((2, 0), np.int32)),
+    case("gather_nd", [0, 5], M, i([[0, 3], [1, 1]]), bad_indices_policy="IGNORE"),
     case("gather_nd", [[2], [6]], M, i([[[1]], [[2]]]), batch_dims=1),
     case("tensor_scatter_nd_update", [1, 11, 3, 10], f(1, 2, 3, 4), i([[1], [3]]), f(11, 10)),
     case("tensor_scatter_nd_add", [1, 5, 3], f(1, 2, 3), i([[1], [1]]), f(1, 2)),
@@ -105,5 +106,11 @@ CASES = [
     case("math.unsorted_segment_mean", [2.5, 3, 0], f(1, 3, 4), i(0, 1, 0), num_segments=3),
     case("math.unsorted_segment_max", [4, 3], f(1, 3, 4), i(0, 1, 0), num_segments=2),
     case("math.unsorted_segment_min", [1, 3], f(1, 3, 4), i(0, 1, 0), num_segments=2),
+    case("math.segment_mean", lambda found: found.tolist() == [-1, 0, 4], i(-1, -2, 4), i(0, 0, 2), traced=False),
+    case("math.unsorted_segment_mean", [1.5, 5.0, 0.0], i(1, 5, 2), i(0, 1, 0), num_segments=3),
+    # Recorded with TensorFlow 2.21: a segment without rows has the lowest or highest finite value.
+    case("math.unsorted_segment_max", [2, -3.4028235e38], f(1, 2, 9), i(0, 0, -1), num_segments=2),
+    case("math.unsorted_segment_min", [1, 3.4028235e38], f(1, 2, 9), i(0, 0, -1), num_segments=2),
+    case("math.unsorted_segment_max", [2, -(2**31)], i(1, 2), i(0, 0), num_segments=2),
     case("math.unsorted_segment_sqrt_n", [5 / np.sqrt(2), 3, 0], f(1, 3, 4), i(0, 1, 0), num_segments=3),
 ]

@@ -106,6 +106,7 @@ CASES = [
     case("math.reciprocal_no_nan", [2, 0], f(0.5, 0)),  # the documentation's example
     case("math.xdivy", [0, 0.5], f(0, 1), f(0, 2)),
     case("math.squared_difference", [4, 9], f(1, 5), f(3, 2)),
+    case("math.squared_difference", [13 + 0j], np.complex64([1 + 2j]), np.complex64([3 - 1j])),
     case("truncatediv", [-1, 1], i(-3, 3), i(2, 2)),
     case("truncatemod", [-1, 1], i(-3, 3), i(2, -2)),
     case("math.polygamma", [math.pi**2 / 6], f([1.0]), f([1.0])),

@@ -82,6 +82,21 @@ CASES = [
     case("image.pad_to_bounding_box", np.pad(SMALL, [(1, 0), (0, 2), (0, 0)]), SMALL, 1, 0, 3, 4),
     case("image.resize_with_crop_or_pad", np.pad(RAMP[1:3], [(0, 0), (1, 1), (0, 0)]), RAMP, 2, 6),
     case("image.resize_with_pad", np.pad(RAMP, [(0, 0), (1, 1), (0, 0)]), RAMP, 4, 6),
+    # Recorded with TensorFlow 2.21: sizes and offsets are rounded down.
+    case(
+        "image.resize_with_pad",
+        f([[0, 0.7, 1.5, 2.3, 3], [4, 4.7, 5.5, 6.3, 7], [8, 8.7, 9.5, 10.3, 11], [0] * 5, [0] * 5])[..., None],
+        RAMP[:3],
+        5,
+        5,
+    ),
+    case(
+        "image.resize_with_pad",
+        f([[0, 0.75, 0, 0], [0, 3.25, 0, 0], [0, 5.75, 0, 0], [0, 8.25, 0, 0]])[..., None],
+        np.arange(10, dtype=np.float32).reshape(5, 2, 1),
+        4,
+        4,
+    ),
     case("image.per_image_standardization", (RAMP - RAMP.mean()) / RAMP.std(), RAMP),
     case("image.per_image_standardization", np.zeros((2, 2, 1)), np.full((2, 2, 1), 7, np.float32)),
     case("image.total_variation", 4 * 3 * 4.0 + 4 * 3 * 1.0, RAMP),

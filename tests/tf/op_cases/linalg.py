@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf.op_cases import case, f
+from tf.op_cases import case, f, i
 
 A = f([[4, 1], [1, 3]])
 B = f([[1, 2], [3, 5]])
@@ -40,6 +40,16 @@ def _general(result):
     return np.allclose(B @ vectors, vectors * values, atol=1e-5) and values.dtype == np.complex64
 
 
+GRID = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+INSIDE = np.tri(3, 4, -2) + (1 - np.tri(3, 4, 2)) > 0  # all elements but the diagonals from -1 to 2
+# The diagonals from -1 to 2 of GRID, recorded with TensorFlow 2.21.
+ALIGNED = {
+    "RIGHT_LEFT": [[0, 3, 8], [2, 7, 12], [1, 6, 11], [5, 10, 0]],
+    "LEFT_RIGHT": [[3, 8, 0], [2, 7, 12], [1, 6, 11], [0, 5, 10]],
+    "LEFT_LEFT": [[3, 8, 0], [2, 7, 12], [1, 6, 11], [5, 10, 0]],
+    "RIGHT_RIGHT": [[0, 3, 8], [2, 7, 12], [1, 6, 11], [0, 5, 10]],
+}
+
 CASES = [
     case("linalg.eig", _general, B),
     case("linalg.eigvals", lambda found: np.allclose(np.sort(np.asarray(found).real), np.linalg.eigvals(B)), B),
@@ -51,6 +61,7 @@ CASES = [
     case("linalg.eigvalsh", np.linalg.eigvalsh(A), A),
     case("linalg.expm", [[np.e, 0], [0, 1]], f([[1, 0], [0, 0]])),
     case("linalg.inv", np.linalg.inv(A), A),
+    case("linalg.inv", np.linalg.inv(C).conj().T, C, adjoint=True),
     case("linalg.logdet", np.log(11.0), A),
     case("linalg.lu", _factors, B),
     case("linalg.slogdet", [-1.0, 0.0], B, rtol=1e-4),
@@ -79,6 +90,26 @@ CASES = [
     case("linalg.diag_part", [1, 5], R),
     case("linalg.diag_part", [2, 6], R, k=1),
     case("linalg.set_diag", [[7, 2, 3], [4, 8, 6]], R, f(7, 8)),
+    # Bands of diagonals: values recorded with TensorFlow 2.21.
+    case("linalg.diag", [[4, 2, 0], [0, 5, 3], [0, 0, 0]], i([[1, 2, 3], [4, 5, 0]]), k=(0, 1)),
+    case("linalg.diag", [[1, 0, 0], [5, 2, 0], [0, 6, 3]], i([[1, 2, 3], [4, 5, 6]]), k=(-1, 0), align="LEFT_RIGHT"),
+    case(
+        "linalg.diag",
+        [[4, 1, 9, 9], [9, 5, 2, 9], [9, 9, 6, 3]],
+        i([[1, 2, 3], [4, 5, 6]]),
+        k=(0, 1),
+        num_rows=3,
+        num_cols=4,
+        padding_value=9,
+    ),
+    case("linalg.diag", [[0, 0], [1, 0], [0, 2]], V, k=-1, num_rows=3),
+    case("linalg.diag", [[0, 1, 0], [0, 0, 2]], V, k=1, num_cols=3),
+    case("linalg.diag_part", [[2, 6], [1, 5], [4, 9]], R, k=(-1, 1), padding_value=9.0),
+    *[case("linalg.diag_part", packed, GRID, k=(-1, 2), align=align) for align, packed in ALIGNED.items()],
+    *[
+        case("linalg.set_diag", GRID, GRID * INSIDE, f(packed), k=(-1, 2), align=align)
+        for align, packed in ALIGNED.items()
+    ],
     case("linalg.tensor_diag", [[1, 0], [0, 2]], V),
     case("linalg.band_part", [[1, 2, 0], [4, 5, 6]], R, 1, 1),
     case("linalg.band_part", [[1, 2, 3], [0, 5, 6]], R, 0, -1),

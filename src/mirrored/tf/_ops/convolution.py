@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsInt, TypeAlias
 
@@ -259,6 +260,15 @@ def _pool(
         spatial = iter(pads)
         pads = [next(spatial) if letter in _SPATIAL else (0, 0) for letter in layout]
     holes = per_axis(dilations, "dilations")
+    if isinstance(pads, str) and pads != "VALID" and max(holes) > 1:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"padding={padding!r} was passed with dilations={dilations!r}",
+            rule="windows with dilations can only be pooled with padding 'VALID', or with explicit paddings",
+            remedy="pad the input with tf.pad, and pass padding='VALID'",
+        )
+    if kind == "MAX" and max(holes) > 1:
+        return _dilated_max(value, windows, [(0, 0)] * value.ndim if pads == "VALID" else pads, holes)
     if kind == "MAX":
         return lax.reduce_window(value, lowest(value.dtype), lax.max, *windows, pads, window_dilation=holes)  # type: ignore[no-any-return]
 
@@ -270,6 +280,24 @@ def _pool(
         return total(value) / np.prod(windows[0]).astype(value.dtype)  # type: ignore[no-any-return]
     sizes = [size if letter in _SPATIAL else 1 for letter, size in zip(layout, value.shape, strict=True)]
     return total(value) / total(np.ones(sizes, value.dtype))
+
+
+def _dilated_max(
+    value: jax.Array, windows: tuple[tuple[int, ...], ...], pads: Sequence[tuple[int, int]], holes: tuple[int, ...]
+) -> jax.Array:
+    """Returns the maximum of slices, one for each place in the window: JAX's reduction has no gradient here."""
+    sizes, steps = windows
+    padded = lax.pad(value, lowest(value.dtype), [(*pair, 0) for pair in pads])
+    reach = [(size - 1) * hole + 1 for size, hole in zip(sizes, holes, strict=True)]
+    counts = [max(0, (n - far) // step + 1) for n, far, step in zip(padded.shape, reach, steps, strict=True)]
+    slices = [
+        padded[tuple(slice(p * h, p * h + (c - 1) * s + 1, s) if c else slice(0) for p, h, c, s in axes)]
+        for places in itertools.product(*map(range, sizes))
+        for axes in [list(zip(places, holes, counts, steps, strict=True))]
+    ]
+    stacked = jnp.stack(slices)
+    best = jnp.argmax(stacked, axis=0)[None]  # the gradient goes to the first of equal maxima
+    return jnp.take_along_axis(stacked, best, axis=0)[0]
 
 
 def lowest(dtype: Any) -> Any:

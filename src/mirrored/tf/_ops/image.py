@@ -264,8 +264,12 @@ def resize_with_pad(
     image: jax.Array, target_height: Int, target_width: Int, method: str = "bilinear", antialias: bool = False
 ) -> jax.Array:
     """Resizes images to a given size without changing their aspect ratio, and pads them with zeros."""
-    small = resize(image, (target_height, target_width), method, preserve_aspect_ratio=True, antialias=antialias)
-    return resize_with_crop_or_pad(small, target_height, target_width)
+    # In float32 as in TensorFlow, because the sizes and offsets are rounded down.
+    height, width, rows, columns = np.array([*image.shape[-3:-1], target_height, target_width], np.float32)
+    ratio = max(width / columns, height / rows)
+    small = resize(image, (int(height / ratio), int(width / ratio)), method, antialias=antialias)
+    above, before = max(int((rows - height / ratio) // 2), 0), max(int((columns - width / ratio) // 2), 0)
+    return pad_to_bounding_box(small, above, before, target_height, target_width)
 
 
 @op("image.per_image_standardization", named=False)

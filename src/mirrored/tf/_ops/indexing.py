@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,27 @@ import numpy as np
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._static import static_int, static_ints
+from mirrored.tf._static import static_ints
 from mirrored.tf._table import Int, Ints, op, reported, tensors
 from mirrored.tf._tensors import as_tensor
-from mirrored.values.sparse_rows import without_wrapping
+from mirrored.values.index_checks import outside
+from mirrored.values.sparse_rows import updates_shape, without_wrapping
 
 
 @op("gather", on_host=True)
 def gather(
     params: jax.Array, indices: jax.Array, validate_indices: object = None, axis: Int | None = None, batch_dims: Int = 0
 ) -> jax.Array:
-    """Gathers slices of `params` at `indices` along `axis`; an index out of range gives zeros."""
+    """Gathers slices of `params` at `indices` along `axis`.
+
+    In compiled code and on GPUs, an index out of range gives zeros.
+
+    Raises:
+        InvalidArgumentError: An index is out of range, in eager code on a CPU.
+    """
     batch = batch_dims % max(indices.ndim, 1) if batch_dims < 0 else batch_dims
     along = batch if axis is None else axis % params.ndim
+    require_indices("tf.gather", indices, params.shape[along])
 
     def take(table: jax.Array, where: jax.Array) -> jax.Array:
         places = without_wrapping(where, table.shape[along - batch])
@@ -37,12 +45,19 @@ def gather(
 def gather_nd(
     params: jax.Array, indices: jax.Array, batch_dims: Int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
-    """Gathers slices of `params` at multi-dimensional indices; an index out of range gives zeros.
+    """Gathers slices of `params` at multi-dimensional indices: the last axis of `indices` has the index vectors.
 
-    The last axis of `indices` has the index vectors.
+    In compiled code, on GPUs and with ``bad_indices_policy="IGNORE"``, an index out of range gives zeros.
+
+    Raises:
+        InvalidArgumentError: An index is out of range, in eager code on a CPU.
     """
+    if bad_indices_policy != "IGNORE":
+        require_indices("tf.gather_nd", indices, params.shape[batch_dims:])
 
     def pick(table: jax.Array, where: jax.Array) -> jax.Array:
+        if not where.shape[-1]:  # an empty index vector means the whole table
+            return jnp.broadcast_to(table, (*where.shape[:-1], *table.shape))
         return table.at[_places(where, table.shape)].get(mode="fill", fill_value=0)
 
     return _batched(pick, batch_dims)(params, indices)
@@ -59,8 +74,44 @@ def _places(where: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
     return tuple(without_wrapping(one, size) for one, size in zip(jnp.moveaxis(where, -1, 0), shape, strict=False))
 
 
-def _scattered(method: str) -> Callable[..., jax.Array]:
+def require_indices(called: str, indices: jax.Array, limits: int | tuple[int, ...], argument: str = "indices") -> None:
+    """Raises an error if an index is out of range, where its value is known (`mirrored.values.index_checks`).
+
+    Args:
+        called: The operation.
+        indices: Indices, or index vectors along the last axis.
+        limits: The size of the indexed axis, or the sizes of several.
+        argument: The name of the indices.
+
+    Raises:
+        InvalidArgumentError: An index is out of range.
+    """
+    found = outside(indices, limits, argument)
+    if found is not None:
+        raise InvalidArgumentError.of(
+            called,
+            found=found,
+            rule="an index must be 0 or more, and less than the size of the axis",
+            remedy="correct the indices; negative ones do not count from the end",
+        )
+
+
+def _check_updates(called: str, indices: jax.Array, updates: jax.Array, shape: tuple[int, ...]) -> None:
+    """Requires one update for each index vector: JAX would broadcast other shapes silently."""
+    wanted = updates_shape(indices.shape, shape)
+    if updates.shape != wanted:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`updates` has the shape {updates.shape}, `indices` {indices.shape}, the tensor {shape}",
+            rule=f"`updates` must have one slice of the tensor for each index vector: here the shape {wanted}",
+            remedy="broadcast the updates with tf.broadcast_to, or correct the indices",
+        )
+    require_indices(called, indices, shape)
+
+
+def _scattered(method: str, called: str) -> Callable[..., jax.Array]:
     def scatter(tensor: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
+        _check_updates(called, indices, updates, tensor.shape)
         result: jax.Array = getattr(tensor.at[_places(indices, tensor.shape)], method)(updates, mode="drop")
         return result
 
@@ -68,15 +119,24 @@ def _scattered(method: str) -> Callable[..., jax.Array]:
 
 
 for _name, _method in {"update": "set", "add": "add", "sub": "subtract", "max": "max", "min": "min"}.items():
-    _scatter = _scattered(_method)
+    _scatter = _scattered(_method, f"tf.tensor_scatter_nd_{_name}")
     _scatter.__name__ = _scatter.__qualname__ = f"tensor_scatter_nd_{_name}"
-    _scatter.__doc__ = f"Returns a copy of `tensor` with `updates` applied ({_method}) at `indices`."
+    _scatter.__doc__ = (
+        f"Returns a copy of `tensor` with `updates` applied ({_method}) at `indices`, as in `scatter_nd`."
+    )
     op(f"tensor_scatter_nd_{_name}")(_scatter)
 
 
 @op("scatter_nd")
 def scatter_nd(indices: jax.Array, updates: jax.Array, shape: Ints) -> jax.Array:
-    """Adds `updates` at multi-dimensional `indices` to a tensor of zeros."""
+    """Adds `updates` at multi-dimensional `indices` to a tensor of zeros.
+
+    In compiled code and on GPUs, an update at an index out of range is ignored.
+
+    Raises:
+        InvalidArgumentError: `updates` has a wrong shape, or an index is out of range, in eager code on a CPU.
+    """
+    _check_updates("tf.scatter_nd", indices, updates, shape)
     return jnp.zeros(shape, updates.dtype).at[_places(indices, shape)].add(updates, mode="drop")
 
 
@@ -221,48 +281,3 @@ def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand]) -> jax.A
     last = np.full(int(order.max()) + 1, -1)
     last[order] = np.arange(order.size)
     return jnp.take(flat, last, axis=0, mode="fill", fill_value=0)
-
-
-def _segments(called: str, reduce: Callable[..., jax.Array], *, sorted_ids: bool, empty: int | None = None) -> None:
-    """Adds an operation that reduces the rows of each segment; `empty` replaces what `reduce` gives for no rows."""
-
-    def run(data: jax.Array, segment_ids: jax.Array, num_segments: SupportsIndex | None = None) -> jax.Array:
-        count = jnp.max(segment_ids, initial=-1) + 1 if num_segments is None else num_segments
-        total = static_int(count, called=f"tf.math.{called}", argument="num_segments")
-        flat, ids = data.reshape((-1,) + data.shape[segment_ids.ndim :]), segment_ids.reshape(-1)
-        result = reduce(flat, ids, total, indices_are_sorted=sorted_ids)
-        if empty is None:
-            return result
-        return jnp.where(_sizes(flat, ids, total) > 0, result, jnp.asarray(empty, result.dtype))
-
-    run.__name__ = run.__qualname__ = called
-    run.__doc__ = f"Computes `tf.math.{called}`: a reduction over the rows of each segment."
-    op(f"math.{called}")(run)
-
-
-def _sizes(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """Returns the number of rows of each segment, in the rank of the data."""
-    return jax.ops.segment_sum(jnp.ones((ids.size,) + (1,) * (data.ndim - 1), data.dtype), ids, count)
-
-
-def _segment_mean(data: jax.Array, ids: jax.Array, count: int, indices_are_sorted: bool = False) -> jax.Array:
-    total = jax.ops.segment_sum(data, ids, count, indices_are_sorted=indices_are_sorted)
-    return total / jnp.maximum(_sizes(data, ids, count), 1)
-
-
-def _segment_sqrt_n(data: jax.Array, ids: jax.Array, count: int, indices_are_sorted: bool = False) -> jax.Array:
-    total = jax.ops.segment_sum(data, ids, count, indices_are_sorted=indices_are_sorted)
-    return total / jnp.sqrt(jnp.maximum(_sizes(data, ids, count), 1))
-
-
-_REDUCERS: dict[str, tuple[Callable[..., jax.Array], Any]] = {
-    "sum": (jax.ops.segment_sum, None),
-    "prod": (jax.ops.segment_prod, None),
-    "mean": (_segment_mean, None),
-    "max": (jax.ops.segment_max, 0),
-    "min": (jax.ops.segment_min, 0),
-}
-for _name, (_reduce, _empty) in _REDUCERS.items():
-    _segments(f"segment_{_name}", _reduce, sorted_ids=True, empty=_empty)
-    _segments(f"unsorted_segment_{_name}", _reduce, sorted_ids=False)
-_segments("unsorted_segment_sqrt_n", _segment_sqrt_n, sorted_ids=False)

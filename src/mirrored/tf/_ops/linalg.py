@@ -41,13 +41,18 @@ rows(
         "linalg.eigh": ("tensor", jnp.linalg.eigh),
         "linalg.eigvalsh": ("tensor", jnp.linalg.eigvalsh),
         "linalg.expm": ("input", jsl.expm),
-        "linalg.inv": ("input", jnp.linalg.inv),
         "linalg.logdet": ("matrix", lambda matrix: jnp.linalg.slogdet(matrix)[1]),
         "linalg.lu": ("input", _lu),
         "linalg.pinv": ("a rcond>rtol:Any=None validate_args>=False", jnp.linalg.pinv),
         "linalg.slogdet": ("input", jnp.linalg.slogdet),
     }
 )
+
+
+@op("linalg.inv")
+def inv(input: jax.Array, adjoint: bool = False) -> jax.Array:
+    """Computes the inverses of matrices, or with `adjoint` those of their conjugate transposes."""
+    return jnp.linalg.inv(_adjoint(input) if adjoint else input)  # type: ignore[no-any-return]
 
 
 @op("matmul linalg.matmul")
@@ -127,55 +132,6 @@ def einsum(equation: str, *inputs: Operand, **kwargs: object) -> jax.Array:
 def tensordot(a: Common, b: Common, axes: _Pairs) -> jax.Array:
     """Computes the contraction of two tensors over given pairs of axes."""
     return jnp.tensordot(a, b, axes=axes if isinstance(axes, (int, list, tuple)) else np.asarray(axes).tolist())
-
-
-@op("linalg.diag")
-def diag(
-    diagonal: jax.Array,
-    name: str | None = None,
-    k: int = 0,
-    num_rows: int = -1,
-    num_cols: int = -1,
-    padding_value: Operand = 0,
-    align: str = "RIGHT_LEFT",
-) -> jax.Array:
-    """Returns matrices that have given elements on the `k`-th diagonal, and zeros elsewhere by default.
-
-    A positive `k` is above the main diagonal, a negative one below.
-    """
-    side = diagonal.shape[-1] + abs(k)
-    size = (side if num_rows < 0 else num_rows), (side if num_cols < 0 else num_cols)
-    empty = jnp.full((*diagonal.shape[:-1], *size), jnp.asarray(padding_value, diagonal.dtype))
-    return set_diag(empty, diagonal, k=k)
-
-
-@op("linalg.diag_part")
-def diag_part(
-    input: jax.Array, name: str | None = None, k: int = 0, padding_value: object = 0, align: str = "RIGHT_LEFT"
-) -> jax.Array:
-    """Returns the elements on the `k`-th diagonal of matrices.
-
-    A positive `k` is above the main diagonal, a negative one below.
-    """
-    return jnp.diagonal(input, offset=k, axis1=-2, axis2=-1)  # type: ignore[no-any-return]
-
-
-@op("linalg.set_diag")
-def set_diag(
-    input: jax.Array, diagonal: jax.Array, name: str | None = None, k: int = 0, align: str = "RIGHT_LEFT"
-) -> jax.Array:
-    """Returns matrices in which the `k`-th diagonal is replaced by given elements.
-
-    A positive `k` is above the main diagonal, a negative one below.
-    """
-    index = np.arange(diagonal.shape[-1])
-    return input.at[..., index + max(-k, 0), index + max(k, 0)].set(diagonal)
-
-
-@op("linalg.tensor_diag")
-def tensor_diag(diagonal: jax.Array) -> jax.Array:
-    """Returns a tensor of twice the rank that has given elements on its diagonal, and zeros elsewhere."""
-    return jnp.diag(diagonal.reshape(-1)).reshape(diagonal.shape * 2)
 
 
 @op("linalg.band_part")

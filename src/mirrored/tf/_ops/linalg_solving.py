@@ -14,10 +14,23 @@ from mirrored.tf._table import Common, op, rows, tensors
 from mirrored.tf._tensors import as_tensor
 
 
+@jax.custom_jvp
 def _root(matrix: jax.Array) -> jax.Array:
     flat = matrix.reshape((-1, *matrix.shape[-2:]))
     found = jnp.stack([jsl.sqrtm(one) for one in flat]).reshape(matrix.shape)
     return found if jnp.iscomplexobj(matrix) else found.real
+
+
+@_root.defjvp
+def _root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Computes the derivative dR of the root R of A from ``R dR + dR R = dA``, a linear system for its elements."""
+    root, change = _root(primals[0]), tangents[0]
+    eye = jnp.eye(root.shape[-1], dtype=root.dtype)
+    left = jnp.einsum("...ij,kl->...ikjl", root, eye)  # R dR
+    right = jnp.einsum("ij,...lk->...ikjl", eye, root)  # dR R
+    system = (left + right).reshape((*root.shape[:-2], eye.size, eye.size))
+    solved = jnp.linalg.solve(system, change.reshape((*change.shape[:-2], eye.size, 1)))
+    return root, solved.reshape(change.shape)
 
 
 rows(

@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
+import jax.custom_derivatives
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops.indexing import require_indices
 from mirrored.tf._table import Common, Int, op
+from mirrored.values.sparse_rows import without_wrapping
 
 
 @op("nn.softmax_cross_entropy_with_logits")
 def softmax_cross_entropy_with_logits(labels: Common, logits: Common, axis: Int = -1) -> jax.Array:
-    """Computes the softmax cross entropy between label probabilities and logits along `axis`."""
+    """Computes the softmax cross entropy between label probabilities and logits along `axis`.
+
+    Logits of 16 bits are converted to float32 first. The labels of an example should add up to 1; the derivatives are
+    TensorFlow's, which assume it: ``softmax(logits) - labels`` with respect to the logits, and
+    ``-log_softmax(logits)`` with respect to the labels.
+    """
+    precise = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return _softmax_cross_entropy(labels.astype(precise.dtype), precise, axis).astype(logits.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _softmax_cross_entropy(labels: jax.Array, logits: jax.Array, axis: int) -> jax.Array:
     return optax.softmax_cross_entropy(logits, labels, axis=axis)  # type: ignore[no-any-return]
+
+
+@functools.partial(_softmax_cross_entropy.defjvp, symbolic_zeros=True)
+def _softmax_cross_entropy_jvp(
+    axis: int, primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the derivative; a zero tangent is left out, because its product with an infinite factor is NaN."""
+    labels, logits = primals
+    logarithms = jax.nn.log_softmax(logits, axis)
+    factors = (-logarithms, jnp.exp(logarithms) - labels)
+    value = _softmax_cross_entropy(labels, logits, axis)
+    products = [
+        jnp.sum(factor * tangent, axis)
+        for factor, tangent in zip(factors, tangents, strict=True)
+        if not isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+    ]
+    return value, sum(products, start=jnp.zeros_like(value))
 
 
 @op("nn.sparse_softmax_cross_entropy_with_logits")
 def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Array) -> jax.Array:
-    """Computes the softmax cross entropy between class indices and logits; invalid indices give NaN.
+    """Computes the softmax cross entropy between class indices and logits.
+
+    In compiled code and on GPUs, an invalid index gives NaN.
 
     Raises:
-        InvalidArgumentError: The shapes of labels and logits do not match.
+        InvalidArgumentError: The shapes of labels and logits do not match, or an index is out of range, in eager code
+            on a CPU.
     """
     if labels.shape != logits.shape[:-1]:
         raise InvalidArgumentError.of(
@@ -32,8 +69,10 @@ def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Arra
             rule="labels must have the shape of the logits without the last axis",
             remedy="squeeze the labels, or use softmax_cross_entropy_with_logits for one-hot labels",
         )
+    require_indices("tf.nn.sparse_softmax_cross_entropy_with_logits", labels, logits.shape[-1], "labels")
     # Not optax's function, which subtracts the logarithm of a sum from a logit: large logits lose all digits.
-    own = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1, mode="fill", fill_value=np.nan)
+    places = without_wrapping(labels, logits.shape[-1])
+    own = jnp.take_along_axis(jax.nn.log_softmax(logits), places[..., None], axis=-1, mode="fill", fill_value=np.nan)
     return -own[..., 0]
 
 

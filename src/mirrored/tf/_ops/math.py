@@ -155,8 +155,9 @@ def xdivy(x: Common, y: Common) -> jax.Array:
 
 @op("math.squared_difference")
 def squared_difference(x: Common, y: Common) -> jax.Array:
-    """Computes ``(x - y)²`` elementwise."""
-    return jnp.square(x - y)
+    """Computes ``(x - y)²`` elementwise; of complex tensors, ``conj(x - y) * (x - y)``."""
+    difference = x - y
+    return jnp.conj(difference) * difference if jnp.iscomplexobj(difference) else jnp.square(difference)
 
 
 @op("truncatediv")

@@ -15,6 +15,8 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._static import known, static_int
 from mirrored.tf._tensors import as_tensor
+from mirrored.values.index_checks import outside
+from mirrored.values.sparse_rows import without_wrapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,8 @@ class TensorArray:
     """An immutable sequence of tensors; `write` and similar methods return a changed copy.
 
     Context: any. Rows at indices that are known while tracing are stored separately, and may differ in shape. From the
-    first row at a traced index on, all rows are stored in one tensor.
+    first row at a traced index on, all rows are stored in one tensor. A traced index that is out of range at run time
+    reads zeros, and a row written there is dropped.
 
     Args:
         dtype: The dtype of the rows.
@@ -181,7 +184,8 @@ class TensorArray:
                 rule="if a row is written at a traced index, all rows must have one shape",
                 remedy="write rows of one shape",
             )
-        return self._made(self._options, {}, stored._buffer.at[as_tensor(index)].set(row))
+        place = without_wrapping(as_tensor(index), self._options.size)
+        return self._made(self._options, {}, stored._buffer.at[place].set(row, mode="drop"))
 
     def _stored(self, shape: tuple[int, ...]) -> TensorArray:
         """Returns the array with its rows stored in one tensor."""
@@ -208,14 +212,9 @@ class TensorArray:
         try:
             place = static_int(known(index), called="TensorArray.read", argument="index")
         except (NotConstant, InvalidArgumentError):
-            return self.stack()[as_tensor(index)]  # type: ignore[no-any-return]
+            return self._picked(as_tensor(index))
         if not 0 <= place < self._options.size:
-            raise OutOfRangeError.of(
-                "TensorArray.read",
-                found=f"row {place} was read from a TensorArray of size {self._options.size}",
-                rule="row indices must be 0 or more, and less than the size",
-                remedy="pass the index of an existing row, or create the array with a larger size",
-            )
+            raise _out_of_range("TensorArray.read", f"row {place} was read from a TensorArray of size {len(self)}")
         if self._buffer is not None:
             return self._buffer[place]  # type: ignore[no-any-return]
         return self._rows[place] if place in self._rows else jnp.zeros(self._shape_or_refuse(), self._options.dtype)
@@ -248,8 +247,17 @@ class TensorArray:
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
     def gather(self, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the tensors at the given indices, stacked along a new first axis."""
-        return self.stack()[as_tensor(indices)]
+        """Returns the tensors at the given indices, stacked along a new first axis; errors are those of `read`."""
+        places = as_tensor(indices)
+        found = outside(places, self._options.size)
+        if found is not None:
+            raise _out_of_range("TensorArray.gather", found)
+        return self._picked(places)
+
+    def _picked(self, index: jax.Array) -> jax.Array:
+        """Returns rows at traced indices; zeros for an index out of range."""
+        rows = self.stack()
+        return rows.at[without_wrapping(index, rows.shape[0])].get(mode="fill", fill_value=0)
 
     # Reading and writing many rows
 
@@ -285,3 +293,12 @@ class TensorArray:
 
     def __repr__(self) -> str:
         return f"TensorArray(dtype={self._options.dtype}, size={self._options.size}, rows of {self.element_shape})"
+
+
+def _out_of_range(called: str, found: str) -> OutOfRangeError:
+    return OutOfRangeError.of(
+        called,
+        found=found,
+        rule="row indices must be 0 or more, and less than the size",
+        remedy="pass the index of an existing row, or create the array with a larger size",
+    )
