@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mirrored._jax.arrays import put_rows
+from mirrored._jax.arrays import as_array, put, put_rows
+from mirrored.errors import ArgumentError
 from mirrored.topology.device_assignment import make_device_assignment
 
 
@@ -30,3 +31,16 @@ def test_the_result_is_an_ordinary_array() -> None:
     placed = put_rows(np.arange(6.0, dtype=np.float32).reshape(2, 3), layout.sharded, layout.devices)
     assert jax.jit(lambda x: x.sum())(placed) == 15.0
     assert jax.jit(lambda x: x * 2, donate_argnums=0)(placed).tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+
+
+@pytest.mark.parametrize("value", [np.int64([1, 2**31]), np.int64([-(2**40)]), np.uint64([2**32])])
+def test_integers_that_need_64_bits_do_not_wrap(value: np.ndarray) -> None:
+    device = jax.devices()[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    for transfer in (as_array, lambda x: put(x, device), lambda x: put_rows(x, sharding, [device])):
+        with pytest.raises(ArgumentError, match=r"do not fit into u?int32\n.*64-bit mode"):
+            transfer(value)
+        with jax.enable_x64(True):
+            np.testing.assert_array_equal(transfer(value), value)
+        np.testing.assert_array_equal(transfer(value // 2**20), value // 2**20)
+    assert as_array(value[:0]).shape == (0,)

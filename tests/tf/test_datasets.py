@@ -149,3 +149,55 @@ def test_an_array_that_a_function_returns_unchanged_is_not_copied() -> None:
     for one, other in zip(given.as_numpy_iterator(), given.map(lambda x: x).as_numpy_iterator(), strict=True):
         assert type(other) is np.ndarray
         assert np.shares_memory(one, other)
+
+
+BIG = np.array([2**31 + 5, 2**40, -(2**35)], np.int64)
+FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {  # recorded with TensorFlow 2.21
+    "add": (lambda x: tf.add(x, 1), [2147483654, 1099511627777, -34359738367]),
+    "cast": (lambda x: tf.cast(x, tf.int64) * 2, [4294967306, 2199023255552, -68719476736]),
+    "floormod": (lambda x: tf.math.floormod(x, 7), [0, 2, 3]),
+    "where": (lambda x: tf.where(x > 0, x, 0), [2147483653, 1099511627776, 0]),
+    "float32": (lambda x: tf.cast(x, tf.float32), BIG.astype(np.float32).tolist()),
+    "float64": (lambda x: tf.cast(x, tf.float64) + 0.5, [2147483653.5, 1099511627776.5, -34359738367.5]),
+    "constant": (lambda x: tf.constant(2**40, tf.int64) + x, (BIG + 2**40).tolist()),
+    "identity": (lambda x: tf.identity(x), BIG.tolist()),
+}
+
+
+@pytest.mark.parametrize(("function", "expected"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions_compute_in_64_bits(function: Callable[[Any], Any], expected: list[Any]) -> None:
+    mapped = tf.data.Dataset.from_tensor_slices(BIG).map(function)
+    assert [one.item() for one in mapped.as_numpy_iterator()] == expected
+
+
+def test_other_functions_compute_in_64_bits() -> None:
+    numbers = tf.data.Dataset.from_tensor_slices(BIG)
+    assert [int(x) for x in numbers.filter(lambda x: tf.greater(x, 0)).as_numpy_iterator()] == BIG[:2].tolist()
+    assert int(next(numbers.batch(3).map(tf.reduce_max).as_numpy_iterator())) == 2**40
+    scanned = numbers.scan(np.int64(0), lambda state, x: (tf.add(state, x), tf.add(state, x)))
+    assert [int(x) for x in scanned.as_numpy_iterator()] == np.cumsum(BIG).tolist()
+
+
+def test_integers_that_do_not_fit_into_a_tensor_stay_on_the_host() -> None:
+    elements = list(tf.data.Dataset.from_tensor_slices(BIG))
+    assert [int(x.numpy()) for x in elements] == BIG.tolist()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit into int32"):
+        tf.identity(elements[0])
+    small = next(iter(tf.data.Dataset.from_tensor_slices(np.array([7]))))
+    assert isinstance(small, jax.Array)
+
+
+def test_random_changes_of_images_stay_in_float32() -> None:
+    image = np.ones((4, 4, 3), np.float32)
+    for change in (
+        lambda x: tf.image.random_brightness(x, 0.2),
+        lambda x: tf.image.random_contrast(x, 0.2, 0.5),
+        lambda x: tf.image.random_hue(x, 0.2),
+        lambda x: tf.image.random_flip_left_right(x),
+        lambda x: tf.image.random_crop(x, [2, 2, 3]),
+        lambda x: tf.image.per_image_standardization(x),
+        lambda x: tf.image.psnr(x, x * 0.5, 1.0),
+        lambda x: x + tf.random.uniform([]),
+    ):
+        found = next(tf.data.Dataset.from_tensors(image).map(change).as_numpy_iterator())
+        assert found.dtype == np.float32

@@ -247,3 +247,19 @@ def test_diagonals_of_a_wrong_shape_are_refused():
         tf.linalg.set_diag(np.ones((2, 3), np.float32), [1.0, 2.0, 3.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"2 x 2 matrices"):
         tf.linalg.diag([1.0, 2.0, 3.0], num_rows=2, num_cols=2)
+
+
+def test_the_gradients_of_xlogy_are_zero_where_x_is_zero():
+    """Recorded with TensorFlow 2.21."""
+    x, y = tf.Variable([0.0, 2.0]), tf.Variable([3.0, 4.0])
+    with tf.GradientTape(persistent=True) as tape:
+        found, shifted = tf.math.xlogy(x, y), tf.math.xlog1py(x, y)
+    np.testing.assert_allclose(tape.gradient(found, [x, y]), [[0, np.log(4)], [0, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(tape.gradient(shifted, [x, y]), [[0, np.log(5)], [0, 0.4]], rtol=1e-6)
+
+
+def test_multiples_for_each_axis_and_integer_indices():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one number for each axis"):
+        tf.tile([[1, 2]], [2])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be integers"):
+        tf.one_hot([1.0], 3)

@@ -122,3 +122,68 @@ def test_a_pipeline_reads_lines(tmp_path):
 def test_texts_are_constants_of_compiled_functions():
     count = tf.function(lambda x: x * tf.cast(tf.strings.length("abc"), tf.float32))
     assert count(tf.constant(2.0)) == 6.0
+
+
+LOW = S.lower("ABC")
+LOWS = S.lower(["ABC", "d"])
+OPERATORS = [  # recorded with TensorFlow 2.21
+    (lambda: LOW + "z", b"abcz"),
+    (lambda: "z" + LOW, b"zabc"),
+    (lambda: b"z" + LOW, b"zabc"),
+    (lambda: LOW + LOW, b"abcabc"),
+    (lambda: LOW + ["x", "y"], [b"abcx", b"abcy"]),
+    (lambda: ["x", "y"] + LOW, [b"xabc", b"yabc"]),
+    (lambda: LOW + np.array(["x", "y"]), [b"abcx", b"abcy"]),
+    (lambda: LOWS + "z", [b"abcz", b"dz"]),
+    (lambda: "z" + LOWS, [b"zabc", b"zd"]),
+    (lambda: LOWS + LOW, [b"abcabc", b"dabc"]),
+    (lambda: LOW + LOWS, [b"abcabc", b"abcd"]),
+    (lambda: LOWS + [["e"], ["f"]], [[b"abce", b"de"], [b"abcf", b"df"]]),
+    (lambda: LOWS[1] + "x", b"dx"),
+    (lambda: LOWS[:1] + "x", [b"abcx"]),
+    (lambda: [one + "y" for one in LOWS], [b"abcy", b"dy"]),
+    (lambda: LOW == "abc", True),
+    (lambda: LOW == b"abd", False),
+    (lambda: LOW != "abc", False),
+    (lambda: LOW == S.lower("aBC"), True),
+    (lambda: LOW == ["abc", "d"], [True, False]),
+    (lambda: LOW != ["abc", "d"], [False, True]),
+    (lambda: np.array(["abc", "d"]) == LOW, [True, False]),
+    (lambda: LOWS == "abc", [True, False]),
+    (lambda: "abc" == LOWS, [True, False]),
+    (lambda: LOWS != "abc", [False, True]),
+    (lambda: LOWS == LOW, [True, False]),
+    (lambda: tf.equal(LOWS, "abc"), [True, False]),
+    (lambda: tf.not_equal("abc", LOWS), [False, True]),
+    (lambda: tf.equal("abc", "abc"), True),
+]
+
+
+@pytest.mark.parametrize(("run", "expected"), OPERATORS)
+def test_operators(run, expected):
+    found = run()
+    assert (found if isinstance(found, list) else np.asarray(found, object).tolist()) == expected
+    if isinstance(expected, list) and not isinstance(found, list):
+        assert found.dtype == (bool if isinstance(expected[0], bool) else object)
+
+
+def test_a_string_is_no_number():
+    with pytest.raises(TypeError, match="bytes"):
+        LOW + 1
+    with pytest.raises(TypeError, match="bytes|str"):
+        LOWS + 1
+    with pytest.raises(TypeError, match="Expected strings or bytes"):
+        tf.equal(LOWS, 1)
+    assert (LOW == 1) is False
+    assert {LOW: 1}[b"abc"] == 1
+
+
+def test_operators_in_functions_of_datasets():
+    """The label of an image is part of its path, and a position in the list of classes."""
+    paths = tf.data.Dataset.from_tensor_slices(["rose/1.png", "lily/2.png"])
+    classes = np.array(["lily", "rose"])
+    labels = paths.map(lambda path: tf.argmax(S.split(path, "/")[-2] == classes))
+    assert list(labels.as_numpy_iterator()) == [1, 0]
+    assert list(paths.filter(lambda path: S.split(path, "/")[0] == "lily")) == [b"lily/2.png"]
+    assert list(paths.map(lambda path: "a/" + path)) == [b"a/rose/1.png", b"a/lily/2.png"]
+    assert [one.tolist() for one in paths.batch(2).map(lambda batch: batch + "!")] == [[b"rose/1.png!", b"lily/2.png!"]]

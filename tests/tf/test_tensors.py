@@ -36,7 +36,7 @@ def test_constants_are_concrete_while_tracing() -> None:
     assert run().shape == (3,)
 
 
-@pytest.mark.parametrize("value", ["text", [object()], {"a": 1}])
+@pytest.mark.parametrize("value", [[1, "text"], [object()], {"a": 1}])
 def test_what_is_no_tensor(value: object) -> None:
     with pytest.raises(TypeError, match="unsupported type"):
         tf.constant(value)
@@ -131,3 +131,33 @@ def test_shapes_are_asked_for_and_said():
         y = x * x
         y.set_shape([2, 3])
     assert tape.gradient(y, x).get_shape() == (2, 3)
+
+
+@pytest.mark.parametrize("text", ["a", b"a", ["a", b"b"], [["a"], ["b"]], np.array(["a", "b"])])
+@pytest.mark.parametrize("create", [tf.constant, tf.convert_to_tensor])
+def test_constants_of_strings_are_bytes_on_the_host(text, create):
+    found = create(text)
+    assert found.numpy() == b"a" if isinstance(text, str | bytes) else found.numpy().flat[0] == b"a"
+    assert found.shape == np.shape(text)
+    assert create(text, dtype=tf.string).shape == np.shape(text)
+
+
+def test_shapes_of_constants_of_strings():
+    assert tf.constant("a", shape=[2]).numpy().tolist() == [b"a", b"a"]
+    assert tf.constant(["a", "b"], shape=[2, 1]).numpy().tolist() == [[b"a"], [b"b"]]
+    with pytest.raises(TypeError, match="unsupported type"):
+        tf.constant("a", dtype=tf.float32)
+    with pytest.raises(TypeError, match="unsupported type"):
+        tf.identity(tf.constant("a"))
+
+
+@pytest.mark.parametrize("value", [np.int64(2**31), np.array([0, -(2**40)]), np.array([2**32], np.uint64)])
+def test_integers_that_need_64_bits_do_not_wrap(value):
+    for create in (tf.constant, tf.identity, tf.Variable):
+        with pytest.raises(ValueError, match=r"do not fit into u?int32\n.*64-bit mode"):
+            create(value)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit into int32"):
+        tf.constant(2**40, tf.int64)
+    with jax.enable_x64(True):
+        assert int(tf.constant(2**40, tf.int64)) == 2**40
+    assert tf.constant(np.array([2**31 - 1, -(2**31)])).numpy().tolist() == [2**31 - 1, -(2**31)]

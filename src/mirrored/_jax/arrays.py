@@ -17,6 +17,7 @@ from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.traces import CaptureTracer
 from mirrored._typing import DTypeLike, Leaf, Operand
+from mirrored.errors import ArgumentError
 
 # NumPy memory that JAX may alias: who owns an array's buffer, and private copies of buffers that the user owns.
 #
@@ -123,6 +124,46 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return ShapedArray(shape, dtype)
 
 
+def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Returns whether the elements of an array, if they are integers of 64 bits, fit into a narrower integer dtype."""
+    if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(dtype)
+    return not array.size or bool(array.min() >= limits.min and array.max() <= limits.max)
+
+
+def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
+    """Raises an error for integers of NumPy that JAX would make shorter, without a word, outside its 64-bit mode.
+
+    Args:
+        value: Any value; only NumPy arrays and scalars are checked.
+        dtype: The dtype that it is converted to. Default: its own, as far as JAX has it.
+
+    Raises:
+        ArgumentError: Integers of 64 bits do not fit into 32.
+    """
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.itemsize < 8:
+        return
+    array, wanted = np.asarray(value), jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
+    if fits(array, wanted):
+        return
+    raise ArgumentError(
+        "mirrored",
+        found=f"the values {np.array2string(array, threshold=5)} of dtype {array.dtype} do not fit into {wanted}",
+        rule="integers on devices have 32 bits, unless JAX's 64-bit mode is on",
+        remedy="set the environment variable JAX_ENABLE_X64=1, or reduce or drop these numbers",
+    )
+
+
+def _canonical(array: np.ndarray) -> np.ndarray:
+    """Converts an array to the dtype that it has on devices."""
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype == dtype:
+        return array
+    check_fit(array)
+    return array.astype(dtype)
+
+
 def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
     """Copies a host array to several devices of this process, sharded evenly along dimension 0.
 
@@ -134,12 +175,10 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
         sharding: The sharding of the result.
         devices: Its devices.
     """
-    dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
-    if rows.dtype != dtype:
-        rows = rows.astype(dtype)
+    rows = _canonical(rows)
     each = rows.shape[0] // len(devices)
     parts = [rows[first : first + each] for first in range(0, rows.shape[0], each)]
-    return _put(_aval(rows.shape, dtype), sharding, parts, devices, is_owned(rows))
+    return _put(_aval(rows.shape, rows.dtype), sharding, parts, devices, is_owned(rows))
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:
@@ -151,10 +190,8 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
     """
     if device is None or not isinstance(value, np.ndarray):
         return jax.device_put(owned(value), device)  # type: ignore[no-any-return]
-    dtype = jax.dtypes.canonicalize_dtype(value.dtype)
-    if value.dtype != dtype:
-        value = value.astype(dtype)
-    aval = _aval(value.shape, dtype)
+    value = _canonical(value)
+    aval = _aval(value.shape, value.dtype)
     return _put(aval, jax.sharding.SingleDeviceSharding(device), [value], [device], is_owned(value))
 
 
@@ -164,7 +201,11 @@ def as_array(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     Args:
         value: A value that `jnp.asarray` accepts.
         dtype: The dtype of the result. Default: that of `value`.
+
+    Raises:
+        ArgumentError: Integers of 64 bits do not fit into the 32 bits of the result.
     """
+    check_fit(value, dtype)
     array: jax.Array = jnp.asarray(owned(value), dtype)
     return array
 

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import as_array
+from mirrored._jax.arrays import as_array, fits
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.patches import is_applied, replace
 from mirrored.runtime.ambient import ambient
-from mirrored.tf._dtypes import DType, array_dtype, as_dtype
+from mirrored.tf._data.host_arrays import as_bytes_array, is_text, on_host
+from mirrored.tf._dtypes import DType, array_dtype, as_dtype, string
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_ints
@@ -58,7 +59,7 @@ def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
 
 
 def _host_array(value: Operand, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
-    array = np.asarray(value)
+    array = np.asarray(None if isinstance(value, str | bytes) else value)
     if array.dtype.kind not in "biufcV" or array.dtype.fields:
         raise TypeError(
             f"Attempt to convert a value ({value!r}) with an unsupported type ({type(value)}) to a Tensor: "
@@ -67,8 +68,8 @@ def _host_array(value: Operand, dtype: DTypeLike | None) -> np.ndarray[Any, Any]
     if dtype is not None:
         return _checked_cast(array, array_dtype(dtype), from_python=not isinstance(value, (np.ndarray, np.generic)))
     if isinstance(value, (np.ndarray, np.generic)):
-        return array.astype(array_dtype(array.dtype), copy=False)
-    return array.astype(_PYTHON_DTYPES.get(array.dtype.name, array.dtype), copy=False)
+        return _narrowed(array, array_dtype(array.dtype))
+    return _narrowed(array, np.dtype(_PYTHON_DTYPES.get(array.dtype.name, array.dtype)))
 
 
 _PYTHON_SCALARS = {float: np.float32, int: np.int32, bool: np.bool_}
@@ -79,7 +80,19 @@ def _checked_cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], *, from_pyt
     integral = dtype.kind in "iub"
     if from_python and array.size and integral and array.dtype.kind in "fc":
         raise TypeError(f"Cannot convert {array.tolist()!r} to EagerTensor of dtype {as_dtype(dtype).name}")
-    return array.astype(dtype)
+    return _narrowed(array, dtype)
+
+
+def _narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Converts an array to the dtype of a tensor; refuses integers of 64 bits that do not fit into 32."""
+    if not fits(array, dtype):
+        raise InvalidArgumentError.of(
+            "tf.convert_to_tensor",
+            found=f"the values {np.array2string(array, threshold=5)} of dtype {array.dtype} do not fit into {dtype}",
+            rule="integers of tensors have 32 bits, unless JAX's 64-bit mode is on",
+            remedy="set the environment variable JAX_ENABLE_X64=1, or reduce the numbers (x % 2**31) with NumPy",
+        )
+    return array.astype(dtype, copy=False)
 
 
 def _has_tensors(value: Sequence[Any]) -> bool:
@@ -134,6 +147,8 @@ def constant(
 ) -> jax.Array:
     """Creates a tensor from a number, list or NumPy array.
 
+    Strings become bytes on the host, with the methods of a tensor.
+
     Context: any; the value of the result is known also while tracing.
 
     Args:
@@ -147,6 +162,8 @@ def constant(
         InvalidArgumentError: The number of elements does not match `shape`.
     """
     del name
+    if is_text(value) and (dtype is None or as_dtype(dtype) is string):
+        return _texts(value, shape)  # type: ignore[no-any-return]
     tensor = _in_replica(as_tensor(value, dtype))
     if dtype is not None and tensor.dtype != array_dtype(dtype):
         tensor = tensor.astype(array_dtype(dtype))
@@ -163,6 +180,15 @@ def constant(
     return jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
 
 
+def _texts(value: Any, shape: StaticInts | None = None) -> Any:
+    """Returns one or more strings as they stay on the host."""
+    array = as_bytes_array(value)
+    if shape is not None:
+        wanted = static_ints(shape, called="tf.constant", argument="shape")
+        array = np.full(wanted, array.reshape(-1)[0], object) if array.size == 1 else array.reshape(wanted)
+    return on_host(array if array.ndim else array[()])
+
+
 def _in_replica(tensor: jax.Array) -> jax.Array:
     """Returns a copy in compiled replica code: `run` returns an array that all replicas share as one plain value."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
@@ -173,7 +199,7 @@ def _in_replica(tensor: jax.Array) -> jax.Array:
 def convert_to_tensor(
     value: Operand, dtype: DTypeLike | None = None, dtype_hint: DTypeLike | None = None, name: str | None = None
 ) -> jax.Array:
-    """Converts a number, list, NumPy array or variable to a tensor (`tf.convert_to_tensor`).
+    """Converts a number, list, NumPy array or variable to a tensor (`tf.convert_to_tensor`), as `tf.constant` does.
 
     Args:
         value: A tensor, variable, NumPy array, Python number, or a (nested) list of any of them.
@@ -186,6 +212,8 @@ def convert_to_tensor(
         TypeError: The value cannot become an array.
     """
     del name
+    if is_text(value) and (dtype is None or as_dtype(dtype) is string):
+        return _texts(value)  # type: ignore[no-any-return]
     if dtype is None and dtype_hint is not None:
         try:
             return as_tensor(value, dtype_hint)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import NotConstant, evaluate, is_key, owned
+from mirrored._jax.arrays import NotConstant, check_fit, evaluate, is_key, owned
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import eager
 from mirrored._typing import DTypeLike, Operand
@@ -139,7 +139,8 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
     """Returns a variable's initial value as a new array, computed eagerly even during tracing.
 
     Raises:
-        ArgumentError: The value is missing, or depends on an argument of the function being traced.
+        ArgumentError: The value is missing, depends on an argument of the function being traced, or has integers that
+            do not fit into 32 bits outside of JAX's 64-bit mode.
         ValuesError: The value is a per-replica value.
     """
     if initial_value is None:
@@ -169,6 +170,7 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
             ) from None
         if dtype is not None:
             check_kind(value, dtype, "Variable", name)
+        check_fit(value, dtype)
         array = jnp.array(owned(value), dtype=dtype, copy=True)
         # A Python number gives a weakly typed array. Assigned values are not weakly typed, and the change of type would
         # cause one unnecessary retrace of every function that captures the variable.

@@ -105,6 +105,13 @@ CASES = [
     case("math.multiply_no_nan", [0, 8], f(np.inf, 4), f(0, 2)),
     case("math.reciprocal_no_nan", [2, 0], f(0.5, 0)),  # the documentation's example
     case("math.xdivy", [0, 0.5], f(0, 1), f(0, 2)),
+    # Recorded with TensorFlow 2.21.
+    case("math.xlogy", [0, 0, 0], f(0, 0, 0), f(0, np.nan, -1)),
+    case("math.xlog1py", [0, 0, 0], f(0, 0, 0), f(-1, np.nan, -2)),
+    case("bitwise.left_shift", [-(2**31), 1, 4], i(1, 1, 2), i(33, -1, 1)),
+    case("bitwise.right_shift", [0, 8, -1], i(8, 8, -1), i(40, -1, 40)),
+    case("dtypes.saturate_cast", lambda y: y.tolist() == [2147483520, -(2**31)], f(3e9, -3e9), "int32"),
+    case("dtypes.saturate_cast", lambda y: y.tolist() == [0, 255, 255], f(-5, 300, np.inf), "uint8"),
     case("math.squared_difference", [4, 9], f(1, 5), f(3, 2)),
     case("math.squared_difference", [13 + 0j], np.complex64([1 + 2j]), np.complex64([3 - 1j])),
     case("truncatediv", [-1, 1], i(-3, 3), i(2, 2)),

@@ -81,6 +81,7 @@ CASES = [
     case("image.crop_to_bounding_box", RAMP[1:3, 2:4], RAMP, 1, 2, 2, 2),
     case("image.pad_to_bounding_box", np.pad(SMALL, [(1, 0), (0, 2), (0, 0)]), SMALL, 1, 0, 3, 4),
     case("image.resize_with_crop_or_pad", np.pad(RAMP[1:3], [(0, 0), (1, 1), (0, 0)]), RAMP, 2, 6),
+    case("image.convert_image_dtype", [0, 0, 0, 255], np.int16([0, 5, -5, 32767]), "uint8", saturate=True),
     case("image.resize_with_pad", np.pad(RAMP, [(0, 0), (1, 1), (0, 0)]), RAMP, 4, 6),
     # Recorded with TensorFlow 2.21: sizes and offsets are rounded down.
     case(

@@ -7,22 +7,29 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from mirrored._jax.arrays import owned
+from mirrored._jax.arrays import fits, owned
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
 from mirrored.tf._data.host_arrays import OnHostArrays, on_host
+from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 
 
 def _tensors(element: PyTree) -> Any:
-    """Converts arrays to tensors; bytes and object arrays stay on the host, and nested datasets stay unchanged."""
+    """Converts arrays to tensors; bytes and object arrays stay on the host, and nested datasets stay unchanged.
+
+    Integers that do not fit into the 32 bits of a tensor stay on the host, too.
+    """
     return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
 
 
 def _stays(leaf: Leaf) -> bool:
-    return isinstance(leaf, bytes) or not hasattr(leaf, "dtype") or leaf.dtype.hasobject
+    if isinstance(leaf, bytes) or not hasattr(leaf, "dtype") or leaf.dtype.hasobject:
+        return True
+    return isinstance(leaf, np.ndarray | np.generic) and not fits(np.asarray(leaf), array_dtype(leaf.dtype))
 
 
 class EndOfSequenceError(OutOfRangeError, EndOfDataError):

@@ -29,6 +29,35 @@ class HostArray(np.ndarray):  # type: ignore[type-arg]
         """Returns the data as a plain NumPy array; a scalar for a single value."""
         return np.asarray(self)[()]
 
+    # Operators of arrays of strings, which are bytes in TensorFlow: NumPy does not combine bytes and str.
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, key: Any) -> Any:
+        """Returns a part; a single string also has the methods of a tensor."""
+        part = super().__getitem__(key)
+        return HostText(part) if type(part) is bytes else part
+
+    def __add__(self, other: Any) -> Any:
+        """Adds numbers, or concatenates strings, elementwise."""
+        return super().__add__(self._comparable(other))
+
+    def __radd__(self, other: Any) -> Any:
+        """Adds numbers, or concatenates strings, elementwise."""
+        return super().__radd__(self._comparable(other))
+
+    def __eq__(self, other: object) -> Any:
+        """Compares elementwise."""
+        return _truths(super().__eq__(self._comparable(other)))
+
+    def __ne__(self, other: object) -> Any:
+        """Compares elementwise."""
+        return _truths(super().__ne__(self._comparable(other)))
+
+    def _comparable(self, other: Any) -> Any:
+        """Returns other strings as an array of bytes, and anything else unchanged."""
+        return as_bytes_array(other) if self.dtype.hasobject and is_text(other) else other
+
     @property
     def shape(self) -> TensorShape:  # type: ignore[override]
         """The shape, as a tuple with TensorFlow's `as_list`, `rank` and so on."""
@@ -58,6 +87,7 @@ class HostText(bytes):
     """
 
     __slots__ = ()
+    __array_priority__ = 100  # NumPy arrays leave their comparisons with a HostText to it
 
     shape = TensorShape(())
     dtype = _dtypes.string
@@ -65,6 +95,30 @@ class HostText(bytes):
     def numpy(self) -> bytes:
         """Returns the string as a plain bytes object."""
         return bytes(self)
+
+    __hash__ = bytes.__hash__
+
+    def __add__(self, other: Any) -> Any:
+        """Concatenates this string with another, or with each of an array of strings."""
+        return on_host(bytes(self) + other.encode() if isinstance(other, str) else self._array() + other)
+
+    def __radd__(self, other: Any) -> Any:
+        """Concatenates another string with this one."""
+        return on_host(other.encode() + bytes(self) if isinstance(other, str) else other + self._array())
+
+    def __eq__(self, other: object) -> Any:
+        """Compares with another string, or with each of an array of strings."""
+        if isinstance(other, str | bytes):
+            return bytes(self) == (other.encode() if isinstance(other, str) else bytes(other))
+        return self._array() == other if is_text(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        """Compares with another string, or with each of an array of strings."""
+        equal = self == other
+        return equal if equal is NotImplemented else not equal if isinstance(equal, bool) else ~equal
+
+    def _array(self) -> HostArray:
+        return as_bytes_array(self).view(HostArray)
 
     def get_shape(self) -> TensorShape:
         """Returns the shape of a scalar."""
@@ -77,6 +131,30 @@ class HostText(bytes):
             ValueError: The shape is another.
         """
         check_shape(self, shape)
+
+
+def is_text(value: object) -> bool:
+    """Returns whether a value is a string, or a list or an array that consists of strings."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "SUT" or (value.dtype.hasobject and all(map(is_text, value.flat)))
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(is_text, value))
+    return isinstance(value, str | bytes)
+
+
+def _truths(compared: Any) -> Any:
+    """Returns the result of a comparison of strings, which NumPy returns as objects, as booleans."""
+    return compared.astype(bool) if isinstance(compared, np.ndarray) and compared.dtype.hasobject else compared
+
+
+def texts_equal(x: Any, y: Any) -> Any:
+    """Returns whether strings are equal, elementwise.
+
+    Raises:
+        TypeError: Only one side consists of strings.
+    """
+    sides = [one if isinstance(one, HostText) else as_bytes_array(one).view(HostArray) for one in (x, y)]
+    return on_host(np.asarray(sides[0] == sides[1]))
 
 
 def on_host(value: object) -> Any:
@@ -102,7 +180,9 @@ def check_shape(value: Described, shape: ShapeLike | None) -> None:
 class OnHostArrays:
     """A function of an input pipeline that receives its arrays and strings as `HostArray` and `HostText`.
 
-    A view costs about a microsecond per array; tensors, which are on a device, would cost fifty.
+    A view costs about a microsecond per array; tensors, which are on a device, would cost fifty. Operations of the
+    function compute in 64 bits where TensorFlow does: elements stay on the host, where large integers such as hashes
+    are common, and JAX would drop the upper half of their bits.
 
     Attributes:
         function: The user's function.
@@ -112,7 +192,8 @@ class OnHostArrays:
 
     def __call__(self, *parts: Any) -> Any:
         """Calls the function with views of NumPy arrays, and returns its result with plain NumPy arrays."""
-        return _plain(self.function(*(_seen(part) for part in parts)))
+        with jax.enable_x64(True):
+            return _plain(self.function(*(_seen(part) for part in parts)))
 
 
 def _seen(value: Any) -> Any:

@@ -27,7 +27,6 @@ rows(
         "broadcast_to": ("input shape:Ints", jnp.broadcast_to),
         "expand_dims": ("input axis:Int", jnp.expand_dims),
         "reverse": ("tensor axis:Axes", jnp.flip),
-        "tile manip.tile": ("input multiples>reps:Ints", jnp.tile),
     }
 )
 
@@ -256,6 +255,19 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
             remedy=remedy,
         )
     return sizes
+
+
+@op("tile manip.tile")
+def tile(input: jax.Array, multiples: Ints) -> jax.Array:
+    """Repeats a tensor along each axis, as often as `multiples` says."""
+    if len(multiples) != input.ndim:
+        raise InvalidArgumentError.of(
+            "tf.tile",
+            found=f"`multiples` is {multiples}, the tensor has the shape {input.shape}",
+            rule="`multiples` must have one number for each axis of the tensor",
+            remedy="pass 1 for an axis that is not repeated",
+        )
+    return jnp.tile(input, multiples)
 
 
 @op("repeat")

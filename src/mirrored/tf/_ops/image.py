@@ -13,6 +13,7 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import key_from_seed, next_key
+from mirrored.tf._ops.math import cast, saturate_cast
 from mirrored.tf._table import Int, Ints, op, register
 
 _METHODS = {
@@ -102,7 +103,7 @@ def convert_image_dtype(image: jax.Array, dtype: DTypeLike, saturate: bool = Fal
     if source == wanted:
         return image
     if source.is_integer and wanted.is_integer:
-        return _between_integers(image, source.max, wanted)
+        return _between_integers(image, source.max, wanted, saturate)
     if source.is_integer:
         return image.astype(array_dtype(wanted)) * (1.0 / float(source.max))
     if not wanted.is_integer:
@@ -111,10 +112,11 @@ def convert_image_dtype(image: jax.Array, dtype: DTypeLike, saturate: bool = Fal
     return (jnp.clip(scaled, float(wanted.min), float(wanted.max)) if saturate else scaled).astype(array_dtype(wanted))
 
 
-def _between_integers(value: jax.Array, largest: np.integer[Any], wanted: DType) -> jax.Array:
+def _between_integers(value: jax.Array, largest: np.integer[Any], wanted: DType, saturate: bool) -> jax.Array:
+    convert = saturate_cast if saturate else cast
     if largest > wanted.max:
-        return (value // ((int(largest) + 1) // (int(wanted.max) + 1))).astype(array_dtype(wanted))
-    return value.astype(array_dtype(wanted)) * ((int(wanted.max) + 1) // (int(largest) + 1))
+        return convert(value // ((int(largest) + 1) // (int(wanted.max) + 1)), wanted)
+    return convert(value, wanted) * ((int(wanted.max) + 1) // (int(largest) + 1))
 
 
 def _in_float(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -279,7 +281,7 @@ def per_image_standardization(image: jax.Array) -> jax.Array:
     The standard deviation by which it divides is at least ``1 / sqrt(number of elements)``.
     """
     value, axes = image.astype(jnp.float32), (-3, -2, -1)
-    least = 1 / np.sqrt(np.prod(value.shape[-3:]))
+    least = np.float32(1 / np.sqrt(np.prod(value.shape[-3:])))
     deviation = jnp.maximum(jnp.std(value, axis=axes, keepdims=True), least)
     return (value - jnp.mean(value, axis=axes, keepdims=True)) / deviation
 
@@ -296,7 +298,7 @@ def psnr(a: jax.Array, b: jax.Array, max_val: SupportsFloat) -> jax.Array:
     """Computes the peak signal-to-noise ratio between two images, in decibels."""
     largest = float(max_val) / (float(as_dtype(a.dtype).max) if a.dtype.kind in "iu" else 1.0)
     difference = convert_image_dtype(a, "float32") - convert_image_dtype(b, "float32")
-    return 20 * jnp.log10(largest) - 10 * jnp.log10(jnp.mean(jnp.square(difference), axis=(-3, -2, -1)))
+    return 20 * np.float32(np.log10(largest)) - 10 * jnp.log10(jnp.mean(jnp.square(difference), axis=(-3, -2, -1)))
 
 
 @op("image.image_gradients", named=False)
@@ -313,10 +315,14 @@ def _draw(seed: Operand, stateless: bool) -> jax.Array:
     return key_from_seed(seed) if stateless else next_key(seed)
 
 
+def _factor(key: jax.Array, low: float, high: float) -> jax.Array:
+    return jax.random.uniform(key, (), jnp.float32, low, high)
+
+
 def _random_flip(name: str, axis: int, stateless: bool) -> None:
     def flip(image: jax.Array, seed: Operand = None) -> jax.Array:
         """Flips each image with probability one half."""
-        coin = jax.random.bernoulli(_draw(seed, stateless), 0.5, image.shape[:-3])
+        coin = jax.random.bernoulli(_draw(seed, stateless), np.float32(0.5), image.shape[:-3])
         return jnp.where(coin[..., None, None, None], jnp.flip(image, axis), image)
 
     flip.__name__ = flip.__qualname__ = name
@@ -326,7 +332,7 @@ def _random_flip(name: str, axis: int, stateless: bool) -> None:
 def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
     def change(image: jax.Array, lower: float, upper: float, seed: Operand = None) -> jax.Array:
         """Adjusts images by a factor drawn from [lower, upper)."""
-        return adjust(image, jax.random.uniform(_draw(seed, stateless), (), minval=lower, maxval=upper))
+        return adjust(image, _factor(_draw(seed, stateless), lower, upper))
 
     change.__name__ = change.__qualname__ = name
     op(f"image.{name}", named=False)(change)
@@ -335,7 +341,7 @@ def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool)
 def _random_shift(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
     def change(image: jax.Array, max_delta: float, seed: Operand = None) -> jax.Array:
         """Adjusts images by a shift drawn from [-max_delta, max_delta)."""
-        return adjust(image, jax.random.uniform(_draw(seed, stateless), (), minval=-max_delta, maxval=max_delta))
+        return adjust(image, _factor(_draw(seed, stateless), -max_delta, max_delta))
 
     change.__name__ = change.__qualname__ = name
     op(f"image.{name}", named=False)(change)
@@ -352,7 +358,7 @@ for _prefix, _stateless in {"random": False, "stateless_random": True}.items():
 
 def _cropped(value: jax.Array, size: tuple[int, ...], key: jax.Array) -> jax.Array:
     room = jnp.asarray([old - new + 1 for old, new in zip(value.shape, size, strict=True)], jnp.int32)
-    return jax.lax.dynamic_slice(value, list(jax.random.randint(key, (len(size),), 0, room)), size)
+    return jax.lax.dynamic_slice(value, list(jax.random.randint(key, (len(size),), 0, room, jnp.int32)), size)
 
 
 @op("image.random_crop")

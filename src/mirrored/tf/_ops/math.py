@@ -6,7 +6,7 @@ The module `reductions` has reductions and cumulative sums.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,21 @@ import numpy as np
 from jax import lax
 
 from mirrored._typing import DTypeLike, Operand
+from mirrored.tf._data.host_arrays import is_text, texts_equal
 from mirrored.tf._dtypes import array_dtype, as_dtype
 from mirrored.tf._table import Common, op, reported, rows, tensors
-from mirrored.tf._tensors import as_tensor
+from mirrored.tf._tensors import as_tensor, operands
+
+
+def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns a shift by at least 0 and less than all bits, to which TensorFlow clips the number of bits."""
+
+    def run(x: jax.Array, y: jax.Array) -> jax.Array:
+        """Shifts the bits of integers, elementwise."""
+        return shift(x, jnp.clip(y, 0, 8 * x.dtype.itemsize - 1))
+
+    return run
+
 
 rows(
     {
@@ -42,7 +54,6 @@ rows(
         "math.cosh cosh": ("x", jnp.cosh),
         "math.digamma": ("x", special.digamma),
         "math.divide divide math.truediv truediv realdiv": ("x y", jnp.true_divide),
-        "math.equal equal": ("x y", jnp.equal),
         "math.erf": ("x", special.erf),
         "math.erfc": ("x", special.erfc),
         "math.erfinv": ("x", special.erfinv),
@@ -74,7 +85,6 @@ rows(
         "math.ndtri": ("x", special.ndtri),
         "math.negative negative": ("x", jnp.negative),
         "math.nextafter": ("x1 x2", jnp.nextafter),
-        "math.not_equal not_equal": ("x y", jnp.not_equal),
         "math.pow pow": ("x y", jnp.power),
         "math.real": ("input", jnp.real),
         "math.reciprocal": ("x", jnp.reciprocal),
@@ -92,19 +102,37 @@ rows(
         "math.subtract subtract": ("x y", jnp.subtract),
         "math.tan tan": ("x", jnp.tan),
         "math.tanh tanh nn.tanh": ("x", jnp.tanh),
-        "math.xlog1py": ("x y", special.xlog1py),
-        "math.xlogy": ("x y", special.xlogy),
         "math.zeta": ("x q", special.zeta),
         "bitwise.bitwise_and": ("x y", jnp.bitwise_and),
         "bitwise.bitwise_or": ("x y", jnp.bitwise_or),
         "bitwise.bitwise_xor": ("x y", jnp.bitwise_xor),
         "bitwise.invert": ("x", jnp.bitwise_not),
-        "bitwise.left_shift": ("x y", jnp.left_shift),
-        "bitwise.right_shift": ("x y", jnp.right_shift),
+        "bitwise.left_shift": ("x y", _shift(jnp.left_shift)),
+        "bitwise.right_shift": ("x y", _shift(jnp.right_shift)),
         "truncatemod": ("x y", jnp.fmod),
     },
     elementwise=True,
 )
+
+
+@op("math.equal equal", on_host=True)
+def equal(x: Operand, y: Operand) -> jax.Array:
+    """Returns whether elements are equal; compares strings on the host."""
+    if is_text(x) or is_text(y):
+        return texts_equal(x, y)  # type: ignore[no-any-return]
+    sides = operands([x, y])
+    with reported("tf.equal", sides):
+        return jnp.equal(*sides)
+
+
+@op("math.not_equal not_equal", on_host=True)
+def not_equal(x: Operand, y: Operand) -> jax.Array:
+    """Returns whether elements differ; compares strings on the host."""
+    if is_text(x) or is_text(y):
+        return ~texts_equal(x, y)  # type: ignore[no-any-return]
+    sides = operands([x, y])
+    with reported("tf.not_equal", sides):
+        return jnp.not_equal(*sides)
 
 
 @op("math.add_n add_n math.accumulate_n")
@@ -151,6 +179,20 @@ def xdivy(x: Common, y: Common) -> jax.Array:
     """Computes ``x / y`` elementwise, and 0 where x is 0, even if y is 0."""
     zero = x == 0
     return jnp.where(zero, 0, x / jnp.where(zero, 1, y))
+
+
+@op("math.xlogy")
+def xlogy(x: Common, y: Common) -> jax.Array:
+    """Computes ``x * log(y)`` elementwise, with result and gradients 0 where x is 0, for every y."""
+    zero = x == 0
+    return jnp.where(zero, 0, x * jnp.log(jnp.where(zero, 1, y)))
+
+
+@op("math.xlog1py")
+def xlog1py(x: Common, y: Common) -> jax.Array:
+    """Computes ``x * log(1 + y)`` elementwise, with result and gradients 0 where x is 0, for every y."""
+    zero = x == 0
+    return jnp.where(zero, 0, x * jnp.log1p(jnp.where(zero, 0, y)))
 
 
 @op("math.squared_difference")
@@ -212,10 +254,13 @@ def saturate_cast(value: jax.Array, dtype: DTypeLike) -> jax.Array:
     low, high = max(float(source.min), float(wanted.min)), min(float(source.max), float(wanted.max))
     if source.is_integer:
         return jnp.clip(value, int(low), int(high)).astype(array_dtype(wanted))
-    if wanted.is_integer:  # the next smaller float, because no float32 equals int32's maximum
-        high = float(np.nextafter(np.asarray(high, value.dtype), np.asarray(0, value.dtype)))
-    most = jnp.asarray(wanted.max, array_dtype(wanted))
-    return jnp.where(value > high, most, jnp.clip(value, low, high).astype(most.dtype))
+    limits = [np.asarray(limit, value.dtype) for limit in (low, high)]
+    if wanted.is_integer:  # the next smaller float, as in TensorFlow, because no float32 equals int32's maximum
+        limits = [
+            np.nextafter(one, np.zeros_like(one)) if int(one) != int(limit) else one
+            for one, limit in zip(limits, (wanted.min, wanted.max), strict=True)
+        ]
+    return jnp.clip(value, *limits).astype(array_dtype(wanted))
 
 
 @op("bitcast")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from mirrored._typing import DTypeLike
 from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_int
 from mirrored.tf._table import Int, op
 
@@ -25,7 +26,17 @@ def one_hot(
     """Returns a one-hot encoding of indices along a new axis; an index out of range gives only `off_value`.
 
     Elements are `on_value` at the index, and `off_value` elsewhere.
+
+    Raises:
+        InvalidArgumentError: The indices are not integers.
     """
+    if indices.dtype.kind not in "iu":
+        raise InvalidArgumentError.of(
+            "tf.one_hot",
+            found=f"`indices` have the dtype {indices.dtype}",
+            rule="`indices` must be integers",
+            remedy="convert them with tf.cast(indices, tf.int32)",
+        )
     if dtype is None:
         dtype = next((one.dtype for one in (on_value, off_value) if one is not None), "float32")
     hot = jax.nn.one_hot(indices, depth, dtype=jnp.bool_, axis=-1 if axis is None else axis)
