@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.errors import StructureError
 from mirrored.tf import _optimizers_v1
 
 train = tf.compat.v1.train
@@ -120,3 +121,44 @@ def test_learning_rates_follow_the_global_step():
         assert v.numpy() == expected_v
     with pytest.raises(ValueError, match="1 less"):
         train.piecewise_constant(step, [1], [1.0])
+
+
+SHAPELESS = {  # the values after two steps, recorded with TensorFlow 2.21
+    "GradientDescentOptimizer": ((0.1,), [0.64, 1.28]),
+    "MomentumOptimizer": ((0.1, 0.9), [0.46, 0.92]),
+    "AdamOptimizer": ((0.1,), [0.8004126, 1.8001668]),
+    "AdagradOptimizer": ((0.1,), [0.8347373, 1.831543]),
+    "RMSPropOptimizer": ((0.1,), [0.6872513, 1.5594707]),
+    "AdadeltaOptimizer": ((0.1,), [0.99991, 1.99991]),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", SHAPELESS)
+def test_variables_without_a_fixed_shape(name, compiled):
+    arguments, expected = SHAPELESS[name]
+    v, optimizer = tf.Variable([1.0, 2.0], shape=[None]), getattr(train, name)(*arguments)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v**2)
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+
+    run = tf.function(step) if compiled else step
+    run()
+    run()
+    np.testing.assert_allclose(v.numpy(), expected, rtol=1e-5)
+    for value in ([1.0, 2.0, 3.0], [1.0]):
+        v.assign(value)
+        if name == "GradientDescentOptimizer":
+            run()
+            np.testing.assert_allclose(v.numpy(), 0.8 * np.array(value), rtol=1e-6)
+        else:
+            with pytest.raises(StructureError, match="the variable has changed its shape"):
+                run()
+
+
+def test_sparse_gradients_of_variables_without_a_fixed_shape():
+    v, optimizer = tf.Variable([1.0, 2.0], shape=[None]), train.GradientDescentOptimizer(0.5)
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.constant([1.0]), tf.constant([1])), v)])
+    assert v.numpy().tolist() == [1.0, 1.5]

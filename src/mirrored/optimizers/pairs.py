@@ -64,9 +64,9 @@ def _dense(gradient: object, variable: Variable) -> object:
     if not isinstance(gradient, SparseRows):
         return gradient
     known = gradient.dense_shape
-    if isinstance(known, tuple) and known != tuple(variable.shape):
+    if isinstance(known, tuple) and known != variable.component_shape:
         return gradient  # refused later, with the shapes
-    return SparseRows(gradient.values, gradient.indices, variable.shape).to_dense()
+    return SparseRows(gradient.values, gradient.indices, variable.component_shape).to_dense()
 
 
 def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:

@@ -180,8 +180,13 @@ def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
 
 
 def describe(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of arrays or variables, by name."""
-    return {name: jax.ShapeDtypeStruct(tuple(array.shape), array.dtype) for name, array in arrays.items()}
+    """Returns the shapes and dtypes of arrays or of the present values of variables, by name."""
+    return {name: jax.ShapeDtypeStruct(_shape_now(array), array.dtype) for name, array in arrays.items()}
+
+
+def _shape_now(array: Any) -> tuple[int, ...]:
+    # The shape with which a variable was declared may have unknown dimensions.
+    return tuple(array.component_shape if isinstance(array, Variable) else array.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +236,7 @@ class UpdateRule:
             for cohort in sorted(set(plan.cohorts)):
                 members = plan.members(cohort)
                 keys = [slot_key(leaf.address, leaf.variable, cohort) for leaf in layout.leaves]
+                _check_shapes(layout.leaves, [before[key].shape for key in keys])
                 state = layout.pack([before[key] for key in keys])
                 updates, state = update(dict(clipped), state, dict(old), **extra)
                 new.update(_applied({name: old[name] for name in members}, updates))
@@ -238,6 +244,19 @@ class UpdateRule:
                     if leaf.variable is None or leaf.variable in members:
                         after[key] = value
             return [new[name] for name in plan.names], [after[key] for key in plan.slots]
+
+
+def _check_shapes(leaves: Sequence[SlotLeaf], found: Sequence[tuple[int, ...]]) -> None:
+    """Raises an error if a variable has changed its shape: its slots would be broadcast silently."""
+    for leaf, shape in zip(leaves, found, strict=True):
+        if leaf.shape != shape:
+            raise StructureError(
+                "Optimizer.apply_gradients",
+                found=f"the slot {leaf.label!r} of variable {leaf.variable!r} has the shape {shape}, and needs the shape "
+                f"{leaf.shape}: the variable has changed its shape",
+                rule="the slots of an optimizer have the shape that the variable had in the first update",
+                remedy="create a new optimizer after the shape has changed, or use one without slots, such as plain SGD",
+            )
 
 
 def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
