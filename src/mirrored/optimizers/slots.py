@@ -252,10 +252,10 @@ def _check_shapes(leaves: Sequence[SlotLeaf], found: Sequence[tuple[int, ...]]) 
         if leaf.shape != shape:
             raise StructureError(
                 "Optimizer.apply_gradients",
-                found=f"the slot {leaf.label!r} of variable {leaf.variable!r} has the shape {shape}, and needs the shape "
+                found=f"the slot {leaf.label!r} of variable {leaf.variable!r} has the shape {shape}, and needs "
                 f"{leaf.shape}: the variable has changed its shape",
                 rule="the slots of an optimizer have the shape that the variable had in the first update",
-                remedy="create a new optimizer after the shape has changed, or use one without slots, such as plain SGD",
+                remedy="create a new optimizer after the change of shape, or use one without slots, such as plain SGD",
             )
 
 
