@@ -343,3 +343,52 @@ def test_a_compiled_custom_gradient_without_variables_in_its_gradient(v):
         y = function(scaled)(x)
     with pytest.raises(TapeError, match="accept 'variables'"):
         tape.gradient(y, x)
+
+
+@jax.custom_vjp
+def _tripled(x):
+    return x * x
+
+
+_tripled.defvjp(lambda x: (x * x, x), lambda x, cotangent: (3.0 * x * cotangent,))
+
+CUSTOM_RULES_OVER_A_VARIABLE = {
+    "vmap": jax.vmap(jax.nn.relu),
+    "another axis": jax.vmap(jax.nn.relu, in_axes=1, out_axes=1),
+    "nested": jax.vmap(jax.vmap(jax.nn.silu)),
+    "lambda": jax.vmap(lambda row: jax.nn.relu(row) * 2.0),
+    "custom_vjp": jax.vmap(_tripled),
+    "custom_vjp, jit": jax.vmap(jax.jit(_tripled)),
+    "checkpoint": jax.vmap(jax.checkpoint(_tripled)),
+    "map": lambda x: lax.map(jax.nn.relu, x),
+    "softmax": jax.vmap(jax.nn.softmax),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM_RULES_OVER_A_VARIABLE)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_functions_with_custom_rules_take_variables_through_transformations(name, compiled):
+    transformed, start = CUSTOM_RULES_OVER_A_VARIABLE[name], jnp.asarray([[1.0, -2.0, 3.0], [-1.0, 0.5, 2.0]])
+    weights, variable = jnp.arange(6.0).reshape(2, 3), Variable(start)
+
+    def gradient():
+        with GradientTape() as tape:
+            y = jnp.sum(transformed(variable) * weights)
+        return tape.gradient(y, variable)
+
+    expected = jax.grad(lambda x: jnp.sum(transformed(x) * weights))(start)
+    np.testing.assert_allclose(function(gradient)() if compiled else gradient(), expected, rtol=1e-6)
+
+
+def test_a_custom_rule_in_run_takes_a_mirrored_variable_through_vmap(way):
+    with way.strategy.scope():
+        variable = Variable(jnp.asarray([[1.0, -2.0], [3.0, -1.0]]))
+
+    def replica():
+        with GradientTape() as tape:
+            y = jnp.sum(jax.vmap(jax.nn.relu)(variable) ** 2)
+        return tape.gradient(y, variable)
+
+    results = way.compile(lambda: way.strategy.run(replica))()
+    for component in way.strategy.experimental_local_results(results):
+        np.testing.assert_allclose(component, [[2.0, 0.0], [6.0, 0.0]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import jax
@@ -271,6 +272,22 @@ def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Call
     _dtypes.canonicalize_value_handlers[cls] = read
     _core.pytype_aval_mappings[cls] = shape_of
     _registered.add(cls)
+
+
+def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
+    """Returns operands with arrays in place of instances of registered classes, which it reads within ``context()``.
+
+    JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
+    derivative rule that a transformation such as `vmap` passes on.
+    """
+    at = [place for place, value in enumerate(values) if not _registered.isdisjoint(type(value).__mro__)]
+    if not at:
+        return values
+    read = list(values)
+    with context():
+        for place in at:
+            read[place] = _dtypes.canonicalize_value(read[place])  # type: ignore[no-untyped-call]
+    return read
 
 
 def _with_registered(canonicalize: Callable[[Any], Any]) -> Callable[[Any], Any]:

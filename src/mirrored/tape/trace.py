@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mirrored._jax import caches
+from mirrored._jax.arrays import registered_read
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
 from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.jaxprs import aval_of, program_of
@@ -89,8 +90,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def captured(self, functions: list[Any]) -> None:
         """Notes functions that JAX is tracing and that close over a tracked array, so that JAX retraces them.
 
-        JAX caches their traces with the box as a constant. `_forget_stale` evicts these traces before the next
-        primitive runs, so that no later call reuses the box.
+        `_forget_stale` evicts their cached traces, which hold the box as a constant, before the next primitive runs.
         """
         self._stale += functions
 
@@ -157,9 +157,10 @@ class TapeTrace(Trace):  # type: ignore[misc]
     ) -> Any:
         """Runs a `jax.custom_jvp` function under the tape, and records it if an operand is tracked."""
         bind = binder(primitive, (function, jvp), {"symbolic_zeros": symbolic_zeros})
+        split = self.split_operands(registered_read(args, self.as_current))
         if not is_from_jax(function):
-            return calls.process(self, bind, function, *self.split_operands(args), str(primitive))
-        return calls.process_library(self, bind, (primitive, function, symbolic_zeros), jvp, *self.split_operands(args))
+            return calls.process(self, bind, function, *split, str(primitive))
+        return calls.process_library(self, bind, (primitive, function, symbolic_zeros), jvp, *split)
 
     def process_custom_vjp_call(
         self,
@@ -176,13 +177,12 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs a `jax.custom_vjp` function under the tape, and records it if an operand is tracked."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         bind = binder(primitive, (function, forward, backward), params)
-        return calls.process(self, bind, function, *self.split_operands(args), str(primitive))
+        split = self.split_operands(registered_read(args, self.as_current))
+        return calls.process(self, bind, function, *split, str(primitive))
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
-        """Runs a `jax.shard_map` call outside of `jit` under the tape.
-
-        The function is traced first, so that the values that it closes over become operands.
-        """
+        """Runs a `jax.shard_map` call outside of `jit`, traced first so that what it closes over becomes operands."""
+        args = registered_read(args, self.as_current)
         result: list[Any] = []
 
         def bind(*arrays: Any) -> list[Any]:
@@ -203,7 +203,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return function.call_wrapped(*args)
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Executes a collective or `merge_call` of all replicas, and records it on their tapes."""
+        """Executes a collective or `merge_call` of all replicas, and records it."""
         return merging.process(self, merge, payload)
 
     # Recording
