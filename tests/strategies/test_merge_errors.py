@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from typing import Any
 
@@ -311,9 +312,9 @@ def test_replicas_whose_collectives_differ_are_refused(way: Any, case: str) -> N
 def test_functions_and_reductions_that_every_replica_makes_anew_are_the_same(way: Any) -> None:
     def replica() -> Any:
         context = mr.get_replica_context()
-        local = context.local_index
+        local, none = context.local_index, 0  # a number that differed between replicas would be refused
         merged = context.merge_call(
-            lambda strategy, x: strategy.reduce("SUM", x, axis=None) + 0 * local, args=(jnp.ones(()),)
+            lambda strategy, x: strategy.reduce("SUM", x, axis=None) + none, args=(jnp.ones(()),)
         )
         largest = context.all_reduce(lambda stacked: jnp.max(stacked, axis=0), jnp.float32(local))
 
@@ -326,3 +327,70 @@ def test_functions_and_reductions_that_every_replica_makes_anew_are_the_same(way
 
     results = way.compile(lambda: way.strategy.run(replica))()
     assert [float(way.strategy.experimental_local_results(one)[0]) for one in results] == [2.0, 1.0, 0.0, 2.0]
+
+
+LAYOUTS = [(1, 2), (2, 2), (2, 4)]
+
+
+def _combined(strategy: mr.MirroredStrategy, name: str) -> object:
+    def own() -> jax.Array:
+        context = mr.get_replica_context()
+        return jnp.ones(2, jnp.float32 if context.replica_id_in_sync_group == 0 else jnp.int32)
+
+    context = mr.get_replica_context
+    if name == "all_reduce":
+        return strategy.run(lambda: context().all_reduce("SUM", own()))
+    if name == "all_gather":
+        return strategy.run(lambda: context().all_gather(own(), axis=0))
+    if name == "gather":
+        return strategy.gather(strategy.run(own), axis=0)
+    return strategy.reduce("SUM", strategy.run(own), axis=None)
+
+
+@pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "gather", "reduce"])
+def test_values_of_several_dtypes_are_refused_in_every_layout(devices: int, replicas: int, name: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+    with pytest.raises(StructureError, match="the components have the dtypes float32, int32"):
+        _combined(strategy, name)
+
+
+def _times(strategy: object, x: object, factor: int) -> int:
+    del strategy, x
+    return factor
+
+
+@pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
+@pytest.mark.parametrize("kind", ["partial", "closure", "default"])
+def test_a_merged_function_bound_to_other_numbers_is_refused(devices: int, replicas: int, kind: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+
+    def replica() -> object:
+        context = mr.get_replica_context()
+        own = context.replica_id_in_sync_group
+        merged = {
+            "partial": functools.partial(_times, factor=own),
+            "closure": lambda strategy, x: _times(strategy, x, own),
+            "default": lambda strategy, x, factor=own: _times(strategy, x, factor),
+        }[kind]
+        return context.merge_call(merged, args=(jnp.ones(2),))
+
+    with pytest.raises(MergeError, match="(factor|own|0)=0, and replica 1 with .*=1"):
+        strategy.run(replica)
+
+
+@pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
+def test_a_merged_function_may_close_over_equal_numbers_and_over_own_objects(devices: int, replicas: int) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+
+    def replica() -> object:
+        factor, nan, late = 3, float("nan"), []
+
+        def merged(strategy: mr.MirroredStrategy, x: jax.Array, other: float = nan) -> jax.Array:
+            late.append(other)
+            return strategy.reduce("SUM", x, axis=None) * factor
+
+        return mr.get_replica_context().merge_call(functools.partial(merged, other=nan), args=(jnp.ones(2),))
+
+    for component in strategy.experimental_local_results(strategy.run(replica)):
+        assert component.tolist() == [3.0 * replicas] * 2

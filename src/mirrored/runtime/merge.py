@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mirrored._jax.traces import current_trace, recording_parent
@@ -56,21 +57,59 @@ def same_object(one: object, described: str) -> Given:
     return Given(id(one), described, f"(id {id(one):#x})")
 
 
-def code_of(function: object) -> object:
+class FunctionKey(NamedTuple):
+    """What must be equal in the functions that replicas pass to a merge.
+
+    Attributes:
+        code: The code, or the class and the attributes of a callable object.
+        bound: The numbers and strings that the function closes over, has as defaults, or is bound to, by name.
+    """
+
+    code: object
+    bound: tuple[tuple[object, str], ...]
+
+
+def code_of(function: object) -> FunctionKey:
     """Returns a key that is equal for functions with the same code, and for callable objects with equal attributes.
 
-    Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the objects differ.
+    Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the objects differ. The key
+    contains the numbers and strings that a function closes over, has as defaults, or is bound to by
+    `functools.partial`: of several functions only that of the first replica is called.
     """
+    bound: list[tuple[object, str]] = []
     while isinstance(function, functools.partial):
+        bound += _scalars(enumerate(function.args)) + _scalars(function.keywords.items())
         function = function.func
     function = inspect.unwrap(function) if callable(function) else function
     function = getattr(function, "__func__", function)
     code: object = getattr(function, "__code__", None)
-    if code is not None:
-        return code
+    if isinstance(code, types.CodeType):
+        cells = zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False)
+        filled = [(name, cell) for name, cell in cells if cell != types.CellType()]  # empty cells equal each other
+        bound += _scalars((name, cell.cell_contents) for name, cell in filled)
+        bound += _scalars(enumerate(getattr(function, "__defaults__", None) or ()))
+        bound += _scalars((getattr(function, "__kwdefaults__", None) or {}).items())
+        return FunctionKey(code, tuple(bound))
     kind = type(function)
     attributes = {name: _key_of(value) for name, value in getattr(function, "__dict__", {}).items()}
-    return kind.__module__, kind.__qualname__, getattr(function, "__name__", None), attributes
+    described = (kind.__module__, kind.__qualname__, getattr(function, "__name__", None), attributes)
+    return FunctionKey(described, tuple(bound))
+
+
+def _scalars(named: Iterable[tuple[object, object]]) -> list[tuple[object, str]]:
+    """Returns the numbers, strings and None among named values, as keys (NaN equals NaN)."""
+    kinds = (int, float, complex, str, bytes, NoneType)
+    return [(name, repr(value)) for name, value in named if isinstance(value, kinds)]
+
+
+class ShownFunction(NamedTuple):
+    """A function in messages, with the numbers and strings to which it is bound (`code_of`)."""
+
+    function: object
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in code_of(self.function).bound)
+        return f"{self.function}{f' with {values}' if values else ''}"
 
 
 def _key_of(value: object) -> object:

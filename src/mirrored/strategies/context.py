@@ -17,7 +17,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.merge import Given, Merge, code_of, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.merge_call import call_merged, nested_gather, nested_reduce
-from mirrored.strategies.reducing import check_alike, check_sums_rows, mean_of_rows, refuse_rows
+from mirrored.strategies.reducing import check_alike, check_dtypes, check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures
 from mirrored.values.sparse_rows import SparseRows
 
@@ -156,6 +156,7 @@ class ReplicaContext:
 
         Raises:
             ArgumentError: A value is a scalar, or the axis is out of range.
+            StructureError: The replicas pass values of different structures or dtypes.
         """
         self._check("all_gather")
         leaves, treedef = structures.flatten(value, also=SparseRows)
@@ -269,8 +270,13 @@ def _columns(
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:
-    """Raises ArgumentError if the arrays to be concatenated differ in rank or in a dimension other than `axis`."""
+    """Raises ArgumentError if the arrays to be concatenated differ in rank or in a dimension other than `axis`.
+
+    Raises:
+        StructureError: They differ in dtype.
+    """
     for arrays in zip(*payloads, strict=True):
+        check_dtypes(called, arrays)
         shapes = [tuple(array.shape) for array in arrays]
         rest = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}
         if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1:

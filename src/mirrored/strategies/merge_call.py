@@ -18,7 +18,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merge import Given, Merge, code_of, or_undone, run_merge
+from mirrored.runtime.merge import Given, Merge, ShownFunction, code_of, or_undone, run_merge
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
@@ -233,6 +233,6 @@ def call_merged(
         return [_payload([column[local] for column in columns], treedef) for local in range(len(payloads))]
 
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
-    merge = Merge(name, run, given=(Given(code_of(merge_fn), "the function", merge_fn),))
+    merge = Merge(name, run, given=(Given(code_of(merge_fn), "the function", ShownFunction(merge_fn)),))
     *arrays, rest = run_merge(merge, _payload(*structures.flatten((args, kwargs))))
     return rest.restored(arrays)

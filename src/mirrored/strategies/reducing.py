@@ -284,11 +284,12 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
 
 
 def check_alike(called: str, components: Sequence[Any]) -> None:
-    """Raises an error unless the arrays to be reduced over replicas have equal shapes.
+    """Raises an error unless the arrays to be reduced over replicas have equal shapes and dtypes.
 
     Raises:
-        StructureError: Shapes differ.
+        StructureError: Shapes or dtypes differ.
     """
+    check_dtypes(called, components)
     shapes = [tuple(np.shape(component)) for component in components]
     if len(set(shapes)) > 1:
         raise StructureError(
@@ -296,6 +297,23 @@ def check_alike(called: str, components: Sequence[Any]) -> None:
             found=f"the components have the shapes {', '.join(map(str, shapes))}",
             rule="values that are reduced over replicas must have the same shape on all replicas",
             remedy="reduce along the dimension that differs first (strategy.reduce(op, value, axis=0)), pad, or gather",
+        )
+
+
+def check_dtypes(called: str, components: Sequence[Any]) -> None:
+    """Raises an error unless the arrays that a collective combines have equal dtypes.
+
+    Raises:
+        StructureError: Dtypes differ. Promotion would give replicas results of a dtype that none of them passed, and
+            several devices cannot hold one array of several dtypes.
+    """
+    dtypes = [jnp.result_type(component) for component in components]
+    if len(set(dtypes)) > 1:
+        raise StructureError(
+            called,
+            found=f"the components have the dtypes {', '.join(map(str, dtypes))}",
+            rule="values that are combined over replicas must have the same dtype on all replicas",
+            remedy="convert the value in the replica function: value.astype(jnp.float32)",
         )
 
 
@@ -364,6 +382,7 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
 
     Raises:
         ArgumentError: The components cannot be concatenated along `axis`.
+        StructureError: The components have different dtypes.
     """
     value = as_per_replica(strategy, leaf)
     if not isinstance(value, PerReplica):
@@ -377,6 +396,7 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
         normal = axis if axis >= 0 else axis + len(value.component_shape or ())
         return gather_stacked(value.stacked(strategy.device_assignment), normal, strategy.device_assignment)
     components = [as_array(component) for component in value.values]
+    check_dtypes("Strategy.gather", components)
     if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
         return gather_across(components, axis, strategy.device_assignment)
     _check_gather([component.shape for component in components], axis)
