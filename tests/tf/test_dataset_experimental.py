@@ -48,3 +48,11 @@ def test_questions_about_datasets() -> None:
     assert X.get_single_element(D.from_tensors([1.0])).shape == (1,)
     assert len(D.range(3).apply(X.shuffle_and_repeat(3, 2, seed=1))) == 6
     assert read(X.RandomDataset(seed=1).take(2)) == read(D.random(seed=1).take(2))
+
+
+def test_errors_of_elements_are_ignored():
+    numbers = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 0.0, 4.0])
+    inverse = numbers.map(lambda x: tf.debugging.check_numerics(1.0 / x, "infinite"))
+    expected = [1.0, 0.5, 0.25]
+    assert list(inverse.ignore_errors().as_numpy_iterator()) == expected
+    assert list(inverse.apply(tf.data.experimental.ignore_errors()).as_numpy_iterator()) == expected

@@ -298,34 +298,42 @@ class InterleaveCursor:
 
 
 class RebatchCursor:
-    """An iterator that regroups the examples of another iterator's batches into batches of `size` examples.
+    """An iterator that regroups the examples of another iterator's batches into batches of given sizes, in turn.
 
-    A position is that of the parent before the current batch, and the number of its rows that were returned. Grain's
-    RebatchIterDataset has the same positions, but returns an additional batch of zero rows after a position that was
-    saved at the last row.
+    A position is that of the parent before the current batch, the number of its rows that were returned, and, if there
+    are several sizes, the number of the next one. Grain's RebatchIterDataset has the same positions, but returns an
+    additional batch of zero rows after a position that was saved at the last row.
     """
 
-    def __init__(self, parent: Cursor, size: int, drop_remainder: bool) -> None:
-        self._parent, self._size, self._drop = parent, size, drop_remainder
+    def __init__(self, parent: Cursor, sizes: tuple[int, ...], drop_remainder: bool) -> None:
+        self._parent, self._sizes, self._drop = parent, sizes, drop_remainder
         self._before = parent.get_state()
         self._batch: Element = None
-        self._length = self._row = 0
+        self._length = self._row = self._turn = 0
 
     def __next__(self) -> Element:
         parts: list[Element] = []
-        missing = self._size
+        missing = size = self._sizes[self._turn]
+        if not size and (self._batch is not None or self._read()):
+            parts.append(self._rows(0))
         while missing:
             if self._row >= self._length and not self._read():
                 break
-            stop = min(self._row + missing, self._length)
-            if stop > self._row:
-                rows = slice(self._row, stop)
-                parts.append(jax.tree.map(lambda leaf, rows=rows: leaf[rows], self._batch))
-                missing -= stop - self._row
-                self._row = stop
+            count = min(missing, self._length - self._row)
+            if count:
+                parts.append(self._rows(count))
+                missing -= count
         if not parts or (missing and self._drop):
             raise StopIteration
+        if not missing:  # a batch that is not full is the last one, also if the next size is 0
+            self._turn = (self._turn + 1) % len(self._sizes)
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
+
+    def _rows(self, count: int) -> Element:
+        """Returns the next rows of the current batch."""
+        rows = slice(self._row, self._row + count)
+        self._row += count
+        return jax.tree.map(lambda leaf: leaf[rows], self._batch)
 
     def _read(self) -> bool:
         """Reads the parent's next batch; returns False at the end of the data."""
@@ -333,7 +341,8 @@ class RebatchCursor:
         try:
             batch = next(self._parent)
         except StopIteration:
-            self._before, self._batch, self._length, self._row = before, None, 0, 0
+            if len(self._sizes) == 1:  # else batches of size 0 may follow, which have the shapes of the last batch
+                self._before, self._batch, self._length, self._row = before, None, 0, 0
             return False
         length = batch_size(batch, "Dataset.rebatch")
         # After a restored position `_row` is the first row of this batch that was not returned.
@@ -343,11 +352,12 @@ class RebatchCursor:
 
     def get_state(self) -> Any:
         # The keys are part of the format of saved positions.
-        return {"parent": self._before, "batch_idx": self._row}
+        turn = {"turn": self._turn} if len(self._sizes) > 1 else {}
+        return {"parent": self._before, "batch_idx": self._row, **turn}
 
     def set_state(self, state: Any) -> None:
         self._parent.set_state(state["parent"])
-        self._before, self._row = state["parent"], state["batch_idx"]
+        self._before, self._row, self._turn = state["parent"], state["batch_idx"], state.get("turn", 0)
         self._batch, self._length = None, 0
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from mirrored.runtime.hooks import note_iteration, stop_iteration
 _VERSION: Final = 1
 _TRANSFORMATIONS: Final = frozenset(
     "map filter batch padded_batch unbatch rebatch shuffle repeat take skip shard cache prefetch interleave flat_map "
-    "zip concatenate enumerate window with_options apply reduce random_map as_numpy_iterator".split()
+    "zip concatenate enumerate window ignore_errors with_options apply reduce random_map as_numpy_iterator".split()
 )
 
 

@@ -149,9 +149,9 @@ _DATA: Final = {
 _DATA_EXPERIMENTAL: Final = (
     "Counter", "INFINITE_CARDINALITY", "RandomDataset", "Reducer", "UNKNOWN_CARDINALITY", "assert_cardinality",
     "bucket_by_sequence_length", "cardinality", "choose_from_datasets", "copy_to_device", "enumerate_dataset",
-    "get_single_element", "group_by_reducer", "group_by_window", "map_and_batch", "parallel_interleave",
-    "prefetch_to_device", "rejection_resample", "sample_from_datasets", "scan", "shuffle_and_repeat", "take_while",
-    "unbatch", "unique",
+    "get_single_element", "group_by_reducer", "group_by_window", "ignore_errors", "map_and_batch",
+    "parallel_interleave", "prefetch_to_device", "rejection_resample", "sample_from_datasets", "scan",
+    "shuffle_and_repeat", "take_while", "unbatch", "unique",
 )  # fmt: skip
 
 _CLUSTER: Final = {

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import jax
+import numpy as np
 
-from mirrored._typing import PyTree
+from mirrored._typing import PyTree, StaticInts
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element
 from mirrored.data.options import AUTOTUNE
-from mirrored.data.pipeline import indexed, indexed_sources, streams
+from mirrored.data.pipeline import indexed, indexed_sources, stateful, streams
 from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.data.pipeline.nodes import IndexedNode, Node
 from mirrored.errors import ArgumentError, StructureError
@@ -158,10 +159,46 @@ class Grouping(Steps):
         """Splits every batch into its examples, each of which becomes an element."""
         return self._then(streams.Unbatched(self._node))
 
-    def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
-        """Regroups the examples of a dataset of batches into batches of another size."""
-        size = at_least(1, int(batch_size), "Dataset.rebatch", "batch_size")
-        return self._then(streams.Rebatched(self._node, size, bool(drop_remainder)))
+    def rebatch(self, batch_size: StaticInts, drop_remainder: bool = False) -> Self:
+        """Regroups the examples of a dataset of batches into batches of another size, or of several sizes in turn.
+
+        Args:
+            batch_size: The number of examples per batch; or a sequence of numbers, each of which is the size of one
+                batch, and which starts again after its last one. A size of 0 gives an empty batch.
+            drop_remainder: Whether to drop the last batch if it is not full.
+
+        Raises:
+            ArgumentError: A number is negative, a single one is 0, or the sequence has no number above 0.
+        """
+        sizes = tuple(int(size) for size in np.ravel(np.asarray(batch_size)))
+        if np.ndim(batch_size) and max(sizes, default=0) > 0:
+            sizes = tuple(at_least(0, size, "Dataset.rebatch", "batch_size") for size in sizes)
+        else:
+            sizes = (at_least(1, max(sizes, default=0), "Dataset.rebatch", "batch_size"),)
+        return self._then(streams.Rebatched(self._node, sizes, bool(drop_remainder)))
+
+    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Self:
+        """Leaves out the elements that raise an exception because of their data, such as a damaged image.
+
+        Exceptions that show a fault of the program are raised: TypeError, NameError, AttributeError, AssertionError.
+
+        Args:
+            log_warning: Whether to log each exception that is ignored.
+            name: Accepted for compatibility with TensorFlow and ignored.
+
+        TensorFlow: The same; it finds most faults of functions before it reads the first element.
+
+        Example:
+            >>> import numpy as np
+            >>> from mirrored.data import Dataset
+            >>> def parsed(x):
+            ...     return np.frombuffer(x, np.int16)
+            >>> dataset = Dataset.from_generator(lambda: iter([b"ab", b"abc", b"cd"]))
+            >>> [x.tolist() for x in dataset.map(parsed).ignore_errors().as_numpy_iterator()]
+            [[25185], [25699]]
+        """
+        del name
+        return self._then(stateful.Forgiving(self._node, bool(log_warning)))
 
     def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
         """Groups consecutive elements into windows; each window is a dataset (or a pytree of datasets).

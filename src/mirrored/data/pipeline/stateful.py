@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from mirrored.data.calling import call, naming_element, no_end
 from mirrored.data.cursors import Cursor, IterableCursor
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.extra import engine
-from mirrored.data.options import UNKNOWN_CARDINALITY
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
     Node,
     Run,
@@ -31,6 +32,8 @@ from mirrored.data.pipeline.nodes import (
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
+
+_log = logging.getLogger("mirrored.data")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -357,3 +360,61 @@ def _broken_promise(promised: int, found: str) -> InputError:
         rule="the dataset must have exactly the expected number of elements",
         remedy="pass the actual number of elements, or omit assert_cardinality",
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Forgiving(StreamStep):
+    """The operation `ignore_errors`: leaves out the elements that raise an exception because of their data."""
+
+    log_warning: bool
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY if self.parent.cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+    @property
+    def spec(self) -> Any:
+        try:
+            return self.parent.spec
+        except _FAULTS:
+            raise
+        except Exception:  # of the first element, which is left out, too
+            return spec_of_first(self)
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: _ForgivingCursor(self.parent.cursor(run), self.log_warning), "ignore_errors")
+
+
+_FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
+
+
+class _ForgivingCursor:
+    """An iterator over another one that continues after the elements that raise an exception."""
+
+    def __init__(self, parent: Cursor, log_warning: bool) -> None:
+        self._parent, self._log_warning = parent, log_warning
+
+    def __next__(self) -> Element:
+        while True:
+            before = self._parent.get_state()
+            try:
+                return next(self._parent)
+            except (StopIteration, *_FAULTS):
+                raise
+            except Exception as error:
+                if self._parent.get_state() == before:
+                    if before.keys() != {"next_index"}:  # the parent would raise the same exception forever
+                        raise
+                    # A random-access parent remains at the element. Grain's threads are one element ahead of it.
+                    self._parent.set_state({"next_index": before["next_index"] + 1})
+                if self._log_warning:
+                    _log.warning("Dataset.ignore_errors: left out an element: %r", error)
+
+    def get_state(self) -> Any:
+        return self._parent.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state)
+
+    def close(self) -> None:
+        self._parent.close()

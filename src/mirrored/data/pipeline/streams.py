@@ -330,9 +330,9 @@ class StreamBatched(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatched(StreamStep):
-    """The operation `rebatch`: regroups the examples of batches into batches of another size."""
+    """The operation `rebatch`: regroups the examples of batches into batches of other sizes, in turn."""
 
-    size: int
+    sizes: tuple[int, ...]
     drop_remainder: bool
 
     @property
@@ -341,12 +341,12 @@ class Rebatched(StreamStep):
 
     @property
     def spec(self) -> Any:
-        size = self.size if self.drop_remainder else None
+        size = self.sizes[0] if self.drop_remainder and len(set(self.sizes)) == 1 else None
         return specs.map_specs(lambda leaf: leaf.unbatched().batched(size), self.parent.spec)
 
     def stream(self, run: Run) -> Any:
         return engine().by_cursor(
-            lambda: RebatchCursor(self.parent.cursor(run), self.size, self.drop_remainder), "rebatch"
+            lambda: RebatchCursor(self.parent.cursor(run), self.sizes, self.drop_remainder), "rebatch"
         )
 
 

@@ -127,6 +127,7 @@ _METHODS: Final = {
     "bucket_by_sequence_length": "bucket_by_sequence_length",
     "enumerate_dataset": "enumerate",
     "group_by_window": "group_by_window",
+    "ignore_errors": "ignore_errors",
     "rejection_resample": "rejection_resample",
     "scan": "scan",
     "take_while": "take_while",
