@@ -184,3 +184,49 @@ def test_the_gradient_of_a_product_ignores_rows_without_a_segment():
     with tf.GradientTape() as tape:
         y = tf.math.unsorted_segment_prod(v, [0, -1, 0], 1)
     np.testing.assert_array_equal(tape.gradient(y, v), [4, 0, 3])
+
+
+WRONG = {
+    "boolean_mask": lambda: tf.boolean_mask([[1, 2], [3, 4]], [True, False, True]),
+    "boolean_mask of one": lambda: tf.boolean_mask([[1, 2], [3, 4]], True),
+    "bincount": lambda: tf.math.bincount([1, -1, 3]),
+    "confusion_matrix": lambda: tf.math.confusion_matrix([0, 1], [0, 5], num_classes=3),
+    "confusion_matrix of labels": lambda: tf.math.confusion_matrix([0, -1], [0, 1], num_classes=3),
+    "dynamic_partition": lambda: tf.dynamic_partition([1, 2, 3], [0, 2, 0], 2),
+    "dynamic_stitch": lambda: tf.dynamic_stitch([[0, 2], [-1]], [[1, 2], [3]]),
+    "invert_permutation": lambda: tf.math.invert_permutation([2, 0, 0]),
+    "pad": lambda: tf.pad([[1]], [[1, 1]]),
+    "pad by reflection": lambda: tf.pad([1, 2], [[2, 2]], mode="REFLECT"),
+    "pad symmetrically": lambda: tf.pad([1, 2], [[3, 0]], mode="SYMMETRIC"),
+    "reverse_sequence": lambda: tf.reverse_sequence([[1, 2, 3]], [5], seq_axis=1),
+    "slice": lambda: tf.slice([1, 2, 3], [2], [2]),
+    "slice from the end": lambda: tf.slice([1, 2, 3], [-1], [1]),
+    "slice of too many axes": lambda: tf.slice([1, 2, 3], [0, 0], [1, 1]),
+    "strided_slice": lambda: tf.strided_slice([1, 2, 3], [5], [6], shrink_axis_mask=1),
+    "unique": lambda: tf.unique([[1, 2], [1, 2]]),
+    "unravel_index": lambda: tf.unravel_index([7], [2, 3]),
+    "add_n": lambda: tf.add_n([[1, 2], [3]]),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_what_tensorflow_refuses(call):
+    """Each of these gave a wrong result."""
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        call()
+
+
+def test_edges_of_what_is_allowed():
+    """Recorded with TensorFlow 2.21."""
+    assert tf.slice([1, 2, 3], [3], [0]).shape == (0,)
+    assert tf.slice([1, 2, 3], tf.constant([1]), [-1]).tolist() == [2, 3]
+    assert tf.strided_slice([1, 2, 3], [-1], [0], shrink_axis_mask=1).tolist() == 3
+    assert tf.pad([1, 2], [[1, 1]], mode="REFLECT").tolist() == [2, 1, 2, 1]
+    assert tf.pad([1, 2], [[2, 2]], mode="SYMMETRIC").tolist() == [2, 1, 1, 2, 2, 1]
+    assert tf.dynamic_stitch([[0, 3]], [[1, 2]]).tolist() == [1, 0, 0, 2]
+    assert tf.dynamic_stitch([np.zeros(0, np.int32)], [np.zeros((0, 2), np.float32)]).shape == (0, 2)
+    assert tf.clip_by_value([1.0, 5.0], 3.0, 2.0).tolist() == [3, 3]
+    y, idx = tf.unique([3.0, np.nan, np.nan])
+    assert (y.shape, idx.tolist()) == ((3,), [0, 1, 2])
+    reverse = tf.function(lambda lengths: tf.reverse_sequence([[1, 2, 3]], lengths, seq_axis=1))
+    assert reverse(tf.constant([5])).tolist() == [[3, 2, 1]]

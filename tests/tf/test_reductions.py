@@ -83,3 +83,15 @@ def test_the_mean_of_integers_whose_sum_exceeds_the_dtype(dtype, values, expecte
         result = mean(tensor)
         assert (int(result), result.dtype) == (expected, np.dtype(dtype))
     assert tf.reduce_mean(tensor[None], axis=1, keepdims=True).shape == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["reduce_sum", "reduce_mean", "reduce_prod"])
+def test_booleans_have_no_sum(name):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="booleans have no sum"):
+        getattr(tf, name)([True, False])
+
+
+@pytest.mark.parametrize("axis", [1, 3, -2])
+def test_cumulative_sums_along_an_axis_that_does_not_exist(axis):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"axis {axis} is out of bounds"):
+        tf.cumsum([1, 2], axis)

@@ -8,7 +8,16 @@ from tf.op_cases import b, case, f, i
 
 M = f([[1, 2, 3], [4, 5, 9]])
 
+NAN = float("nan")
+
 CASES = [
+    # Recorded with TensorFlow 2.21.
+    case("math.argmax", 2, f(1, NAN, 3)),
+    case("math.argmax", 2, f(NAN, NAN, 3)),
+    case("math.argmax", 0, f(NAN, NAN)),
+    case("math.argmin", 2, f(1, NAN, 0)),
+    case("math.reduce_max", lambda y: bool(np.isnan(y)), f(1, NAN, 3)),
+    case("math.reduce_euclidean_norm", lambda y: y.dtype == np.int32 and int(y) == 1, i(1, 1)),
     case("math.approx_max_k", [[5, 4], [0, 2]], f(5, 1, 4, 3), 2),
     case("math.approx_min_k", [[[1, 0]], [[1, 0]]], f([[5, 0], [1, 3]]), 1, reduction_dimension=0),
     case("math.reduce_all", [True, False], b([[1, 1], [1, 0]]), axis=1),

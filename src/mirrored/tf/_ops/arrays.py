@@ -298,8 +298,23 @@ def pad(
             remedy="pass one of them",
         )
     widths = [static_ints(one, called="tf.pad", argument="paddings") for one in paddings]
+    _check_paddings(tensor.shape, widths, mode.upper())
     options = {"constant_values": constant_values} if mode.upper() == "CONSTANT" else {}
     return jnp.pad(tensor, widths, mode=mode.lower(), **options)
+
+
+def _check_paddings(shape: tuple[int, ...], widths: Sequence[tuple[int, ...]], mode: str) -> None:
+    """Requires a pair for each axis, and not more reflected elements than there are: JAX would repeat both."""
+    most = {"CONSTANT": 2**62, "REFLECT": -1, "SYMMETRIC": 0}[mode]
+    paired = len(widths) == len(shape) and all(len(pair) == 2 for pair in widths)
+    if not paired or any(max(pair) > size + most for pair, size in zip(widths, shape, strict=True)):
+        raise InvalidArgumentError.of(
+            "tf.pad",
+            found=f"`paddings` is {[list(pair) for pair in widths]} for a tensor of shape {shape}",
+            rule="there must be a pair (before, after) for each axis, with REFLECT less than its size, with SYMMETRIC "
+            "at most its size",
+            remedy="pass [0, 0] for an axis that is not padded",
+        )
 
 
 @op("roll")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import Int, Ints, op, reported, tensors
 from mirrored.tf._tensors import as_tensor
-from mirrored.values.index_checks import outside
+from mirrored.values.index_checks import outside, values_now
 from mirrored.values.sparse_rows import updates_shape, without_wrapping
 
 
@@ -167,6 +167,13 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
     The mask's values determine the shape of the result.
     """
     along, keep = axis or 0, np.asarray(mask)
+    if not keep.ndim or tensor.shape[along : along + keep.ndim] != keep.shape:
+        raise InvalidArgumentError.of(
+            "tf.boolean_mask",
+            found=f"the mask has the shape {keep.shape}, the tensor {tensor.shape}, and `axis` is {along}",
+            rule="the mask must have one or more dimensions, which are those of the tensor from `axis` on",
+            remedy="pass a mask of the shape of these dimensions",
+        )
     flat = tensor.reshape(tensor.shape[:along] + (-1,) + tensor.shape[along + keep.ndim :])
     return jnp.take(flat, np.flatnonzero(keep), axis=along)
 
@@ -179,10 +186,27 @@ def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
     """
     each = begin if isinstance(begin, (list, tuple)) else as_tensor(begin)
     starts = [one if isinstance(one, int) else as_tensor(one) for one in each]
+    if all(isinstance(one, int) or values_now(one) is not None for one in starts):
+        _check_slice(input_.shape, [int(one) for one in starts], size)
     if -1 in size:
         fixed = static_ints(begin, called="tf.slice", argument="begin")
         size = tuple(input_.shape[i] - fixed[i] if one == -1 else one for i, one in enumerate(size))
     return jax.lax.dynamic_slice(input_, starts, size)
+
+
+def _check_slice(shape: tuple[int, ...], begin: Sequence[int], size: Sequence[int]) -> None:
+    """Raises an error for a slice outside of the tensor: JAX would move it inside."""
+    inside = len(begin) == len(size) == len(shape) and all(
+        0 <= start <= whole and -1 <= count <= whole - start
+        for start, count, whole in zip(begin, size, shape, strict=True)
+    )
+    if not inside:
+        raise InvalidArgumentError.of(
+            "tf.slice",
+            found=f"`begin` is {list(begin)} and `size` {list(size)}; the tensor has the shape {shape}",
+            rule="a slice must lie within the tensor, and both must have one number for each axis",
+            remedy="pass a size of -1 for all remaining elements",
+        )
 
 
 @op("strided_slice", on_host=True)
@@ -210,6 +234,13 @@ def strided_slice(
         elif new_axis_mask & bit:
             index.append(None)
         elif shrink_axis_mask & bit:
+            if not ellipsis_mask and not new_axis_mask and not -input_.shape[i] <= first < input_.shape[i]:
+                raise InvalidArgumentError.of(
+                    "tf.strided_slice",
+                    found=f"the index {first} of dimension {i}, whose size is {input_.shape[i]}",
+                    rule="a single index must be within the dimension",
+                    remedy="correct the index, or pass a range",
+                )
             index.append(first)
         else:
             index.append(slice(None if begin_mask & bit else first, None if end_mask & bit else last, step))
@@ -248,7 +279,16 @@ def unique_with_counts(x: jax.Array, out_idx: DTypeLike = "int32") -> UniqueWith
     Elements and indices are those of `unique`.
     """
     host, dtype = np.asarray(x), array_dtype(out_idx)
-    _, first, inverse, counts = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
+    if host.ndim != 1:
+        raise InvalidArgumentError.of(
+            "tf.unique",
+            found=f"a tensor of shape {host.shape}",
+            rule="the tensor must be a vector",
+            remedy="flatten it with tf.reshape(x, [-1])",
+        )
+    _, first, inverse, counts = np.unique(
+        host, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
     order = np.argsort(first, kind="stable")
     index = np.argsort(order)[inverse.reshape(-1)]
     found = (host[first[order]], index.astype(dtype), counts[order].astype(dtype))
@@ -261,6 +301,7 @@ def dynamic_partition(data: jax.Array, partitions: jax.Array, num_partitions: In
 
     Works only in eager code.
     """
+    require_indices("tf.dynamic_partition", partitions, num_partitions, "partitions")
     parts = np.asarray(partitions)
     flat = data.reshape((-1,) + data.shape[parts.ndim :])
     return [flat[np.flatnonzero(parts == i)] for i in range(num_partitions)]
@@ -270,14 +311,22 @@ def dynamic_partition(data: jax.Array, partitions: jax.Array, num_partitions: In
 def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand]) -> jax.Array:
     """Merges several tensors into one, in which the slice ``data[m][i]`` has the index ``indices[m][i]``.
 
-    Later tensors overwrite earlier ones.
+    Later tensors overwrite earlier ones; slices at missing indices are 0.
     """
     places = [np.asarray(as_tensor(one)) for one in indices]
+    for one in places:
+        if one.size and one.min() < 0:
+            raise InvalidArgumentError.of(
+                "tf.dynamic_stitch",
+                found=f"the indices {one.tolist()}",
+                rule="indices must be 0 or more",
+                remedy="correct the indices; negative ones do not count from the end",
+            )
     pieces = [as_tensor(one) for one in data]
     flat = jnp.concatenate(
         [piece.reshape((-1,) + piece.shape[place.ndim :]) for piece, place in zip(pieces, places, strict=True)]
     )
     order = np.concatenate([place.reshape(-1) for place in places])
-    last = np.full(int(order.max()) + 1, -1)
+    last = np.full(int(order.max(initial=-1)) + 1, order.size)  # out of range, where no slice is given
     last[order] = np.arange(order.size)
     return jnp.take(flat, last, axis=0, mode="fill", fill_value=0)

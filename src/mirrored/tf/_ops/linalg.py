@@ -243,8 +243,8 @@ def global_norm(t_list: Iterable[Operand]) -> jax.Array:
 
 @op("clip_by_value")
 def clip_by_value(t: jax.Array, clip_value_min: jax.Array, clip_value_max: jax.Array) -> jax.Array:
-    """Clips each element of a tensor to the range between two values."""
-    return jnp.clip(t, clip_value_min.astype(t.dtype), clip_value_max.astype(t.dtype))
+    """Clips each element of a tensor to the range between two values; the lower one prevails if they are reversed."""
+    return jnp.maximum(jnp.minimum(t, clip_value_max.astype(t.dtype)), clip_value_min.astype(t.dtype))
 
 
 @op("clip_by_norm")

@@ -17,8 +17,10 @@ from jax import lax
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._data.host_arrays import is_text, texts_equal
 from mirrored.tf._dtypes import array_dtype, as_dtype
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, operands
+from mirrored.values.index_checks import values_now
 
 
 def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -150,6 +152,8 @@ def add_n(inputs: Operand) -> jax.Array:
     total = values[0]
     for one in values[1:]:
         with reported("tf.add_n", [total, one]):
+            if one.shape != total.shape:
+                raise ValueError("the tensors must have one shape")
             total = total + one
     return total if len(values) > 1 else jnp.copy(total)
 
@@ -271,7 +275,19 @@ def bitcast(input: jax.Array, type: DTypeLike) -> jax.Array:
 
 @op("math.invert_permutation")
 def invert_permutation(x: jax.Array) -> jax.Array:
-    """Computes the inverse of a permutation, given as a vector of indices."""
+    """Computes the inverse of a permutation, given as a vector of indices.
+
+    Raises:
+        InvalidArgumentError: It is not a permutation, in eager code on a CPU.
+    """
+    known = values_now(x)
+    if known is not None and not np.array_equal(np.sort(known), np.arange(known.size)):
+        raise InvalidArgumentError.of(
+            "tf.math.invert_permutation",
+            found=f"the vector {np.array2string(known, threshold=10)}",
+            rule="a permutation has each index from 0 to its length once",
+            remedy="pass a permutation, such as the result of tf.argsort",
+        )
     return jnp.argsort(x).astype(x.dtype)
 
 

@@ -14,20 +14,30 @@ from jax import lax
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops.indexing import require_indices
 from mirrored.tf._table import Axes, Int, op, rows
+from mirrored.values.index_checks import values_now
 from mirrored.values.sparse_rows import without_wrapping
 
 
+def _check_numbers(x: jax.Array) -> None:
+    if x.dtype.kind == "b":
+        raise TypeError("booleans have no sum, product or mean: convert them with tf.cast(x, tf.float32)")
+
+
 def _sum(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
+    _check_numbers(x)
     return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
 def _prod(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
+    _check_numbers(x)
     return jnp.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
 def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     """Computes the mean; integers stay integers and round towards zero, as in TensorFlow."""
+    _check_numbers(x)
     if x.dtype.kind not in "iu":
         return jnp.mean(x, axis=axis, keepdims=keepdims)
     # The sum can exceed the dtype. So quotients and remainders by the count are summed apart, in 32 bits or more.
@@ -61,7 +71,8 @@ def _initial(x: jax.Array, *, lowest: bool) -> dict[str, Any]:
 
 
 def _norm(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.real(x * jnp.conj(x)), axis=axis, keepdims=keepdims))
+    found = jnp.sqrt(jnp.sum(jnp.real(x * jnp.conj(x)), axis=axis, keepdims=keepdims))
+    return found.astype(x.dtype) if x.dtype.kind in "iu" else found  # rounded down, as in TensorFlow
 
 
 _REDUCED = "input_tensor>a axis=None keepdims=False"
@@ -86,14 +97,18 @@ rows(
 
 @op("math.argmax argmax", on_host=True)
 def argmax(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
-    """Returns the index of the largest element along `axis`, of the first one if several are equal."""
-    return jnp.argmax(input, axis=axis or 0).astype(array_dtype(output_type))
+    """Returns the index of the largest element along `axis`, of the first one if several are equal; skips NaN."""
+    return jnp.argmax(_without_nan(input, -jnp.inf), axis=axis or 0).astype(array_dtype(output_type))
 
 
 @op("math.argmin argmin", on_host=True)
 def argmin(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
-    """Returns the index of the smallest element along `axis`, of the first one if several are equal."""
-    return jnp.argmin(input, axis=axis or 0).astype(array_dtype(output_type))
+    """Returns the index of the smallest element along `axis`, of the first one if several are equal; skips NaN."""
+    return jnp.argmin(_without_nan(input, jnp.inf), axis=axis or 0).astype(array_dtype(output_type))
+
+
+def _without_nan(x: jax.Array, instead: float) -> jax.Array:
+    return jnp.where(jnp.isnan(x), jnp.asarray(instead, x.dtype), x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 @op("math.count_nonzero")
@@ -107,6 +122,8 @@ def count_nonzero(
 def _scan(
     value: jax.Array, axis: int, exclusive: bool, reverse: bool, run: Callable[..., jax.Array], neutral: float
 ) -> jax.Array:
+    if not -value.ndim <= axis < value.ndim:
+        raise ValueError(f"axis {axis} is out of bounds for a tensor of {value.ndim} dimensions")
     if exclusive:
         axis %= value.ndim
         edges = [(0, 0, 0)] * value.ndim
@@ -194,6 +211,13 @@ def bincount(
 
     Inside `tf.function`, pass the same value as `minlength` and `maxlength`: the length is a shape.
     """
+    if values_now(arr) is not None and arr.size and int(jnp.min(arr)) < 0:
+        raise InvalidArgumentError.of(
+            "tf.math.bincount",
+            found="a negative integer",
+            rule="all integers must be 0 or more",
+            remedy="drop them, or add an offset to all integers",
+        )
     length = None if minlength is None or minlength != maxlength else int(maxlength)
     if length is None:
         length = max(int(jnp.max(arr, initial=-1)) + 1, int(minlength or 0))
@@ -219,6 +243,8 @@ def confusion_matrix(
     """
     true, guessed = labels.reshape(-1), predictions.reshape(-1)
     size = int(jnp.maximum(true.max(), guessed.max())) + 1 if num_classes is None else num_classes
+    require_indices("tf.math.confusion_matrix", true, size, "labels")
+    require_indices("tf.math.confusion_matrix", guessed, size, "predictions")
     amount = jnp.ones(true.shape) if weights is None else weights
     places = without_wrapping(true, size), without_wrapping(guessed, size)
     empty = jnp.zeros((size, size), array_dtype(dtype))

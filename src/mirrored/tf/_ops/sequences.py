@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from mirrored._typing import DTypeLike
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops.indexing import require_indices
 from mirrored.tf._static import static_int
 from mirrored.tf._table import Int, op
 
@@ -61,10 +62,15 @@ def reverse_sequence(
 ) -> jax.Array:
     """Reverses the first ``seq_lengths[i]`` elements of the i-th sequence of a batch.
 
-    The sequences are along `seq_axis`.
+    The sequences are along `seq_axis`. In compiled code and on GPUs, a length that is too large means the whole
+    sequence.
+
+    Raises:
+        InvalidArgumentError: A length is negative or too large, in eager code on a CPU.
     """
     moved = jnp.moveaxis(input, (batch_axis or 0, seq_axis or 0), (0, 1))
-    positions, lengths = jnp.arange(moved.shape[1]), seq_lengths[:, None]
+    require_indices("tf.reverse_sequence", seq_lengths, moved.shape[1] + 1, "seq_lengths")
+    positions, lengths = jnp.arange(moved.shape[1]), jnp.clip(seq_lengths, 0, moved.shape[1])[:, None]
     order = jnp.where(positions < lengths, lengths - 1 - positions, positions)
     picked = jnp.take_along_axis(moved, order.reshape(order.shape + (1,) * (moved.ndim - 2)), axis=1)
     return jnp.moveaxis(picked, (0, 1), (batch_axis or 0, seq_axis or 0))

@@ -13,6 +13,7 @@ from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.convolution import conv2d_transpose, lowest
+from mirrored.tf._ops.indexing import require_indices
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import Common, Ints, op, register, rows
 from mirrored.tf._tensors import as_tensor
@@ -202,7 +203,11 @@ def unravel_index(indices: jax.Array, dims: Ints) -> jax.Array:
     """Converts indices into a flattened tensor to one index per dimension.
 
     The result is [dimensions, ...].
+
+    Raises:
+        InvalidArgumentError: An index is out of range, in eager code on a CPU.
     """
+    require_indices("tf.unravel_index", indices, int(np.prod(dims)))
     return jnp.stack(jnp.unravel_index(indices, dims))
 
 
