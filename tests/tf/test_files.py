@@ -151,8 +151,9 @@ def test_the_type_of_texts() -> None:
     assert tf.string.name == "string"
     assert tf.as_dtype("string") is tf.as_dtype(object) is tf.as_dtype(np.dtype("S3")) is tf.string
     assert (tf.string.as_datatype_enum, str(tf.string)) == (7, "<dtype: 'string'>")
+    assert tf.constant("text", tf.string).numpy() == b"text"
     with pytest.raises(TypeError, match="strings and objects stay on the host"):
-        tf.constant("text", tf.string)
+        tf.identity("text")
     with pytest.raises(TypeError, match="strings stay on the host"):
         tf.zeros([2], tf.string)
     dataset = tf.data.Dataset.from_generator(lambda: iter(["a", "b"]), output_signature=tf.TensorSpec((), tf.string))
