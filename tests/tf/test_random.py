@@ -1,20 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mirrored.tf as tf
-from mirrored.tf._ops import generator as _generator
-
-
-@pytest.fixture(autouse=True)
-def own_stream() -> Iterator[None]:
-    _generator._replaced.clear()
-    yield
-    _generator._replaced.clear()
 
 
 def draw(count: int = 2) -> list[float]:
@@ -147,10 +139,15 @@ def test_a_generator_made_in_scope_is_mirrored() -> None:
     assert left[2] == 1
 
 
-def test_a_generator_for_the_functions_without_one() -> None:
+def test_the_global_generator_is_apart_from_functions_without_a_generator() -> None:
+    tf.random.set_seed(1)
+    expected = tf.random.normal([2]).numpy(), tf.random.normal([2], seed=3).numpy()
     tf.random.set_global_generator(tf.random.Generator.from_seed(2))
-    assert tf.random.get_global_generator().state.numpy()[1] == 2
-    assert float(tf.random.normal([])) == float(tf.random.Generator.from_seed(2).normal([]))
+    tf.random.set_seed(1)
+    np.testing.assert_array_equal(tf.random.normal([2]), expected[0])
+    np.testing.assert_array_equal(tf.random.normal([2], seed=3), expected[1])
+    assert tf.random.get_global_generator().state.numpy().tolist() == [0, 2, 0]
+    assert tf.random.get_global_generator() is tf.random.get_global_generator()
 
 
 def test_dropout_keeps_the_mean() -> None:

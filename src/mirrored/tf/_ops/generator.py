@@ -298,7 +298,7 @@ def _outside_of_everything(strategy: Strategy | None) -> Ambient:
 
 
 _global = _Global()
-_replaced: list[Generator] = []
+_global_generators: list[Generator] = []
 
 
 def set_seed(seed: int) -> None:
@@ -315,8 +315,6 @@ def next_key(seed: int | None = None) -> jax.Array:
     Args:
         seed: The operation's own seed; its numbers depend on it and the global seed, not on the operating system.
     """
-    if _replaced:
-        return _replaced[-1].next_key()
     key = _advance(_global.state())
     if seed is None:
         return _of_replica(key)
@@ -326,17 +324,16 @@ def next_key(seed: int | None = None) -> jax.Array:
 
 
 def get_global_generator() -> Generator:
-    """Returns the generator from which `tf.random.normal` and similar functions draw.
+    """Returns the global generator: the one that `set_global_generator` has set, or a new one from random bits.
 
-    It is the one that `set_global_generator` has set, or a new one, which is then set.
+    TensorFlow: `tf.random.get_global_generator`. As there, `tf.random.normal` and similar functions do not draw from
+    it, and `tf.random.set_seed` does not restart it.
     """
-    if not _replaced:
-        _replaced.append(
-            Generator.from_non_deterministic_state() if _global.seed is None else Generator.from_seed(_global.seed)
-        )
-    return _replaced[-1]
+    if not _global_generators:
+        _global_generators.append(Generator.from_non_deterministic_state())
+    return _global_generators[-1]
 
 
 def set_global_generator(generator: Generator) -> None:
-    """Sets the generator from which `tf.random.normal` and similar functions draw."""
-    _replaced[:] = [generator]
+    """Sets the generator that `get_global_generator` returns."""
+    _global_generators[:] = [generator]
