@@ -33,12 +33,17 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the median ratio, from its rank bounds (no assumption about the distribution)."""
-        ordered = sorted(self.ratios)
-        n = len(ordered)
-        half = 0.98 * n**0.5
-        low, high = max(0, round(n / 2 - half)), min(n - 1, round(n / 2 + half))
-        return ordered[low], ordered[high]
+        """A 95 % interval of the median ratio, see `rank_interval`."""
+        return rank_interval(self.ratios)
+
+
+def rank_interval(figures: Sequence[float]) -> tuple[float, float]:
+    """Returns a 95 % interval of the median, from its rank bounds (no assumption about the distribution)."""
+    ordered = sorted(figures)
+    n = len(ordered)
+    half = 0.98 * n**0.5
+    low, high = max(0, round(n / 2 - half)), min(n - 1, round(n / 2 + half))
+    return ordered[low], ordered[high]
 
 
 def pair(ours: Callable[[], None], theirs: Callable[[], None], *, rounds: int, calls: int, warm_up: int = 3) -> Paired:

@@ -277,6 +277,19 @@ class TestCardinality:
         assert D.range(5).repeat().take(3).cardinality() == 3
         assert len(D.range(7).shard(3, 0)) == 3
 
+    @both
+    def test_of_steps_after_an_infinite_dataset(self, numbers: Callable[[int], Dataset]) -> None:
+        endless = numbers(3).repeat()
+        kept: list[Callable[[Dataset], Dataset]] = [
+            lambda d: d.enumerate(),
+            lambda d: d.shuffle(2).enumerate().batch(2),
+            lambda d: d.skip(1).shard(2, 0).cache().prefetch(1),
+            lambda d: d.concatenate(numbers(2)),
+        ]
+        assert [step(endless).cardinality() for step in kept] == [INFINITE_CARDINALITY] * len(kept)
+        assert D.random(seed=0).shuffle(3).enumerate().cardinality() == INFINITE_CARDINALITY
+        assert numbers(3).repeat(0).cardinality() == 0
+
     def test_len_refuses_what_has_none(self) -> None:
         with pytest.raises(TypeError, match="length is infinite"):
             len(D.range(5).repeat())

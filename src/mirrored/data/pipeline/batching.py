@@ -6,17 +6,21 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.data.pipeline import caching, csv, files, indexed, indexed_sources, shuffling, stateful, storing, streams
+from mirrored.data.pipeline import (
+    caching,
+    csv,
+    files,
+    indexed_sources,
+    shuffling,
+    stateful,
+    storing,
+    streams,
+    transformations,
+)
 from mirrored.data.pipeline.nodes import Node
 from mirrored.data.specs import ArraySpec, NoElementError
 
-_BATCHING: Final = (
-    csv.CsvBatches,
-    indexed.Batched,
-    indexed.PaddedBatched,
-    streams.Rebatched,
-    streams.StreamBatched,
-)
+_BATCHING: Final = (csv.CsvBatches, streams.Rebatched, transformations.Batched)
 _SINGLE: Final = (
     csv.CsvRows,
     files.FileSource,
@@ -26,26 +30,17 @@ _SINGLE: Final = (
 )
 _LIKE_PARENTS: Final = (
     caching.Cached,
-    caching.StreamCached,
-    indexed.Concatenated,
-    indexed.Prefetched,
-    indexed.Repeated,
-    indexed.Sliced,
-    indexed.Zipped,
     shuffling.Shuffled,
-    shuffling.StreamShuffled,
     stateful.Promised,
     stateful.TakenWhile,
     storing.Kept,
     streams.Filtered,
-    streams.Limited,
-    streams.StreamConcatenated,
-    streams.StreamPrefetched,
-    streams.StreamRepeated,
-    streams.StreamZipped,
-    streams.Strided,
+    transformations.Concatenated,
+    transformations.Prefetched,
+    transformations.Repeated,
+    transformations.Sliced,
+    transformations.Zipped,
 )
-_MAPPING: Final = (indexed.Mapped, indexed.RandomMapped, streams.StreamMapped, streams.StreamRandomMapped)
 
 
 def is_batched(node: Node) -> bool | None:
@@ -69,7 +64,7 @@ def is_batched(node: Node) -> bool | None:
     if isinstance(node, _LIKE_PARENTS):
         found = [is_batched(parent) for parent in node.parents]
         return False if False in found else None if None in found else True
-    if isinstance(node, _MAPPING):
+    if isinstance(node, transformations.Mapping):
         before = is_batched(node.parent)
         return None if before is False and _is_scalar(node.parent) else before
     return None

@@ -11,64 +11,46 @@ from mirrored._jax.arrays import frozen
 from mirrored.data.cursors import Cursor, beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.indexed import ItemRows, OneParent
-from mirrored.data.pipeline.nodes import (
-    ENDLESS,
-    Rows,
-    Run,
-    nodes,
-    pinned,
-    seeds_of,
-)
-from mirrored.data.pipeline.streams import StreamStep
+from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
+from mirrored.data.pipeline.transformations import OneParent
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(OneParent):
-    """The operation `cache()` on a random-access dataset: keeps each computed element in memory by its index.
+    """The operation `cache()`: keeps the elements in memory, which all later iterations return.
 
-    If no operation before it computes, it stores no elements and only fixes the shuffled order.
+    A random-access cache keeps each computed element by its index; if no operation before it computes, it stores no
+    elements and only fixes the shuffled order. A sequential cache is complete after one full iteration.
 
     Attributes:
-        items: The elements by position, for each set of seeds. A restored position has its own seeds.
+        items: The elements by index, for each set of seeds. A restored position has its own seeds.
+        complete: All elements of a sequential dataset, likewise.
     """
 
     items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(default_factory=dict)
+    complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(default_factory=dict)
 
     def open(self, run: Run) -> Rows:
-        rows = self.parent.open(pinned(run))
+        rows = rows_of(self.parent, pinned(run))
         computes = any(hasattr(step, "function") for step in nodes(self.parent))
         if not computes or rows.length >= ENDLESS:
             return rows
-        return _CachedRows(rows, self.items.setdefault(tuple(seeds_of(self.parent, run).values()), {}))
+        items = self.items.setdefault(tuple(seeds_of(self.parent, run).values()), {})
 
+        def kept(index: int) -> Element:
+            if index not in items:
+                items[index] = jax.tree.map(frozen, rows.item(index))
+            return items[index]
 
-class _CachedRows(ItemRows):
-    def __init__(self, parent: Rows, items: dict[int, Element]) -> None:
-        self.length, self._parent, self._items = parent.length, parent, items
+        return ItemRows(rows.length, kept)
 
-    def item(self, index: int) -> Element:
-        if index not in self._items:
-            self._items[index] = jax.tree.map(frozen, self._parent.item(index))
-        return self._items[index]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamCached(StreamStep):
-    """The operation `cache()` on a sequential dataset: keeps the elements in memory after one full iteration.
-
-    Attributes:
-        complete: All elements, for each set of seeds. A restored position has its own seeds.
-    """
-
-    complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(default_factory=dict)
-
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: _CacheCursor(self, pinned(run)), "cache")
+    def in_sequence(self, run: Run) -> Any:
+        # Grain's cache belongs to one iterator, so that every epoch would compute the elements again.
+        return engine().by_cursor(lambda: _CacheCursor(self, pinned(run)), self.name)
 
 
 class _CacheCursor:
-    def __init__(self, node: StreamCached, run: Run) -> None:
+    def __init__(self, node: Cached, run: Run) -> None:
         self._node, self._run = node, run
         self._seeds = tuple(seeds_of(node.parent, run).values())
         self._place = 0

@@ -13,9 +13,9 @@ from mirrored._typing import PyTree, StaticInts
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element
 from mirrored.data.options import AUTOTUNE
-from mirrored.data.pipeline import indexed, indexed_sources, stateful, streams
+from mirrored.data.pipeline import indexed_sources, stateful, streams, transformations
 from mirrored.data.pipeline.iterators import Steps, at_least
-from mirrored.data.pipeline.nodes import IndexedNode, Node
+from mirrored.data.pipeline.nodes import Node
 from mirrored.errors import ArgumentError, StructureError
 
 # `Dataset` methods that combine datasets.
@@ -42,16 +42,11 @@ class Combining(Steps):
                 remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
             )
         parts = [member._node for member in members]
-        if all(isinstance(part, IndexedNode) for part in parts):
-            return cls(indexed.Zipped(tuple(parts), treedef))
-        return cls(streams.StreamZipped(tuple(parts), treedef))
+        return cls(transformations.Zipped(tuple(parts), treedef))
 
     def concatenate(self, dataset: Steps) -> Self:
         """Appends the elements of another dataset to those of this one."""
-        first, second = self._node, dataset._node
-        if isinstance(first, IndexedNode) and isinstance(second, IndexedNode):
-            return self._then(indexed.Concatenated((first, second)))
-        return self._then(streams.StreamConcatenated((first, second)))
+        return self._then(transformations.Concatenated((self._node, dataset._node)))
 
     def interleave(
         self,
@@ -127,9 +122,7 @@ class Grouping(Steps):
         """
         del num_parallel_calls, deterministic, name
         size = at_least(1, int(batch_size), "Dataset.batch", "batch_size")
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.Batched(self._node, size, bool(drop_remainder)))
-        return self._then(streams.StreamBatched(self._node, size, bool(drop_remainder)))
+        return self._then(transformations.Batched(self._node, size, bool(drop_remainder)))
 
     def padded_batch(
         self, batch_size: int, padded_shapes: PyTree = None, padding_values: PyTree = None, drop_remainder: bool = False
@@ -150,10 +143,9 @@ class Grouping(Steps):
             >>> next(iter(ragged.padded_batch(3))).tolist()
             [[1, 0, 0], [2, 2, 0], [3, 3, 3]]
         """
-        size, drop = at_least(1, int(batch_size), "Dataset.padded_batch", "batch_size"), bool(drop_remainder)
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.PaddedBatched(self._node, size, drop, padded_shapes, padding_values))
-        return self._then(streams.StreamBatched(self._node, size, drop, (padded_shapes, padding_values)))
+        size = at_least(1, int(batch_size), "Dataset.padded_batch", "batch_size")
+        padding = padded_shapes, padding_values
+        return self._then(transformations.Batched(self._node, size, bool(drop_remainder), padding))
 
     def unbatch(self) -> Self:
         """Splits every batch into its examples, each of which becomes an element."""

@@ -11,11 +11,12 @@ from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
-from mirrored.data.pipeline import caching, indexed, shuffling, storing, streams
+from mirrored.data.pipeline import caching, shuffling, storing, streams
+from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
-from mirrored.data.pipeline.nodes import IndexedNode, new_seed
+from mirrored.data.pipeline.nodes import new_seed
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
 from mirrored.errors import ArgumentError, EndOfDataError
@@ -76,10 +77,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """
         del deterministic, synchronous, use_unbounded_threadpool, name
         map_func = type(self).adapted(map_func)
-        if isinstance(self._node, IndexedNode):
-            threads = (os.cpu_count() or 1) if num_parallel_calls == AUTOTUNE else (num_parallel_calls or 0)
-            return self._then(indexed.Mapped(self._node, map_func, threads))
-        return self._then(streams.StreamMapped(self._node, map_func))
+        threads = (os.cpu_count() or 1) if num_parallel_calls == AUTOTUNE else (num_parallel_calls or 0)
+        return self._then(steps.Mapped(self._node, map_func, threads))
 
     def random_map(self, map_func: Callable[..., Any], seed: int | None = None) -> Self:
         """Applies `map_func(element, rng)` to every element; `rng` is a new random generator per element and epoch.
@@ -92,10 +91,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             seed: An int. None: a random seed, which is saved with positions.
         """
         known = new_seed() if seed is None else seed
-        map_func = type(self).adapted(map_func)
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.RandomMapped(self._node, map_func, known))
-        return self._then(streams.StreamRandomMapped(self._node, map_func, known))
+        return self._then(steps.RandomMapped(self._node, type(self).adapted(map_func), known))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """Keeps the elements for which `predicate` returns True."""
@@ -122,11 +118,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: The same algorithm, with different random numbers.
         """
         known = new_seed() if seed is None else int(seed)
-        again = reshuffle_each_iteration is not False
         size = self._buffer_size(buffer_size)
-        if isinstance(self._node, IndexedNode) and self._node.cardinality != INFINITE_CARDINALITY:
-            return self._then(shuffling.Shuffled(self._node, size, known, again))
-        return self._then(shuffling.StreamShuffled(self._node, size, known, again))
+        return self._then(shuffling.Shuffled(self._node, size, known, reshuffle_each_iteration is not False))
 
     def _buffer_size(self, buffer_size: int | None) -> int:
         if buffer_size is None:
@@ -135,26 +128,15 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     def repeat(self, count: int | None = None) -> Self:
         """Repeats the dataset `count` times; indefinitely if `count` is None or -1."""
-        times = -1 if count is None else int(count)
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.Repeated(self._node, times))
-        return self._then(streams.StreamRepeated(self._node, times))
+        return self._then(steps.Repeated(self._node, -1 if count is None else int(count)))
 
     def take(self, count: int) -> Self:
         """Keeps the first `count` elements; all of them if `count` is -1."""
-        if count < 0:
-            return self._then(self._node)
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.Sliced(self._node, 0, int(count)))
-        return self._then(streams.Limited(self._node, int(count)))
+        return self._then(self._node if count < 0 else steps.Sliced(self._node, 0, int(count)))
 
     def skip(self, count: int) -> Self:
         """Skips the first `count` elements; all of them if `count` is -1."""
-        if count < 0:
-            return self.take(0)
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.Sliced(self._node, int(count), None))
-        return self._then(streams.Strided(self._node, int(count)))
+        return self.take(0) if count < 0 else self._then(steps.Sliced(self._node, int(count), None))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Keeps every `num_shards`-th element, starting with the element at `index`."""
@@ -166,9 +148,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
                 rule="index must be at least 0 and less than num_shards",
                 remedy="pass the index of this worker or input pipeline, counted from 0",
             )
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.Sliced(self._node, int(index), None, int(num_shards)))
-        return self._then(streams.Strided(self._node, int(index), int(num_shards)))
+        return self._then(steps.Sliced(self._node, int(index), None, int(num_shards)))
 
     # --- Caching, prefetching and options ------------------------------------------
 
@@ -187,9 +167,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """
         if filename:
             return self._then(storing.Kept(self._node, os.path.abspath(filename), "Dataset.cache"))
-        if isinstance(self._node, IndexedNode):
-            return self._then(caching.Cached(self._node))
-        return self._then(caching.StreamCached(self._node))
+        return self._then(caching.Cached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
         """Caches the elements of the first iteration in a folder, like `cache(path)`.
@@ -234,11 +212,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """Prefetches up to `buffer_size` elements in a background thread (2 elements for AUTOTUNE)."""
         del name
         size = 2 if buffer_size == AUTOTUNE else int(buffer_size)
-        if size == 0:
-            return self._then(self._node)
-        if isinstance(self._node, IndexedNode):
-            return self._then(indexed.Prefetched(self._node, size))
-        return self._then(streams.StreamPrefetched(self._node, size))
+        return self._then(self._node if size == 0 else steps.Prefetched(self._node, size))
 
     def with_options(self, options: Options) -> Self:
         """Returns a dataset with the same elements and the given options."""
@@ -312,7 +286,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     def __repr__(self) -> str:
         known = {INFINITE_CARDINALITY: "infinite", UNKNOWN_CARDINALITY: "unknown"}
         count = self._node.cardinality
-        return f"<Dataset {type(self._node).__name__}, {known.get(count, count)} elements>"
+        return f"<Dataset {self._node.name}, {known.get(count, count)} elements>"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,9 @@ from mirrored.data.cursors import Cursor, SequenceCursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c, engine
 from mirrored.data.options import UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.indexed import Sliced
 from mirrored.data.pipeline.indexed_sources import ArraySource, ListSource
-from mirrored.data.pipeline.nodes import Node, Run, StreamNode, nodes
+from mirrored.data.pipeline.nodes import Node, Run, nodes
+from mirrored.data.pipeline.transformations import Sliced
 from mirrored.data.specs import ArraySpec
 from mirrored.errors import ArgumentError, ArgumentTypeError, DataFileError, InputError, MirroredError
 
@@ -59,7 +59,7 @@ def file_names(files: FileNames, called: str) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FileSource(StreamNode):
+class FileSource(Node):
     """A dataset of the records of several files, which are read one after the other.
 
     Attributes:
@@ -73,10 +73,6 @@ class FileSource(StreamNode):
     read: Callable[[IO[bytes], str, int], bytes | None]
     compression: str
     called: str
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
 
     @property
     def cardinality(self) -> int:

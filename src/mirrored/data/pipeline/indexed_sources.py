@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.nodes import IndexedNode, Node, Rows, Run, StreamNode, merged_spec
+from mirrored.data.pipeline.nodes import IndexedNode, Node, Rows, Run, length_as_cardinality, merged_spec
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import map_specs, merged, spec_of
 from mirrored.errors import ArgumentError
@@ -24,20 +25,38 @@ from mirrored.errors import ArgumentError
 # Sources of indexed pipelines: ranges, arrays and lists of elements.
 
 
+class MemorySource(IndexedNode):
+    """Base class of datasets in memory, whose elements need no iteration to be found."""
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int:
+        """The number of elements; at least the constant ENDLESS if there are infinitely many."""
+
+    @property
+    def cardinality(self) -> int:
+        """The number of elements, or the constant INFINITE_CARDINALITY."""
+        return length_as_cardinality(self.length)
+
+    @abc.abstractmethod
+    def item(self, index: int) -> Element:
+        """Returns the element at an index."""
+
+    @abc.abstractmethod
+    def rows(self, positions: range | np.ndarray) -> Element:
+        """Returns the elements at the given indices, stacked into one batch."""
+
+    def open(self, run: Run) -> Rows:
+        """Returns the dataset itself, whose elements do not depend on the iteration."""
+        return self
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class RangeSource(IndexedNode):
+class RangeSource(MemorySource):
     """A dataset of the integers of a `range`, as scalars of a dtype."""
 
     numbers: range
     dtype: np.dtype[Any]
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
-
-    @property
-    def cardinality(self) -> int:
-        return len(self.numbers)
 
     @property
     def spec(self) -> Any:
@@ -60,16 +79,13 @@ class RangeSource(IndexedNode):
         out += self.numbers.start
         return out.astype(self.dtype, copy=False)
 
-    def open(self, run: Run) -> Rows:
-        return self
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ArraySource(IndexedNode):
+class ArraySource(MemorySource):
     """A dataset of the slices ``array[i]`` along the first dim of arrays ``[examples, ...]``."""
 
     arrays: Any
-    length: int
+    examples: int
 
     @classmethod
     def of(cls, tensors: PyTree, called: str) -> ArraySource:
@@ -82,16 +98,13 @@ class ArraySource(IndexedNode):
         return cls(arrays, batch_size(arrays, called))
 
     @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
-
-    @property
-    def cardinality(self) -> int:
-        return self.length
-
-    @property
     def spec(self) -> Any:
         return map_specs(lambda leaf: leaf.unbatched(), spec_of(self.arrays))
+
+    @property
+    def length(self) -> int:
+        """The leading dim of the arrays."""
+        return self.examples
 
     def item(self, index: int) -> Element:
         """Returns the slice ``array[index]`` of every array."""
@@ -101,23 +114,12 @@ class ArraySource(IndexedNode):
         """Returns the slices at the given indices as one batch; for a `range` of indices, a view of the arrays."""
         return jax.tree.map(lambda leaf: take(leaf, positions), self.arrays)
 
-    def open(self, run: Run) -> Rows:
-        return self
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ListSource(IndexedNode):
+class ListSource(MemorySource):
     """A dataset of the elements in a list in memory."""
 
     elements: tuple[Element, ...]
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
-
-    @property
-    def cardinality(self) -> int:
-        return len(self.elements)
 
     @property
     def spec(self) -> Any:
@@ -139,15 +141,12 @@ class ListSource(IndexedNode):
         """Returns the elements at the given indices of the list, stacked into one batch."""
         return stack([self.elements[index] for index in positions])
 
-    def open(self, run: Run) -> Rows:
-        return self
-
 
 # Mixes several datasets: another dataset chooses which one supplies the next element.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chosen(StreamNode):
+class Chosen(Node):
     """A mix of several datasets; a dataset of indices determines from which dataset each element is taken.
 
     Attributes:

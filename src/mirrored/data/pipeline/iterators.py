@@ -265,8 +265,7 @@ class DatasetIterator:
 
 def _outline(node: Node) -> str:
     """Returns the names of the pipeline steps, without those (prefetching) that do not change positions."""
-    steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
-    return " < ".join(f"{type(step).__name__}{_size(step)}" for step in steps)
+    return " < ".join(f"{step.name}{_size(step)}" for step in nodes(node) if not step.name.endswith("Prefetched"))
 
 
 def _size(step: Node) -> str:

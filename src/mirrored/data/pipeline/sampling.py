@@ -14,7 +14,7 @@ from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, own_element
-from mirrored.data.pipeline import indexed, indexed_sources, shuffling, stateful, streams
+from mirrored.data.pipeline import indexed_sources, shuffling, stateful, transformations
 from mirrored.data.pipeline.iterators import Steps
 from mirrored.data.pipeline.nodes import Node, new_seed
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
@@ -43,7 +43,7 @@ class Sampling(Steps):
 
         TensorFlow: The numbers differ, and are below 2**31 so that they fit into 32 bits.
         """
-        return cls(indexed.Mapped(_uniform(seed, rerandomize_each_iteration), shuffling.as_integer))
+        return cls(transformations.Mapped(_uniform(seed, rerandomize_each_iteration), shuffling.as_integer))
 
     @classmethod
     def counter(
@@ -58,7 +58,7 @@ class Sampling(Steps):
         """
         named: Any = getattr(dtype, "name", dtype)
         kind = np.dtype(named).type
-        return cls(indexed.Mapped(shuffling.Endless(), lambda index: kind(start + step * int(index))))
+        return cls(transformations.Mapped(shuffling.Endless(), lambda index: kind(start + step * int(index))))
 
     @classmethod
     def sample_from_datasets(
@@ -109,7 +109,7 @@ class Sampling(Steps):
         if len(kept) == 1:
             return cls(kept[0][0])
         by_weight = indexed_sources.ByWeight([weight for _, weight in kept])
-        drawn = indexed.Mapped(draws, by_weight)
+        drawn = transformations.Mapped(draws, by_weight)
         return cls(indexed_sources.Chosen(drawn, tuple(member for member, _ in kept), stop_on_empty_dataset, called))
 
     @classmethod
@@ -326,7 +326,7 @@ class Sampling(Steps):
         Raises:
             ArgumentError: The dataset is empty or has more than one element.
         """
-        found = list(self._then(streams.Limited(self._node, 2)))  # type: ignore[call-overload]
+        found = list(self._then(transformations.Sliced(self._node, 0, 2)))  # type: ignore[call-overload]
         if len(found) != 1:
             raise ArgumentError(
                 "Dataset.get_single_element",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -14,15 +15,25 @@ from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
-from mirrored.data.pipeline.indexed import ItemRows, OneParent
-from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, Node, Rows, Run
-from mirrored.data.pipeline.streams import StreamStep
+from mirrored.data.pipeline.indexed_sources import RangeSource
+from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, rows_of
+from mirrored.data.pipeline.transformations import OneParent
 from mirrored.data.specs import spec_of
 
 # The shuffle buffer of stream pipelines.
 
 DRAWS: Final = 1024
 """Block size of random numbers. Each block has its own generator, so any position can be reached without the others."""
+
+
+def draws(key: tuple[int, ...]) -> Callable[[int], np.float64]:
+    """Returns a function from the index of a random number in [0, 1) to the number; `key` is the seed of all."""
+
+    @functools.lru_cache(maxsize=1)
+    def block(number: int) -> np.ndarray:
+        return np.random.default_rng((*key, number)).random(DRAWS)
+
+    return lambda index: block(index // DRAWS)[index % DRAWS]
 
 
 class BufferCursor:
@@ -35,19 +46,18 @@ class BufferCursor:
     Args:
         parent: The stream, at its start.
         size: Number of elements in the buffer.
-        draws: From the index of a block to its `DRAWS` random numbers in [0, 1).
+        draw: From an index to a random number in [0, 1).
 
     Source: the algorithm of `tf.data.Dataset.shuffle` (its random numbers differ).
     """
 
-    def __init__(self, parent: Cursor, size: int, draws: Callable[[int], np.ndarray]) -> None:
-        self._parent, self._size, self._draws = parent, size, draws
+    def __init__(self, parent: Cursor, size: int, draw: Callable[[int], np.float64]) -> None:
+        self._parent, self._size, self._draw = parent, size, draw
         self._buffer: list[tuple[int, Element]] = []
         self._given = self._read = 0
         self._ended = False
         # Positions of the stream, one per `size` elements, starting before the oldest element in the buffer.
         self._marks: collections.deque[tuple[int, Any]] = collections.deque([(0, parent.get_state())])
-        self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def __next__(self) -> Element:
         while len(self._buffer) < self._size and not self._ended:
@@ -74,12 +84,6 @@ class BufferCursor:
         oldest = min((number for number, _ in self._buffer), default=self._read)
         while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             self._marks.popleft()
-
-    def _draw(self, number: int) -> float:
-        block, place = divmod(number, DRAWS)
-        if self._block[0] != block:
-            self._block = (block, self._draws(block))
-        return float(self._block[1][place])
 
     def get_state(self) -> Any:
         self._forget_marks()
@@ -115,7 +119,7 @@ class BufferCursor:
         self._parent.close()
 
 
-def _leave(buffer: list[Any], draw: float) -> Any:
+def _leave(buffer: list[Any], draw: np.float64) -> Any:
     """Removes and returns the element that `draw` selects, and moves the last element into its slot."""
     slot = int(draw * len(buffer))
     buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
@@ -140,10 +144,6 @@ class Uniform(IndexedNode):
     rerandomize: bool
 
     @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
-
-    @property
     def cardinality(self) -> int:
         return INFINITE_CARDINALITY
 
@@ -152,21 +152,7 @@ class Uniform(IndexedNode):
         return spec_of(np.float64(0))
 
     def open(self, run: Run) -> Rows:
-        return _UniformRows((run.seeds.get(id(self), self.seed), *(run.path if self.rerandomize else ())))
-
-
-class _UniformRows(ItemRows):
-    def __init__(self, key: tuple[int, ...]) -> None:
-        self.length, self._key = ENDLESS, key
-        self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
-        self._lock = threading.Lock()
-
-    def item(self, index: int) -> Element:
-        block, place = divmod(index, DRAWS)
-        with self._lock:
-            if self._block[0] != block:
-                self._block = (block, np.random.default_rng((*self._key, block)).random(DRAWS))
-            return self._block[1][place]
+        return ItemRows(ENDLESS, draws(_key(run.seeds.get(id(self), self.seed), run, self.rerandomize)))
 
 
 def as_integer(uniform: float | np.floating[Any]) -> np.int64:
@@ -175,39 +161,14 @@ def as_integer(uniform: float | np.floating[Any]) -> np.int64:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Endless(IndexedNode):
+class Endless(RangeSource):
     """An infinite dataset of the integers 0, 1, 2, ..., as int64 scalars."""
 
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
-
-    @property
-    def cardinality(self) -> int:
-        return INFINITE_CARDINALITY
-
-    @property
-    def spec(self) -> Any:
-        return spec_of(np.int64(0))
-
-    def open(self, run: Run) -> Rows:
-        return _EndlessRows()
-
-
-class _EndlessRows(ItemRows):
-    def __init__(self) -> None:
-        self.length = ENDLESS
-
-    def item(self, index: int) -> Element:
-        return np.int64(index)
+    numbers: range = range(ENDLESS)
+    dtype: np.dtype[Any] = np.dtype(np.int64)
 
 
 # Shuffle steps: by a permutation of positions for indexed pipelines, by a buffer for streams.
-
-
-def generator(seed: int, run: Run, reshuffle: bool) -> np.random.Generator:
-    """Returns the NumPy random generator that determines a shuffle's order in one epoch."""
-    return np.random.default_rng(_key(seed, run, reshuffle))
 
 
 def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
@@ -240,15 +201,29 @@ def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffled(OneParent):
-    """The operation `shuffle` on a random-access dataset; the order differs per epoch if `reshuffle` is set."""
+    """The operation `shuffle`: permutes the indices of a random-access dataset, or shuffles a stream with a buffer.
+
+    The order differs per epoch if `reshuffle` is set.
+    """
 
     buffer_size: int
     seed: int
     reshuffle: bool
 
+    @functools.cached_property
+    def is_indexed(self) -> bool:
+        """Whether element i can be computed without the elements before it; infinitely many have no permutation."""
+        return super().is_indexed and self.cardinality != INFINITE_CARDINALITY
+
+    def _key(self, run: Run) -> tuple[int, ...]:
+        return _key(run.seeds.get(id(self), self.seed), run, self.reshuffle)
+
     def open(self, run: Run) -> Rows:
-        rng = generator(run.seeds.get(id(self), self.seed), run, self.reshuffle)
-        return _ShuffledRows(self.parent.open(run), self.buffer_size, rng)
+        return _ShuffledRows(rows_of(self.parent, run), self.buffer_size, np.random.default_rng(self._key(run)))
+
+    def in_sequence(self, run: Run) -> Any:
+        draw = draws(self._key(run))
+        return engine().by_cursor(lambda: BufferCursor(self.parent.cursor(run), self.buffer_size, draw), self.name)
 
 
 class _ShuffledRows:
@@ -272,20 +247,3 @@ class _ShuffledRows:
     def rows(self, positions: range | np.ndarray) -> Element:
         where = slice(positions.start, positions.stop, positions.step) if isinstance(positions, range) else positions
         return self._parent.rows(self._order[where])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamShuffled(StreamStep):
-    """The operation `shuffle` on a sequential dataset, with a buffer of `buffer_size` elements."""
-
-    buffer_size: int
-    seed: int
-    reshuffle: bool
-
-    def stream(self, run: Run) -> Any:
-        key = _key(run.seeds.get(id(self), self.seed), run, self.reshuffle)
-
-        def draws(block: int) -> np.ndarray:
-            return np.random.default_rng((*key, block)).random(DRAWS)
-
-        return engine().by_cursor(lambda: BufferCursor(self.parent.cursor(run), self.buffer_size, draws), "shuffle")

@@ -31,9 +31,9 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
-from mirrored.data.pipeline.indexed import ItemRows
 from mirrored.data.pipeline.nodes import (
     IndexedNode,
+    ItemRows,
     Node,
     PositionCursor,
     Rows,
@@ -329,10 +329,6 @@ class StoredSource(IndexedNode):
     stored: Stored
 
     @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
-
-    @property
     def cardinality(self) -> int:
         return len(self.stored)
 
@@ -341,15 +337,11 @@ class StoredSource(IndexedNode):
         return self.stored.spec
 
     def open(self, run: Run) -> Rows:
-        return _StoredRows(self.stored)
+        return _rows_in(self.stored)
 
 
-class _StoredRows(ItemRows):
-    def __init__(self, stored: Stored) -> None:
-        self.length, self._stored = len(stored), stored
-
-    def item(self, index: int) -> Element:
-        return self._stored[index]
+def _rows_in(stored: Stored) -> Rows:
+    return ItemRows(len(stored), stored.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -367,7 +359,7 @@ class Kept(StreamStep):
     stored: list[Stored] = dataclasses.field(default_factory=list)
 
     def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._open(run))), self.called)
+        return engine().by_cursor(lambda: PositionCursor(_rows_in(self._open(run))), self.called)
 
     def kept_seeds(self) -> dict[int, int]:
         """Returns the random seeds stored in the cache file, as a dict by `id(operation)`.

@@ -1,39 +1,33 @@
-"""Sequential dataset operations, which compute elements one after the other, most of them with Grain."""
+"""Dataset operations that can compute their elements only one after the other: filter, interleave, window, ..."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
-import numpy as np
 
 from mirrored._typing import PyTree
 from mirrored.data import specs
-from mirrored.data.calling import call, transformed
+from mirrored.data.calling import call
 from mirrored.data.cursors import (
     Cursor,
     InterleaveCursor,
     IterableCursor,
     Iterators,
     RebatchCursor,
-    SequenceCursor,
-    StrideCursor,
     WindowCursor,
 )
-from mirrored.data.elements import Element, own_element, pad_and_stack, stack
+from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.indexed import padded_spec
 from mirrored.data.pipeline.nodes import (
     LikeParent,
     Node,
     Run,
-    StreamNode,
     first_element,
     inner_run,
-    merged_spec,
     new_seed,
     spec_of_first,
 )
@@ -43,7 +37,7 @@ from mirrored.errors import StructureError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamStep(LikeParent, StreamNode):
+class StreamStep(LikeParent, Node):
     """Base class of sequential operations with one input dataset.
 
     The number, shapes and dtypes of the elements are those of the input unless a subclass overrides them.
@@ -53,7 +47,7 @@ class StreamStep(LikeParent, StreamNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IterableSource(StreamNode):
+class IterableSource(Node):
     """A dataset of the elements that a Python iterable yields.
 
     Attributes:
@@ -68,10 +62,6 @@ class IterableSource(StreamNode):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_iterators", Iterators(self.make, self.called))
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return ()
 
     @property
     def cardinality(self) -> int:
@@ -123,44 +113,6 @@ class _Noting:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamMapped(StreamStep):
-    """The operation `map` on a sequential dataset: applies `function` to every element."""
-
-    function: Callable[..., Any]
-    called: str = "Dataset.map"
-
-    @property
-    def spec(self) -> Any:
-        sample = first_element(self.parent)
-        return specs.after_map(self.parent.spec, sample, transformed(self.function, sample, self.called, 0))
-
-    def stream(self, run: Run) -> Any:
-        def apply(index: int, element: Element) -> Element:
-            return transformed(self.function, element, self.called, index)
-
-        return engine().map_with_index(self.parent.stream(run), apply)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamRandomMapped(StreamStep):
-    """The operation `random_map` on a sequential dataset: applies `function(element, rng)` to every element."""
-
-    function: Callable[..., Any]
-    seed: int
-
-    @property
-    def spec(self) -> Any:
-        return specs.after_map(self.parent.spec, first_element(self.parent), first_element(self))
-
-    def stream(self, run: Run) -> Any:
-        def apply(index: int, element: Element) -> Element:
-            rng = np.random.default_rng((run.seeds.get(id(self), self.seed), *run.path, index))
-            return transformed(lambda *parts: self.function(*parts, rng), element, "Dataset.random_map", index)
-
-        return engine().map_with_index(self.parent.stream(run), apply)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Filtered(StreamStep):
     """The operation `filter`: keeps the elements for which `function` returns True."""
 
@@ -177,155 +129,6 @@ class Filtered(StreamStep):
 
         kept = engine().filter_elements(engine().map_with_index(self.parent.stream(run), judged), lambda pair: pair[0])
         return engine().map_with_index(kept, lambda _, pair: pair[1])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Limited(StreamStep):
-    """The operation `take` on a sequential dataset: keeps the first `count` elements."""
-
-    count: int
-
-    @property
-    def cardinality(self) -> int:
-        known = self.parent.cardinality
-        if known == INFINITE_CARDINALITY:
-            return self.count
-        return min(known, self.count) if known >= 0 else known
-
-    def stream(self, run: Run) -> Any:
-        if self.count == 0:
-            return engine().by_cursor(lambda: IterableCursor(tuple, _same), "take")
-        return engine().limit(self.parent.stream(run), self.count)
-
-
-def _same(value: Element, _: int) -> Element:
-    return value
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Strided(StreamStep):
-    """The operations skip and shard on a sequential dataset: keep every `step`-th element from index `start`."""
-
-    start: int
-    step: int = 1
-
-    @property
-    def cardinality(self) -> int:
-        known = self.parent.cardinality
-        return len(range(self.start, known, self.step)) if known >= 0 else known
-
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: StrideCursor(self.parent.cursor(run), self.start, self.step), "skip")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamRepeated(StreamStep):
-    """The operation `repeat` on a sequential dataset: `count` epochs, or infinitely many if `count` is -1."""
-
-    count: int
-
-    @property
-    def cardinality(self) -> int:
-        known = self.parent.cardinality
-        if self.count < 0:
-            return 0 if known == 0 else INFINITE_CARDINALITY
-        return known * self.count if known >= 0 else known
-
-    def stream(self, run: Run) -> Any:
-        def epoch(number: int) -> Cursor | None:
-            if 0 <= self.count <= number:
-                return None
-            return self.parent.cursor(run.epoch(number))
-
-        return engine().by_cursor(lambda: SequenceCursor(epoch, needs_elements=True), "repeat")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamZipped(StreamNode):
-    """The operation `zip` on sequential datasets: combines elements at the same index into a pytree."""
-
-    members: tuple[Node, ...]
-    treedef: Any
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return self.members
-
-    @property
-    def cardinality(self) -> int:
-        known = [member.cardinality for member in self.members]
-        if UNKNOWN_CARDINALITY in known:
-            return UNKNOWN_CARDINALITY
-        return min((count for count in known if count >= 0), default=INFINITE_CARDINALITY)
-
-    @property
-    def spec(self) -> Any:
-        return self.treedef.unflatten([member.spec for member in self.members])
-
-    def stream(self, run: Run) -> Any:
-        zipped = engine().zip_shortest([member.stream(run) for member in self.members])
-        return engine().map_with_index(zipped, lambda _, parts: self.treedef.unflatten(parts))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamConcatenated(StreamNode):
-    """The operation `concatenate` on sequential datasets."""
-
-    members: tuple[Node, ...]
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return self.members
-
-    @property
-    def cardinality(self) -> int:
-        known = [member.cardinality for member in self.members]
-        for special in (INFINITE_CARDINALITY, UNKNOWN_CARDINALITY):
-            if special in known:
-                return special
-        return sum(known)
-
-    @property
-    def spec(self) -> Any:
-        return merged_spec(self.members)
-
-    def stream(self, run: Run) -> Any:
-        def part(number: int) -> Cursor | None:
-            return self.members[number].cursor(run) if number < len(self.members) else None
-
-        return engine().by_cursor(lambda: SequenceCursor(part), "concatenate")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamBatched(StreamStep):
-    """The operations `batch` and `padded_batch` on a sequential dataset: stack every `size` elements.
-
-    If `padding` is a pair (shapes, values), the elements are padded to one shape first.
-    """
-
-    size: int
-    drop_remainder: bool
-    padding: tuple[Any, Any] | None = None
-
-    @property
-    def cardinality(self) -> int:
-        known = self.parent.cardinality
-        return known if known < 0 else known // self.size if self.drop_remainder else -(-known // self.size)
-
-    @property
-    def spec(self) -> Any:
-        size = self.size if self.drop_remainder else None
-        if self.padding is not None:
-            return padded_spec(self.parent.spec, size, self.padding[0])
-        return specs.map_specs(lambda leaf: leaf.batched(size), self.parent.spec)
-
-    def stream(self, run: Run) -> Any:
-        return engine().batch(self.parent.stream(run), self.size, self.drop_remainder, self._make_batch)
-
-    def _make_batch(self, elements: Sequence[Element]) -> Element:
-        if self.padding is None:
-            return stack(elements)
-        return pad_and_stack(elements, *self.padding, "Dataset.padded_batch")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -438,13 +241,3 @@ class Windowed(StreamStep):
 
         windows = engine().by_cursor(cursor, "window")
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamPrefetched(StreamStep):
-    """The operation `prefetch` on a sequential dataset: prefetches elements in a background thread."""
-
-    size: int
-
-    def stream(self, run: Run) -> Any:
-        return engine().thread_prefetch(self.parent.stream(run), self.size)

@@ -1,0 +1,417 @@
+"""Dataset operations with a random-access and a sequential form: map, take, repeat, zip, batch, ...
+
+If the elements of all input datasets can be computed by index, so can those of the operation: a chain such as
+``from_tensor_slices(...).shuffle(...).repeat().batch(512)`` becomes index arithmetic and one gather per batch,
+regardless of its length. Otherwise the elements are computed one after the other, by Grain where it has the operation
+with the order of `tf.data`.
+"""
+
+from __future__ import annotations
+
+import abc
+import bisect
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored._typing import PyTree
+from mirrored.data import specs
+from mirrored.data.calling import transformed
+from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor, StrideCursor
+from mirrored.data.elements import Element, concatenated, pad_and_stack, stack
+from mirrored.data.extra import engine
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.nodes import (
+    ENDLESS,
+    IndexedNode,
+    ItemRows,
+    LikeParent,
+    Node,
+    Rows,
+    Run,
+    first_element,
+    length_as_cardinality,
+    merged_spec,
+    rows_of,
+)
+
+_EPOCHS_KEPT = 64
+
+
+class Transformation(IndexedNode):
+    """Base class of operations that are random-access if their input datasets are, and sequential otherwise."""
+
+    @property
+    def name(self) -> str:
+        """The name in saved positions, which tells the two forms apart."""
+        return super().name if self.is_indexed else f"Stream{super().name}"
+
+    @abc.abstractmethod
+    def in_sequence(self, run: Run) -> Any:
+        """Returns a Grain `IterDataset` that computes the elements of one iteration one after the other."""
+
+    def stream(self, run: Run) -> Any:
+        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
+        return super().stream(run) if self.is_indexed else self.in_sequence(run)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneParent(LikeParent, Transformation):
+    """Base class of transformations that have one input dataset."""
+
+    parent: Node
+
+
+class Mapping(OneParent):
+    """Base class of transformations that compute each element from the input element with the same index."""
+
+    @abc.abstractmethod
+    def function_of(self, run: Run) -> Callable[[int, Element], Element]:
+        """Returns the function of one iteration, from an index and an input element to the output element."""
+
+    @property
+    def spec(self) -> Any:
+        return specs.after_map(self.parent.spec, first_element(self.parent), first_element(self))
+
+    def open(self, run: Run) -> Rows:
+        parent, function = rows_of(self.parent, run), self.function_of(run)
+        return ItemRows(parent.length, lambda index: function(index, parent.item(index)))
+
+    def in_sequence(self, run: Run) -> Any:
+        return engine().map_with_index(self.parent.stream(run), self.function_of(run))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mapped(Mapping):
+    """The operation `map`: applies `function` to every element."""
+
+    function: Callable[..., Any]
+    num_parallel_calls: int = 0
+    called: str = "Dataset.map"
+
+    @property
+    def spec(self) -> Any:
+        sample = first_element(self.parent)
+        return specs.after_map(self.parent.spec, sample, self.function_of(Run())(0, sample))
+
+    def function_of(self, run: Run) -> Callable[[int, Element], Element]:
+        return lambda index, element: transformed(self.function, element, self.called, index)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RandomMapped(Mapping):
+    """The operation `random_map`: applies `function(element, rng)` to every element."""
+
+    function: Callable[..., Any]
+    seed: int
+
+    def function_of(self, run: Run) -> Callable[[int, Element], Element]:
+        key = (run.seeds.get(id(self), self.seed), *run.path)
+
+        def apply(index: int, element: Element) -> Element:
+            rng = np.random.default_rng((*key, index))
+            return transformed(lambda *parts: self.function(*parts, rng), element, "Dataset.random_map", index)
+
+        return apply
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sliced(OneParent):
+    """The operations take, skip and shard: select elements like a Python slice.
+
+    A slice with a `stop` begins at 0 in steps of 1.
+    """
+
+    start: int
+    stop: int | None
+    step: int = 1
+
+    @property
+    def name(self) -> str:
+        return "Sliced" if self.is_indexed else "Strided" if self.stop is None else "Limited"
+
+    @property
+    def cardinality(self) -> int:
+        known = self.parent.cardinality
+        if known == UNKNOWN_CARDINALITY or (known == INFINITE_CARDINALITY and self.stop is None):
+            return known
+        stops = [stop for stop in (self.stop, known) if stop is not None and stop >= 0]
+        return len(range(self.start, min(stops), self.step))
+
+    def open(self, run: Run) -> Rows:
+        return _SlicedRows(rows_of(self.parent, run), self.start, self.stop, self.step)
+
+    def in_sequence(self, run: Run) -> Any:
+        if self.stop is None:
+            return engine().by_cursor(lambda: StrideCursor(self.parent.cursor(run), self.start, self.step), self.name)
+        if self.stop == 0:  # Grain has no such limit
+            return engine().by_cursor(lambda: IterableCursor(tuple, lambda value, _: value), self.name)
+        return engine().limit(self.parent.stream(run), self.stop)
+
+
+class _SlicedRows:
+    def __init__(self, parent: Rows, start: int, stop: int | None, step: int) -> None:
+        self._parent = parent
+        if parent.length >= ENDLESS and stop is None:
+            self._numbers = range(start, start + ENDLESS * step, step)
+            self.length = ENDLESS
+            return
+        stop = parent.length if stop is None else min(stop, parent.length)
+        self._numbers = range(min(start, stop), stop, step)
+        self.length = len(self._numbers)
+
+    def item(self, index: int) -> Element:
+        return self._parent.item(self._numbers[index])
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        if isinstance(positions, range):
+            return self._parent.rows(self._numbers[positions.start : positions.stop : positions.step])
+        return self._parent.rows(positions * self._numbers.step + self._numbers.start)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repeated(OneParent):
+    """The operation `repeat`: `count` epochs, or infinitely many if it is -1; each is shuffled differently."""
+
+    count: int
+
+    @property
+    def cardinality(self) -> int:
+        known = self.parent.cardinality
+        if self.count <= 0 or known == 0:
+            return 0 if self.count == 0 or known == 0 else INFINITE_CARDINALITY
+        return length_as_cardinality(known * self.count) if known >= 0 else known
+
+    def open(self, run: Run) -> Rows:
+        return _RepeatedRows(self.parent, run, self.count)
+
+    def in_sequence(self, run: Run) -> Any:
+        # Grain's repeat sets the first position again, so that all epochs would be shuffled alike.
+        def epoch(number: int) -> Cursor | None:
+            return None if 0 <= self.count <= number else self.parent.cursor(run.epoch(number))
+
+        return engine().by_cursor(lambda: SequenceCursor(epoch, needs_elements=True), self.name)
+
+
+class _RepeatedRows:
+    """Elements of a repeated parent, which opens each epoch once and keeps the few that were used last."""
+
+    def __init__(self, parent: Node, run: Run, count: int) -> None:
+        self._parent, self._run = parent, run
+        self._epochs: dict[int, Rows] = {}
+        self._lock = threading.Lock()
+        self._keep = min(count, _EPOCHS_KEPT) if count > 1 else 2
+        self._each = self._epoch(0).length if count else 0
+        self.length = 0 if self._each == 0 else ENDLESS if count < 0 else min(self._each * count, ENDLESS)
+
+    def _epoch(self, number: int) -> Rows:
+        with self._lock:
+            if number not in self._epochs:
+                while len(self._epochs) >= self._keep:
+                    self._epochs.pop(next(iter(self._epochs)))
+                self._epochs[number] = rows_of(self._parent, self._run.epoch(number))
+            return self._epochs[number]
+
+    def item(self, index: int) -> Element:
+        epoch, place = divmod(index, self._each)
+        return self._epoch(epoch).item(place)
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        if isinstance(positions, range) and positions.step == 1 and len(positions):
+            return self._contiguous(positions)
+        epochs, places = np.divmod(np.asarray(positions, np.int64), self._each)
+        if len(epochs) and np.all(epochs[1:] >= epochs[:-1]):
+            return _joined([self._epoch(int(number)).rows(places[epochs == number]) for number in np.unique(epochs)])
+        return stack([self._epoch(int(e)).item(int(p)) for e, p in zip(epochs, places, strict=True)])
+
+    def _contiguous(self, positions: range) -> Element:
+        parts = []
+        for number in range(positions.start // self._each, (positions.stop - 1) // self._each + 1):
+            first = number * self._each
+            inside = range(max(positions.start, first) - first, min(positions.stop - first, self._each))
+            parts.append(self._epoch(number).rows(inside))
+        return _joined(parts)
+
+
+def _joined(parts: list[Element]) -> Element:
+    """Concatenates batches along their first dim into one batch."""
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Several(Transformation):
+    """Base class of transformations that have several input datasets."""
+
+    members: tuple[Node, ...]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return self.members
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Zipped(Several):
+    """The operation `zip`: combines elements at the same index into a pytree."""
+
+    treedef: Any
+
+    @property
+    def cardinality(self) -> int:
+        known = [member.cardinality for member in self.members]
+        if UNKNOWN_CARDINALITY in known:
+            return UNKNOWN_CARDINALITY
+        return min((count for count in known if count >= 0), default=INFINITE_CARDINALITY)
+
+    @property
+    def spec(self) -> Any:
+        return self.treedef.unflatten([member.spec for member in self.members])
+
+    def open(self, run: Run) -> Rows:
+        return _ZippedRows([rows_of(member, run) for member in self.members], self.treedef)
+
+    def in_sequence(self, run: Run) -> Any:
+        zipped = engine().zip_shortest([member.stream(run) for member in self.members])
+        return engine().map_with_index(zipped, lambda _, parts: self.treedef.unflatten(parts))
+
+
+class _ZippedRows:
+    def __init__(self, members: list[Rows], treedef: jax.tree_util.PyTreeDef) -> None:
+        self._members, self._treedef = members, treedef
+        self.length = min(member.length for member in members)
+
+    def item(self, index: int) -> Element:
+        return self._treedef.unflatten([member.item(index) for member in self._members])
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        return self._treedef.unflatten([member.rows(positions) for member in self._members])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Concatenated(Several):
+    """The operation `concatenate`: the elements of one dataset after those of another."""
+
+    @property
+    def cardinality(self) -> int:
+        known = [member.cardinality for member in self.members]
+        for special in (INFINITE_CARDINALITY, UNKNOWN_CARDINALITY):
+            if special in known:
+                return special
+        return length_as_cardinality(sum(known))
+
+    @property
+    def spec(self) -> Any:
+        return merged_spec(self.members)
+
+    def open(self, run: Run) -> Rows:
+        return _ConcatenatedRows([rows_of(member, run) for member in self.members])
+
+    def in_sequence(self, run: Run) -> Any:
+        def part(number: int) -> Cursor | None:
+            return self.members[number].cursor(run) if number < len(self.members) else None
+
+        return engine().by_cursor(lambda: SequenceCursor(part), self.name)
+
+
+class _ConcatenatedRows:
+    def __init__(self, members: list[Rows]) -> None:
+        self._members = members
+        self._ends = list(itertools.accumulate(member.length for member in members))
+        self.length = min(self._ends[-1], ENDLESS)
+
+    def _find(self, index: int) -> tuple[int, int]:
+        member = bisect.bisect_right(self._ends, index)
+        return member, index - (self._ends[member - 1] if member else 0)
+
+    def item(self, index: int) -> Element:
+        member, place = self._find(index)
+        return self._members[member].item(place)
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        if isinstance(positions, range) and positions.step == 1 and len(positions):
+            (member, first), (last_member, last) = self._find(positions.start), self._find(positions.stop - 1)
+            if member == last_member:
+                return self._members[member].rows(range(first, last + 1))
+        return stack([self.item(int(index)) for index in positions])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batched(OneParent):
+    """The operations `batch` and `padded_batch`: stack every `size` consecutive elements.
+
+    If `padding` is a pair (shapes, values), the elements are padded to one shape first.
+    """
+
+    size: int
+    drop_remainder: bool
+    padding: tuple[Any, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return "PaddedBatched" if self.is_indexed and self.padding is not None else super().name
+
+    @property
+    def cardinality(self) -> int:
+        known = self.parent.cardinality
+        return known if known < 0 else known // self.size if self.drop_remainder else -(-known // self.size)
+
+    @property
+    def spec(self) -> Any:
+        # As in TensorFlow, the batch dim is known only if every batch is full.
+        size = self.size if self.drop_remainder else None
+        if self.padding is not None:
+            return _padded_spec(self.parent.spec, size, self.padding[0])
+        return specs.map_specs(lambda leaf: leaf.batched(size), self.parent.spec)
+
+    def open(self, run: Run) -> Rows:
+        parent = rows_of(self.parent, run)
+        full = parent.length if self.drop_remainder else parent.length + self.size - 1
+
+        def batch(index: int) -> Element:
+            places = range(index * self.size, min((index + 1) * self.size, parent.length))
+            if self.padding is None:
+                return parent.rows(places)
+            return self._make_batch([parent.item(place) for place in places])
+
+        return ItemRows(ENDLESS if parent.length >= ENDLESS else full // self.size, batch)
+
+    def in_sequence(self, run: Run) -> Any:
+        return engine().batch(self.parent.stream(run), self.size, self.drop_remainder, self._make_batch)
+
+    def _make_batch(self, elements: Sequence[Element]) -> Element:
+        if self.padding is None:
+            return stack(elements)
+        return pad_and_stack(elements, *self.padding, "Dataset.padded_batch")
+
+
+def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
+    """Returns the shapes and dtypes of padded batches, with None for dims that the caller has not fixed."""
+    if shapes is not None:
+        given = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple))
+        leaves = jax.tree.leaves(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
+        if len(given) == len(leaves) == 1:
+            shape = tuple(None if n in (None, -1) else n for n in given[0])
+            return specs.map_specs(lambda leaf: specs.ArraySpec((size, *shape), leaf.dtype), parent)
+    return specs.map_specs(lambda leaf: specs.ArraySpec((size, *(None for _ in leaf.shape)), leaf.dtype), parent)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prefetched(LikeParent, IndexedNode):
+    """The operation `prefetch`: a thread reads ahead. Before a random-access operation it has no effect."""
+
+    parent: Node
+    size: int
+
+    @property
+    def wants_threads(self) -> bool:
+        return True
+
+    def open(self, run: Run) -> Rows:
+        return rows_of(self.parent, run)
+
+    def stream(self, run: Run) -> Any:
+        return engine().thread_prefetch(self.parent.stream(run), self.size)
