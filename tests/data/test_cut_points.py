@@ -250,3 +250,35 @@ def test_a_position_without_the_seeds_of_inner_datasets_is_restored() -> None:
     assert state["pipeline"].startswith("Interleaved")
     del state["seeds"][0]
     assert head + part(made(), state, 100)[0] == read(made())
+
+
+NAMES: dict[str, tuple[Callable[[Dataset], Dataset], str, str]] = {
+    "map": (lambda d: d.map(lambda x: x), "Mapped", "StreamMapped"),
+    "random_map": (lambda d: d.random_map(lambda x, rng: x), "RandomMapped", "StreamRandomMapped"),
+    "take": (lambda d: d.take(2), "Sliced", "Limited"),
+    "skip": (lambda d: d.skip(2), "Sliced", "Strided"),
+    "shard": (lambda d: d.shard(2, 1), "Sliced", "Strided"),
+    "repeat": (lambda d: d.repeat(2), "Repeated", "StreamRepeated"),
+    "batch": (lambda d: d.batch(2), "Batched2", "StreamBatched2"),
+    "padded_batch": (lambda d: d.padded_batch(2), "PaddedBatched2", "StreamBatched2"),
+    "shuffle": (lambda d: d.shuffle(2), "Shuffled", "StreamShuffled"),
+    "cache": (lambda d: d.cache(), "Cached", "StreamCached"),
+    "zip": (lambda d: Dataset.zip((d,)), "Zipped", "StreamZipped"),
+    "shuffle of infinite data": (
+        lambda d: d.repeat().shuffle(2),
+        "StreamShuffled < Repeated",
+        "StreamShuffled < StreamRepeated",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_names_of_the_steps_in_saved_positions(name: str) -> None:
+    """A checkpoint of an earlier version contains them, and is restored only in a dataset with the same ones."""
+    step, indexed, sequential = NAMES[name]
+    for source, expected, below in (
+        (Dataset.range(4), indexed, "RangeSource"),
+        (Dataset.range(4).filter(lambda x: True), sequential, "Filtered < RangeSource"),
+    ):
+        state = iter(step(source).prefetch(2)).get_state()
+        assert state["pipeline"] == f"{expected} < {below}"
