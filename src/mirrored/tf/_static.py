@@ -19,10 +19,11 @@ from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import Tracer, unboxed
 from mirrored._typing import HostArray
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._rebinding import Rebinding
 from mirrored.tf._shapes import TensorShape
 
 
-class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
+class StaticTensor(Rebinding, np.ndarray[Any, np.dtype[Any]]):
     """An integer NumPy array that counts as a tensor, and whose value is known also while tracing.
 
     `tf.shape`, `tf.size` and `tf.rank` return it.

@@ -11,13 +11,14 @@ import numpy as np
 
 from mirrored._typing import ShapeLike
 from mirrored.tf import _dtypes
+from mirrored.tf._rebinding import Rebinding
 from mirrored.tf._shapes import Described, TensorShape
 
 Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
 """One or more strings."""
 
 
-class HostArray(np.ndarray):  # type: ignore[type-arg]
+class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
     """A NumPy array with the methods `numpy`, `get_shape` and `set_shape` of a tensor, which is not on a device.
 
     Strings, 64-bit integers, and the elements that functions of an input pipeline receive are such arrays.
