@@ -415,7 +415,7 @@ class TracedReplicaStore(ReplicaStore):
 
     def __init__(self, replicas: LocalReplicas) -> None:
         super().__init__(replicas.num_local)
-        self._replicas: LocalReplicas = weakref.proxy(replicas)  # a cycle would keep variables until a collection
+        self._replicas: LocalReplicas = weakref.proxy(replicas)  # no cycle: freed with the run
         self.separates_reads = False
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 

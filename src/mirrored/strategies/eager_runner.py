@@ -57,7 +57,7 @@ class EagerReplicaStore(ReplicaStore):
 
     def __init__(self, runner: EagerRunner) -> None:
         super().__init__(runner.num_local)
-        self._runner: EagerRunner = weakref.proxy(runner)  # a cycle would outlive the run
+        self._runner: EagerRunner = weakref.proxy(runner)  # no cycle: freed with the run
 
     def before(self, variable: Any, replica: int) -> Any:
         if variable.device_assignment is None:
