@@ -374,7 +374,7 @@ class Optimizer:
             step, *values = access.read_all([self.iterations, *variables, *slots])
             rate = self._rate_at(step)
         parameters, state = values[: len(variables)], values[len(variables) :]
-        new, new_state = self._compute.of(plan)(rate, _descending(gradients), parameters, state, dict(extra))
+        new, new_state = self._compute(plan, rate, _descending(gradients), parameters, state, dict(extra))
         new = [
             value if one.constraint is None else one.constraint(value)
             for one, value in zip(variables, new, strict=True)
@@ -404,12 +404,20 @@ class _CompiledRule:
         self._rule = rule
         self._of_plan: dict[UpdatePlan, Callable[..., tuple[list[jax.Array], list[jax.Array]]]] = {}
 
-    def of(self, plan: UpdatePlan) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
-        """Returns the jitted function that computes the updates of a plan: the new parameters and slots."""
+    def __call__(
+        self,
+        plan: UpdatePlan,
+        rate: jax.Array | None,
+        gradients: list[jax.Array],
+        parameters: list[jax.Array],
+        slots: list[jax.Array],
+        extra: dict[str, Any],
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Computes the update: returns the new parameters and slots."""
         compiled = self._of_plan.get(plan)
         if compiled is None:
             compiled = self._of_plan.setdefault(plan, self._compile(plan))
-        return compiled
+        return compiled(rate, gradients, parameters, slots, extra)
 
     def _compile(self, plan: UpdatePlan) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
         rule = self._rule
