@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import types
-from collections.abc import Callable, Iterable, Sequence
-from types import NoneType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mirrored._jax.traces import current_trace, recording_parent
@@ -28,7 +25,7 @@ class Given(NamedTuple):
     """An argument of a collective or `merge_call` that must be equal on all replicas, such as the axis of a gather.
 
     Attributes:
-        key: The argument, or what identifies it (`code_of`).
+        key: The argument, or what identifies it (`key_of`).
         label: What it is, in messages: ``"axis"``.
         shown: The argument in messages. It is formatted only when a message is needed.
         error: The class of the error that is raised if another replica has passed another argument.
@@ -57,65 +54,6 @@ def same_object(one: object, described: str) -> Given:
     return Given(id(one), described, f"(id {id(one):#x})")
 
 
-class FunctionKey(NamedTuple):
-    """What must be equal in the functions that replicas pass to a merge.
-
-    Attributes:
-        code: The code, or the class and the attributes of a callable object.
-        bound: The numbers and strings that the function closes over, has as defaults, or is bound to, by name.
-    """
-
-    code: object
-    bound: tuple[tuple[object, str], ...]
-
-
-def code_of(function: object) -> FunctionKey:
-    """Returns a key that is equal for functions with the same code, and for callable objects with equal attributes.
-
-    Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the objects differ. The key
-    contains the numbers and strings that a function closes over, has as defaults, or is bound to by
-    `functools.partial`: of several functions only that of the first replica is called.
-    """
-    bound: list[tuple[object, str]] = []
-    while isinstance(function, functools.partial):
-        bound += _scalars(enumerate(function.args)) + _scalars(function.keywords.items())
-        function = function.func
-    function = inspect.unwrap(function) if callable(function) else function
-    function = getattr(function, "__func__", function)
-    code: object = getattr(function, "__code__", None)
-    if isinstance(code, types.CodeType):
-        cells = zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False)
-        filled = [(name, cell) for name, cell in cells if cell != types.CellType()]  # empty cells equal each other
-        bound += _scalars((name, cell.cell_contents) for name, cell in filled)
-        bound += _scalars(enumerate(getattr(function, "__defaults__", None) or ()))
-        bound += _scalars((getattr(function, "__kwdefaults__", None) or {}).items())
-        return FunctionKey(code, tuple(bound))
-    kind = type(function)
-    attributes = {name: _key_of(value) for name, value in getattr(function, "__dict__", {}).items()}
-    described = (kind.__module__, kind.__qualname__, getattr(function, "__name__", None), attributes)
-    return FunctionKey(described, tuple(bound))
-
-
-def _scalars(named: Iterable[tuple[object, object]]) -> list[tuple[object, str]]:
-    """Returns the numbers, strings and None among named values, as keys (NaN equals NaN)."""
-    kinds = (int, float, complex, str, bytes, NoneType)
-    return [(name, repr(value)) for name, value in named if isinstance(value, kinds)]
-
-
-class ShownFunction(NamedTuple):
-    """A function in messages, with the numbers and strings to which it is bound (`code_of`)."""
-
-    function: object
-
-    def __str__(self) -> str:
-        values = ", ".join(f"{name}={value}" for name, value in code_of(self.function).bound)
-        return f"{self.function}{f' with {values}' if values else ''}"
-
-
-def _key_of(value: object) -> object:
-    return code_of(value) if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) else value
-
-
 @dataclasses.dataclass(frozen=True)
 class Merge:
     """An operation that all replicas call together, such as a collective or `merge_call`.
@@ -130,6 +68,9 @@ class Merge:
             of the other local replicas. None: not supported under transforms.
         tapes: The number of tapes that record it in this replica.
         given: What must be equal in the calls of all replicas: the reduction, the axis, the function, the variable.
+        enclosed: The arrays that the function of a `merge_call` closes over, by name. They must be equal on all
+            replicas. A lock-step runner compares concrete arrays (they are part of `given`), and a compiled run
+            checks traced ones.
     """
 
     name: str
@@ -137,6 +78,7 @@ class Merge:
     nested: Callable[[int, list[Any]], list[Any]] | None = None
     tapes: int = 0
     given: tuple[Given, ...] = ()
+    enclosed: tuple[tuple[str, Any], ...] = ()
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
         """Executes the operation for all replicas; after an exception, undoes the operation's variable assignments."""

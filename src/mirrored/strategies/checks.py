@@ -18,6 +18,7 @@ from mirrored.errors import (
     ArgumentError,
     ContextError,
     DivergingStateWarning,
+    MergeError,
     OutOfScopeWarning,
     ReplicaDivergenceError,
     StructureError,
@@ -212,6 +213,17 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
         found=f"{label}, declared equal on all replicas by out_specs, would differ between them. {found}",
         rule="a result declared by PartitionSpec() must be computed from replicated and reduced values only",
         remedy=_REMEDY,
+    )
+
+
+def merged_differently(called: str, name: str, path: str) -> MergeError:
+    """Returns the error for a function of `merge_call` that closes over an array that may differ between replicas."""
+    return MergeError(
+        called,
+        found=f"the function closes over {name!r}, which would differ between replicas. How the replicas' values "
+        f"diverge:\n{path}\n",
+        rule="the function runs once for all replicas; what it closes over must be equal on all of them",
+        remedy=f"pass it as an argument, merge_call(merge_fn, args=({name},)): the function gets a per-replica value",
     )
 
 

@@ -24,7 +24,7 @@ from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
 from mirrored._typing import Leaf
 from mirrored.analysis.loss_scaling import LossScaling, Mean
-from mirrored.analysis.replication_check import Origin, check_replication
+from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.runtime.ambient import ambient, announce_read, within
@@ -36,6 +36,7 @@ from mirrored.strategies.checks import (
     OutSpecs,
     as_array,
     label_of,
+    merged_differently,
     not_replicated,
     warn_of_assignment_in_turn,
     would_differ,
@@ -109,11 +110,25 @@ class _Run:
             axes = [(AXIS, len(self._device_assignment.devices))]
             body = fuse(stage(flat_body, shapes, axes=axes), self._runner, axes)
         self._outermost.rereads |= self._runner.store.rereads
-        body = self._without_gradients(body)
+        body = self._without_gradients(self._without_enclosed(body))
         if self._fixed_order:
             body = tracing_runner.with_fixed_order(body, self._runner, shapes, axes)
         self._check_replicated(body)
         return self._bind(body)
+
+    def _without_enclosed(self, body: Body) -> Body:
+        """Returns the body without the arrays that merged functions close over; raises if replicas' arrays differ."""
+        enclosed = list(zip(*self._runner.enclosed, strict=True))
+        if not enclosed:
+            return body
+        first = len(body.jaxpr.outvars) - self._local * len(enclosed)
+        analysis = self._analysis(body)
+        for i, replicas in enumerate(enclosed):
+            atoms = body.jaxpr.outvars[first + i * self._local : first + (i + 1) * self._local]
+            if not analysis.same(atoms):
+                called, name, _ = replicas[0]
+                raise merged_differently(called, name, analysis.explain(atoms))
+        return body.giving(range(first))
 
     def _without_gradients(self, body: Body) -> Body:
         """Returns the body without the gradients that it outputs for a check; warns if their loss has a wrong scale.
@@ -157,6 +172,7 @@ class _Run:
             self._assigned.append(entry)
             flat.extend([runner.store.local(entry.variable, k) for k in range(self._local)])
         flat.extend(gradient for _, gradients in runner.summed for gradient in gradients)
+        flat.extend(array for replicas in zip(*runner.enclosed, strict=True) for _, _, array in replicas)
         return [jnp.asarray(leaf) for leaf in flat]
 
     def _place(self, column: Sequence[Any], flat: list[Any], replicated: bool) -> _Output:
@@ -175,6 +191,11 @@ class _Run:
 
     # Replication check
 
+    def _analysis(self, body: Body) -> ReplicationCheck:
+        origins = [_origin(constant) for constant in body.constants]
+        origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
+        return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)
+
     def _check_replicated(self, body: Body) -> None:
         outvars = body.jaxpr.outvars
         first = len(outvars) - self._local * len(self._assigned)
@@ -183,11 +204,7 @@ class _Run:
             for i, entry in enumerate(self._assigned)
             if not entry.variable.per_replica
         ]
-        origins = [_origin(constant) for constant in body.constants]
-        origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
-        analysis = check_replication(
-            body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None
-        )
+        analysis = self._analysis(body)
         analysis.check_collectives()
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
@@ -376,7 +393,7 @@ def _origin(constant: object) -> Origin:
     if isinstance(source, Captured):
         varies = source.variable.per_replica
         label = f"{'sync-on-read ' if varies else ''}variable {source.variable.name!r}"
-        return Origin(label, varies=varies)
+        return Origin(label, varies=varies, identity=("variable", id(source.variable), source.local))
     if isinstance(constant, Tracer):
         return Origin("a value from outside run", varies=False)
     return Origin.constant(constant)

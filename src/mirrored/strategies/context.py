@@ -14,9 +14,10 @@ from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import CallableReduction, ReduceOp, as_reduce_op, check_dtype
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merge import Given, Merge, code_of, run_merge
+from mirrored.runtime.function_key import key_of
+from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.strategies.merge_call import call_merged, nested_gather, nested_reduce
+from mirrored.strategies.merge_call import call_merged, enclosed_by, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_dtypes, check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures
 from mirrored.values.sparse_rows import SparseRows
@@ -85,7 +86,8 @@ class ReplicaContext:
 
         Args:
             merge_fn: Receives the strategy and the merged arguments. A merged argument is a per-replica value of what
-                the replicas passed, or the object itself if all replicas passed the same object.
+                the replicas passed, or the object itself if all replicas passed the same object. Numbers, strings and
+                arrays that it closes over must be equal on all replicas.
             args: Positional arguments: structures of arrays and of any other objects.
             kwargs: Keyword arguments.
 
@@ -93,7 +95,22 @@ class ReplicaContext:
             The result of `merge_fn`, with this replica's component of each per-replica value.
 
         Raises:
-            MergeError: Not all replicas call it, or the call is under a JAX transform.
+            MergeError: Not all replicas call it, the call is under a JAX transform, or `merge_fn` closes over numbers,
+                strings or arrays that differ between replicas.
+            TapeError: Gradients would be lost, because they flow only to `args` and `kwargs`: `merge_fn` closes over an
+                array that a tape tracks, or returns what it computes from a variable, under a tape of the replica.
+
+        Example:
+            >>> import mirrored as mr
+            >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+            >>> def replica():
+            ...     context = mr.get_replica_context()
+            ...     own = context.replica_id_in_sync_group + 1.0
+            ...     return context.merge_call(lambda strategy, x: strategy.reduce("SUM", x, axis=None), args=(own,))
+            >>> [float(x) for x in strategy.experimental_local_results(strategy.run(replica))]
+            [3.0]
+
+        TensorFlow: calls the function of the first replica with whatever it closes over, and records nothing on tapes.
         """
         self._check("merge_call")
         return call_merged(self, merge_fn, tuple(args), dict(kwargs or {}))
@@ -236,8 +253,10 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.P
     replicas = runner.device_assignment.num_replicas
     reduction = op.fn if isinstance(op, CallableReduction) else op
     structure = Given(treedef, "the structure", treedef, StructureError)
-    given = (Given((op.name, code_of(reduction)), "reduce_op", op.name), structure)
-    return Merge("ReplicaContext.all_reduce", run, nested, given=given)
+    key = key_of(reduction)
+    given = (Given((op.name, key), "reduce_op", op.name), structure)
+    called = "ReplicaContext.all_reduce"
+    return Merge(called, run, nested, given=given, enclosed=enclosed_by(called, key))
 
 
 def _columns(

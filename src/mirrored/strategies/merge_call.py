@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,9 +18,12 @@ from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import TapeError
-from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merge import Given, Merge, ShownFunction, code_of, or_undone, run_merge
+from mirrored.runtime.ambient import ReadListener, ambient, is_tracked, within
+from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
+from mirrored.runtime.merge import Given, Merge, or_undone, run_merge
+from mirrored.runtime.variable_store import VariableStore
 from mirrored.strategies.reducing import gather_with_sizes
+from mirrored.tape import GradientTape
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues
@@ -222,17 +226,71 @@ def call_merged(
         with within(replica=None):
             return or_undone(call)
 
+    name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
+    tapes = _tapes()
+
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        with within(replica=None):
+        # An eager merge runs in the thread that has started the replicas: its tapes are outside of the run.
+        outer = [] if runner.in_place else _tapes()
+        is_recorded = runner.device_assignment.num_replicas > 1 and any(tape not in outer for tape in tapes)
+        probe = GradientTape() if is_recorded else None
+        with within(replica=None), probe or contextlib.nullcontext():
             parts = [payload[-1].restored(payload[:-1]) for payload in payloads]
             merged_args, merged_kwargs = structures.regroup(
                 parts, "ReplicaContext.merge_call", runner.group, is_shared=runner.is_shared
             )
             leaves, treedef = structures.flatten(merge_fn(context.strategy, *merged_args, **merged_kwargs))
+            if probe is not None:
+                _check_gradients(name, probe, leaves)
         columns = [runner.components_each(leaf) for leaf in leaves]
         return [_payload([column[local] for column in columns], treedef) for local in range(len(payloads))]
 
-    name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
-    merge = Merge(name, run, given=(Given(code_of(merge_fn), "the function", ShownFunction(merge_fn)),))
+    key = key_of(merge_fn)
+    given = (Given(key, "the function", ShownFunction(merge_fn)),)
+    merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key))
     *arrays, rest = run_merge(merge, _payload(*structures.flatten((args, kwargs))))
     return rest.restored(arrays)
+
+
+def enclosed_by(called: str, key: FunctionKey) -> tuple[tuple[str, Any], ...]:
+    """Returns `Merge.enclosed` for the key of a user's function that a merge calls once for all replicas.
+
+    Raises:
+        TapeError: The function closes over an array that a tape tracks.
+    """
+    for name, array_key in key.arrays:
+        if is_tracked(array_key.array):
+            raise TapeError(
+                called,
+                found=f"the function closes over {name!r}, which a GradientTape tracks",
+                rule="the function runs once for all replicas, so gradients flow only to the arguments of merge_call",
+                remedy=f"pass it as an argument: merge_call(merge_fn, args=({name},))",
+            )
+    return tuple((name, array_key.array) for name, array_key in key.arrays)
+
+
+def _tapes() -> list[ReadListener]:
+    return [listener for listener in ambient().listeners if not isinstance(listener, VariableStore)]
+
+
+def _check_gradients(called: str, probe: GradientTape, results: Sequence[Any]) -> None:
+    """Raises an error if results of a merged function are differentiable functions of variables that it has read.
+
+    The tapes of the replicas do not record what the function does, so the gradients of the variables would be lost.
+
+    Args:
+        called: The name of the call, for the message.
+        probe: A tape that is open around the function. It watches the variables that the function reads, and not the
+            arguments, so a result that it tracks is a function of a variable.
+        results: The results.
+    """
+    if any(_is_array(leaf) and probe.tracks(leaf) for leaf in results):
+        names = ", ".join(repr(variable.name) for variable in probe.watched_variables())
+        raise TapeError(
+            called,
+            found=f"the function reads the trainable variable {names} and returns arrays that are computed from it, "
+            "under a GradientTape that the replica function has opened",
+            rule="the function runs once for all replicas, so gradients flow only to the arguments of merge_call",
+            remedy="read the variable in the replica function and pass it: merge_call(merge_fn, "
+            "args=(variable.read_value(),)); or call merge_call outside of the tape's with block",
+        )

@@ -52,6 +52,8 @@ class TracingRunner(ReplicaRunner):
 
     Attributes:
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
+        enclosed: For each local replica the traced arrays that functions of `merge_call` close over: what was called,
+            the name, the array. They must be equal on all replicas.
     """
 
     store: TracedReplicaStore
@@ -71,6 +73,7 @@ class TracingRunner(ReplicaRunner):
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1)
         self.summed: list[tuple[str, list[Any]]] = []
+        self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
         self._lockstep = LockStep("Strategy.run")
         self.store = TracedReplicaStore(self)
@@ -130,6 +133,9 @@ class TracingRunner(ReplicaRunner):
         self.summed.append((called, own))
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
+        self.enclosed[ambient().replica.local_index] += [
+            (merge.name, name, array) for name, array in merge.enclosed if isinstance(array, Tracer)
+        ]
         if not self.in_place:
             try:
                 return self._lockstep.run_merge(merge, payload)

@@ -1,0 +1,208 @@
+"""Functions of `merge_call`, and custom reductions, that close over arrays: equal ones only, and none on a tape."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.errors import MergeError, TapeError
+
+LAYOUTS = [(2, 2), (1, 2), (2, 4)]
+layouts = pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
+ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+def made(devices: int, replicas: int, compiled: bool) -> tuple[mr.MirroredStrategy, Any]:
+    """Returns a strategy, and a function that runs a replica function, with one number per replica as an argument."""
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.float32(context.replica_id_in_sync_group)
+    )
+
+    def run(replica: Any) -> Any:
+        whole = lambda numbers: strategy.run(replica, args=(numbers,))  # noqa: E731
+        return (mr.function(whole) if compiled else whole)(numbers)
+
+    return strategy, run
+
+
+def closure(value: Any) -> Any:
+    return lambda strategy: value * 10.0
+
+
+def nested(value: Any) -> Any:
+    def helper() -> Any:
+        return value * 10.0
+
+    return lambda strategy: helper()
+
+
+def contained(value: Any) -> Any:
+    values = {"deep": [value]}
+    return lambda strategy: values["deep"][0] * 10.0
+
+
+def default(value: Any) -> Any:
+    return lambda strategy, own=value: own * 10.0
+
+
+def bound(value: Any) -> Any:
+    return functools.partial(lambda strategy, own: own * 10.0, own=value)
+
+
+class Attribute:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, strategy: Any) -> Any:
+        return self.value * 10.0
+
+
+KINDS = [closure, nested, contained, default, bound, Attribute]
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+@layouts
+@ways
+@kinds
+def test_a_merged_function_must_not_close_over_arrays_that_differ(
+    devices: int, replicas: int, compiled: bool, kind: Any
+) -> None:
+    _, run = made(devices, replicas, compiled)
+    with pytest.raises(MergeError, match="merge_call"):
+        run(lambda number: mr.get_replica_context().merge_call(kind(number + 1.0)))
+
+
+@layouts
+@ways
+def test_a_merged_function_must_not_close_over_the_replica_id(devices: int, replicas: int, compiled: bool) -> None:
+    _, run = made(devices, replicas, compiled)
+
+    def replica(number: Any) -> Any:
+        context = mr.get_replica_context()
+        return context.merge_call(closure(context.replica_id_in_sync_group))
+
+    with pytest.raises(MergeError, match="merge_call"):
+        run(replica)
+
+
+@layouts
+@ways
+@kinds
+def test_a_merged_function_may_close_over_arrays_that_are_equal(
+    devices: int, replicas: int, compiled: bool, kind: Any
+) -> None:
+    strategy, run = made(devices, replicas, compiled)
+    total = lambda number: mr.get_replica_context().all_reduce("SUM", number)  # noqa: E731
+    results = strategy.experimental_local_results(
+        run(lambda number: mr.get_replica_context().merge_call(kind(total(number) + jnp.ones(()))))
+    )
+    assert [float(one) for one in results] == [10.0 * (sum(range(replicas)) + 1)] * len(results)
+
+
+@layouts
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.arange(3.0),
+        lambda: np.float32("nan"),
+        lambda: jax.random.key(3),
+        lambda: jnp.zeros((0, 2), "bfloat16"),
+    ],
+    ids=["numpy", "nan", "key", "empty"],
+)
+def test_arrays_that_each_replica_creates_are_compared_by_their_bits(devices: int, replicas: int, make: Any) -> None:
+    _, run = made(devices, replicas, False)
+
+    def replica(number: Any) -> Any:
+        own = make()
+        return mr.get_replica_context().merge_call(
+            lambda strategy: None if own is None else strategy.num_replicas_in_sync
+        )
+
+    assert run(replica) == replicas
+
+
+def test_the_error_shows_the_arrays() -> None:
+    _, run = made(1, 2, False)
+    with pytest.raises(MergeError, match=r"value=float32\[\] 1.0, and replica 1 with .* value=float32\[\] 2.0"):
+        run(lambda number: mr.get_replica_context().merge_call(closure(number + 1.0)))
+
+
+@layouts
+@ways
+def test_a_custom_reduction_must_not_close_over_arrays_that_differ(devices: int, replicas: int, compiled: bool) -> None:
+    _, run = made(devices, replicas, compiled)
+    with pytest.raises(MergeError, match="all_reduce"):
+        run(lambda number: mr.get_replica_context().all_reduce(lambda stacked: stacked.max(0) * number, jnp.ones(2)))
+
+
+# Tapes
+
+
+@layouts
+@ways
+def test_a_merged_function_must_not_close_over_what_a_tape_tracks(devices: int, replicas: int, compiled: bool) -> None:
+    strategy, run = made(devices, replicas, compiled)
+    with strategy.scope():
+        variable = mr.Variable(3.0, name="v")
+
+    def replica(number: Any) -> Any:
+        with mr.GradientTape() as tape:
+            doubled = variable * 2.0
+            result = mr.get_replica_context().merge_call(lambda strategy: doubled * 5.0)
+        return tape.gradient(result, variable)
+
+    with pytest.raises(TapeError, match=r"closes over 'doubled'(.|\n)*args=\(doubled,\)"):
+        run(replica)
+
+
+@layouts
+@ways
+def test_a_merged_function_under_a_tape_must_not_return_a_function_of_a_variable(
+    devices: int, replicas: int, compiled: bool
+) -> None:
+    strategy, run = made(devices, replicas, compiled)
+    with strategy.scope():
+        variable = mr.Variable(3.0, name="v")
+
+    def replica(number: Any) -> Any:
+        with mr.GradientTape() as tape:
+            result = mr.get_replica_context().merge_call(lambda strategy: variable * 5.0)
+        return tape.gradient(result, variable)
+
+    with pytest.raises(TapeError, match=r"reads the trainable variable 'v'"):
+        run(replica)
+
+
+@layouts
+@ways
+def test_a_merged_function_under_a_tape_may_update_variables(devices: int, replicas: int, compiled: bool) -> None:
+    strategy, run = made(devices, replicas, compiled)
+    with strategy.scope():
+        variable = mr.Variable(3.0, name="v")
+        statistic = mr.Variable(1.0, name="s", trainable=False)
+
+    def update(strategy: mr.MirroredStrategy, value: Any) -> None:
+        total = strategy.reduce("SUM", value, axis=None)
+        variable.assign(variable + total)
+
+    def average(strategy: mr.MirroredStrategy, value: Any) -> Any:
+        return statistic * strategy.reduce("MEAN", value, axis=None)
+
+    def replica(number: Any) -> Any:
+        context = mr.get_replica_context()
+        with mr.GradientTape() as tape:
+            loss = context.merge_call(average, args=(variable * 2.0,))
+            context.merge_call(update, args=(number,))
+        return tape.gradient(loss, variable)
+
+    gradients = strategy.experimental_local_results(run(replica))
+    assert [float(gradient) for gradient in gradients] == [2.0] * len(gradients)
+    assert float(variable) == 3.0 + sum(range(replicas))
