@@ -219,4 +219,19 @@ class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignor
         return f"Captured({self.aval.str_short()} of {self.source})"
 
 
+def another_tracer(tracer: Tracer) -> Tracer | None:
+    """Returns a new tracer for the same value, so that a tape can tell it from the original; None if that is unknown.
+
+    Supports JAX 0.10 to 0.12: a tracer of a jaxpr refers to the jaxpr's variable (`val`) and keeps its equation alive
+    (`parent`).
+    """
+    if type(tracer) is CaptureTracer:
+        return CaptureTracer(tracer.shape, tracer.dtype, tracer.source, weak_type=tracer.weak_type)
+    if type(tracer) is _partial_eval.DynamicJaxprTracer:
+        return _partial_eval.DynamicJaxprTracer(
+            tracer._trace, tracer.aval, tracer.val, tracer._line_info, tracer.parent
+        )
+    return None
+
+
 _core.pytype_aval_mappings[CaptureTracer] = lambda tracer: tracer.aval

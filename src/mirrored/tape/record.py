@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.boxes import Box
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
-from mirrored._jax.traces import ShapedArray, Tracer
+from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
 from mirrored.errors import TapeError
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 
@@ -290,6 +290,20 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 # `Recorder`, which holds the records and watched values of one tape.
 
 
+class Read(NamedTuple):
+    """A traced read of a variable.
+
+    Attributes:
+        variable: The variable.
+        value: The tracer that the reader got, which the tape tracks.
+        stored: The tracer that the variable's store gave; kept alive so that its id is not reused.
+    """
+
+    variable: ReadableVariable
+    value: Any
+    stored: Any
+
+
 class Recorder:
     """The contents of a tape since its creation or reset: operations, tracked arrays and watched variables.
 
@@ -299,7 +313,7 @@ class Recorder:
             and boxes of an outer tape. Each entry holds the key and the object, which keeps the object alive so that
             its id is not reused.
         variables: The variables that were read or watched, by `id`, with their keys.
-        reads: The variables by the `id` of the tracer that a read returned.
+        reads: The traced reads of variables, by the `id` of the tracer that the variable's store gave.
         explicit: The ids of variables that were passed to `watch`.
         watch_accessed_variables: Whether reading a trainable variable watches it.
         persistent: Whether records keep their inputs, which are needed to differentiate gradients that are computed
@@ -314,7 +328,7 @@ class Recorder:
         self.records: list[Record] = []
         self.known: dict[int, tuple[Key, Any]] = {}
         self.variables: dict[int, tuple[Key, Any]] = {}
-        self.reads: dict[int, Any] = {}
+        self.reads: dict[int, Read] = {}
         self.explicit: set[int] = set()
 
     def forget(self) -> None:
@@ -360,17 +374,25 @@ class Recorder:
         """Records a read of `variable`, and returns the value as an array that the tape tracks."""
         if not is_inexact(aval_of(value)):
             return value
-        known = self.reads.get(id(value))
-        if known is variable:
-            return value
+        earlier = self.reads.get(id(value))
+        if earlier is not None and earlier.variable is variable:
+            return earlier.value
         key = new_key()
-        value = self.untracked(value, owner)
+        if isinstance(value, Tracer):
+            # The program may also hold this tracer without the variable: as the value that it has assigned, or from a
+            # read outside of the tape. Both are constants for the tape, so another object stands for the variable.
+            # Under an outer tape that is a copy, which the outer tape records.
+            own = None if type(owner.parent) is type(owner) else another_tracer(value)
+            if own is None:
+                own = owner.copied(value)
+            self.reads[id(value)] = Read(variable, own, value)
+            value = own
+        else:
+            value = self.untracked(value, owner)
         if owner.is_concrete(value):
             value = Box(owner, value, key)
         else:
             self.known[id(value)] = (key, value)
-            if isinstance(value, Tracer):
-                self.reads[id(value)] = variable
         record = AliasRecord((self.variable_key(variable),))
         record.out_keys = (key,)
         self.records.append(record)
