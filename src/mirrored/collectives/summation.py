@@ -191,6 +191,23 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     return list(lax.cond(opaque_false(operands[0]), never_taken, function, list(operands)))
 
 
+@jax.custom_vjp
+def bounded(arrays: list[Any]) -> list[Any]:
+    """Returns floating-point arrays unchanged, so that XLA does not fuse what computes them with what reads them.
+
+    Their cotangents pass through a boundary as well. Empty arrays need none.
+    """
+    places = [i for i, array in enumerate(arrays) if array.size]
+    results = list(arrays)
+    if places:
+        for i, result in zip(places, isolate(list, [arrays[i] for i in places]), strict=True):
+            results[i] = result
+    return results
+
+
+bounded.defvjp(lambda arrays: (bounded(arrays), None), lambda _, cotangents: (bounded(cotangents),))
+
+
 def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
     """Stacks lists of arrays, so that XLA does not fuse the stacking with the computation of the arrays.
 

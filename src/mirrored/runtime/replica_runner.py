@@ -111,6 +111,10 @@ class ReplicaRunner(abc.ABC):
         """Splits the result of a `merge_call` into one component per local replica, each separately differentiable."""
         return [self.component(value, local) for local in range(self.num_local)]
 
+    def isolated(self, values: Sequence[Leaf]) -> list[Any]:
+        """Returns what enters or leaves a `merge_call`, behind fusion boundaries where results are bit-identical."""
+        return list(values)
+
     @abc.abstractmethod
     def reduced_component(self, value: jax.Array, local: int) -> Any:
         """Returns a local replica's copy of an all-reduce result, which is equal on all replicas."""

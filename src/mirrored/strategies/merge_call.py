@@ -235,7 +235,7 @@ def call_merged(
         is_recorded = runner.device_assignment.num_replicas > 1 and any(tape not in outer for tape in tapes)
         probe = GradientTape() if is_recorded else None
         with within(replica=None), probe or contextlib.nullcontext():
-            parts = [payload[-1].restored(payload[:-1]) for payload in payloads]
+            parts = [payload[-1].restored(runner.isolated(payload[:-1])) for payload in payloads]
             merged_args, merged_kwargs = structures.regroup(
                 parts, "ReplicaContext.merge_call", runner.group, is_shared=runner.is_shared
             )

@@ -19,7 +19,7 @@ from mirrored._typing import Operand
 from mirrored.collectives.fixed_order_tree import fan_out, fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of, reduce_stacked
-from mirrored.collectives.summation import stack_isolated, unstack_isolated
+from mirrored.collectives.summation import bounded, stack_isolated, unstack_isolated
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.lockstep import LockStep
@@ -192,10 +192,26 @@ class TracingRunner(ReplicaRunner):
     def components_each(self, value: object) -> list[Any]:
         values = super().components_each(value)
         first = values[0]
-        is_one = len(values) > 1 and structures.identical(values) and isinstance(first, Tracer)
-        if not is_one or not self.strategy.cross_device_ops.as_written or not jnp.issubdtype(first.dtype, jnp.inexact):
-            return values
-        return fan_out_once(self.group_info, first)
+        is_one = structures.identical(values) if len(values) > 1 else not isinstance(value, PerReplica)
+        if (
+            not is_one
+            or not self.strategy.cross_device_ops.as_written
+            or self.device_assignment.num_replicas == 1
+            or not _is_inexact_tracer(first)
+        ):
+            return self.isolated(values)
+        return fan_out_once(self.group_info, self.isolated([first])[0])
+
+    def isolated(self, values: Sequence[Any]) -> list[Any]:
+        # A merge computes once per device what all of the device's replicas read, and its backward pass likewise.
+        # Without boundaries, XLA may compute it inside the replicas' kernels, with bits that depend on their number.
+        if not self.strategy.cross_device_ops.as_written or self.device_assignment.num_replicas == 1:
+            return list(values)
+        places = [i for i, value in enumerate(values) if _is_inexact_tracer(value)]
+        results = list(values)
+        for i, value in zip(places, bounded([values[i] for i in places]), strict=True):
+            results[i] = value
+        return results
 
     def reduced_component(self, value: object, local: int) -> Any:
         return value
@@ -214,6 +230,10 @@ class TracingRunner(ReplicaRunner):
         if len(self.device_assignment.devices) > 1:
             stacked = lax.all_gather(stacked, AXIS, axis=0, tiled=True)
         return [stacked[i] for i in range(self.device_assignment.num_replicas)]
+
+
+def _is_inexact_tracer(value: object) -> bool:
+    return isinstance(value, Tracer) and bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
 def _all_equal(components: Sequence[Any]) -> bool:
