@@ -219,7 +219,7 @@ class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignor
         return f"Captured({self.aval.str_short()} of {self.source})"
 
 
-def another_tracer(tracer: Tracer) -> Tracer | None:
+def another_tracer(tracer: jax.Array) -> Any:
     """Returns a new tracer for the same value, so that a tape can tell it from the original; None if that is unknown.
 
     Supports JAX 0.10 to 0.12: a tracer of a jaxpr refers to the jaxpr's variable (`val`) and keeps its equation alive
