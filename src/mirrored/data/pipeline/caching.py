@@ -10,13 +10,12 @@ import jax
 from mirrored._jax.arrays import frozen
 from mirrored.data.cursors import Cursor, beyond_end
 from mirrored.data.elements import Element
-from mirrored.data.extra import engine
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
-from mirrored.data.pipeline.transformations import OneParent
+from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cached(OneParent):
+class Cached(OneParent, CursorTransformation):
     """The operation `cache()`: keeps the elements in memory, which all later iterations return.
 
     A random-access cache keeps each computed element by its index; if no operation before it computes, it stores no
@@ -44,9 +43,9 @@ class Cached(OneParent):
 
         return ItemRows(rows.length, kept)
 
-    def in_sequence(self, run: Run) -> Any:
+    def open_cursor(self, run: Run) -> Cursor:
         # Grain's cache belongs to one iterator, so that every epoch would compute the elements again.
-        return engine().by_cursor(lambda: _CacheCursor(self, pinned(run)), self.name)
+        return _CacheCursor(self, pinned(run))
 
 
 class _CacheCursor:

@@ -18,10 +18,10 @@ import numpy as np
 from mirrored._typing import Array, HostArray
 from mirrored.data.cursors import Cursor, SequenceCursor
 from mirrored.data.elements import Element
-from mirrored.data.extra import crc32c, engine
+from mirrored.data.extra import crc32c
 from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.indexed_sources import ArraySource, ListSource
-from mirrored.data.pipeline.nodes import Node, Run, nodes
+from mirrored.data.pipeline.nodes import CursorNode, Node, Run, nodes
 from mirrored.data.pipeline.transformations import Sliced
 from mirrored.data.specs import ArraySpec
 from mirrored.errors import ArgumentError, ArgumentTypeError, DataFileError, InputError, MirroredError
@@ -59,7 +59,7 @@ def file_names(files: FileNames, called: str) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FileSource(Node):
+class FileSource(CursorNode):
     """A dataset of the records of several files, which are read one after the other.
 
     Attributes:
@@ -82,8 +82,8 @@ class FileSource(Node):
     def spec(self) -> Any:
         return ArraySpec((), np.dtype(object))
 
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: SequenceCursor(self._open), self.called)
+    def open_cursor(self, run: Run) -> Cursor:
+        return SequenceCursor(self._open)
 
     def _open(self, number: int) -> Cursor | None:
         return _FileCursor(self, self.files[number]) if number < len(self.files) else None

@@ -15,9 +15,8 @@ from mirrored._jax.arrays import aligned_empty
 from mirrored._typing import PyTree
 from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
-from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.nodes import IndexedNode, Node, Rows, Run, length_as_cardinality, merged_spec
+from mirrored.data.pipeline.nodes import CursorNode, IndexedNode, Node, Rows, Run, length_as_cardinality, merged_spec
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import map_specs, merged, spec_of
 from mirrored.errors import ArgumentError
@@ -146,7 +145,7 @@ class ListSource(MemorySource):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chosen(Node):
+class Chosen(CursorNode):
     """A mix of several datasets; a dataset of indices determines from which dataset each element is taken.
 
     Attributes:
@@ -181,12 +180,9 @@ class Chosen(Node):
     def spec(self) -> Any:
         return merged_spec(self.members)
 
-    def stream(self, run: Run) -> Any:
-        def cursor() -> Cursor:
-            readings = [member.cursor(run) for member in self.members]
-            return _ChoiceCursor(self.choices.cursor(run), readings, self.stop_on_empty, self.called)
-
-        return engine().by_cursor(cursor, self.called)
+    def open_cursor(self, run: Run) -> Cursor:
+        readings = [member.cursor(run) for member in self.members]
+        return _ChoiceCursor(self.choices.cursor(run), readings, self.stop_on_empty, self.called)
 
 
 class _ChoiceCursor:

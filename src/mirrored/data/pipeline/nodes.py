@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -124,6 +124,18 @@ class Node(abc.ABC):
         """Returns a new iterator over the elements, whose read position can be saved."""
         reading: Cursor = iter(self.stream(run))
         return reading
+
+
+class CursorNode(Node):
+    """Base class of sequential operations that Grain does not have: an iterator of this package computes them."""
+
+    @abc.abstractmethod
+    def open_cursor(self, run: Run) -> Cursor:
+        """Returns a new iterator over the elements, which Grain's steps can read."""
+
+    def stream(self, run: Run) -> Any:
+        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
+        return engine().by_cursor(lambda: self.open_cursor(run), self.name)
 
 
 class IndexedNode(Node):
@@ -268,6 +280,20 @@ def first_element(node: Node) -> Element:
         return next(cursor)
     except StopIteration:
         raise NoElementError from None
+    finally:
+        cursor.close()
+
+
+def elements_of(node: Node, run: Run) -> Generator[Element, None, None]:
+    """Yields the elements of one iteration over a dataset; closes its iterator at the end."""
+    cursor = node.cursor(run)
+    try:
+        while True:
+            try:
+                element = next(cursor)
+            except StopIteration:
+                return
+            yield element
     finally:
         cursor.close()
 

@@ -13,11 +13,10 @@ import numpy as np
 
 from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
-from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.indexed_sources import RangeSource
 from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, rows_of
-from mirrored.data.pipeline.transformations import OneParent
+from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
 from mirrored.data.specs import spec_of
 
 # The shuffle buffer of stream pipelines.
@@ -200,7 +199,7 @@ def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shuffled(OneParent):
+class Shuffled(OneParent, CursorTransformation):
     """The operation `shuffle`: permutes the indices of a random-access dataset, or shuffles a stream with a buffer.
 
     The order differs per epoch if `reshuffle` is set.
@@ -221,9 +220,8 @@ class Shuffled(OneParent):
     def open(self, run: Run) -> Rows:
         return _ShuffledRows(rows_of(self.parent, run), self.buffer_size, np.random.default_rng(self._key(run)))
 
-    def in_sequence(self, run: Run) -> Any:
-        draw = draws(self._key(run))
-        return engine().by_cursor(lambda: BufferCursor(self.parent.cursor(run), self.buffer_size, draw), self.name)
+    def open_cursor(self, run: Run) -> Cursor:
+        return BufferCursor(self.parent.cursor(run), self.buffer_size, draws(self._key(run)))
 
 
 class _ShuffledRows:

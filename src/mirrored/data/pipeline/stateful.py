@@ -19,11 +19,12 @@ from mirrored.data import specs
 from mirrored.data.calling import call, naming_element, no_end
 from mirrored.data.cursors import Cursor, IterableCursor
 from mirrored.data.elements import Element, handed_out, own_element
-from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
+    CursorNode,
     Node,
     Run,
+    elements_of,
     first_element,
     inner_run,
     new_seed,
@@ -37,7 +38,7 @@ _log = logging.getLogger("mirrored.data")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StatefulStep(StreamStep):
+class StatefulStep(StreamStep, CursorNode):
     """Base class of dataset operations with state; a subclass implements the Python generator `over`."""
 
     @abc.abstractmethod
@@ -48,24 +49,8 @@ class StatefulStep(StreamStep):
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
-    def stream(self, run: Run) -> Any:
-        def make() -> Iterator[Element]:
-            return self.over(_elements(self.parent, run), run)
-
-        return engine().by_cursor(lambda: IterableCursor(make, lambda element, _: element), type(self).__name__)
-
-
-def _elements(node: Node, run: Run) -> Iterator[Element]:
-    cursor = node.cursor(run)
-    try:
-        while True:
-            try:
-                element = next(cursor)
-            except StopIteration:
-                return
-            yield element
-    finally:
-        cursor.close()
+    def open_cursor(self, run: Run) -> Cursor:
+        return IterableCursor(lambda: self.over(elements_of(self.parent, run), run), lambda element, _: element)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,7 +192,7 @@ class Grouped(StatefulStep):
 
     def _reduced(self, key: int, window: list[Element], number: int, run: Run) -> Iterator[Element]:
         node = self.reduce(np.int64(key), window, number)
-        return _elements(node, inner_run(node, run, number, run.seeds.get(id(self), self.seed)))
+        return elements_of(node, inner_run(node, run, number, run.seeds.get(id(self), self.seed)))
 
     def _key_of(self, element: Element, index: int) -> int:
         found = call(self.key, element, "Dataset.group_by_window", index)
@@ -293,7 +278,7 @@ class Resampled(StatefulStep):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TakenWhile(StreamStep):
+class TakenWhile(StreamStep, CursorNode):
     """The operation `take_while`: keeps the elements before the first one for which `function` returns False."""
 
     function: Callable[..., Any]
@@ -302,8 +287,8 @@ class TakenWhile(StreamStep):
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: _WhileCursor(self.parent.cursor(run), self.function), "take_while")
+    def open_cursor(self, run: Run) -> Cursor:
+        return _WhileCursor(self.parent.cursor(run), self.function)
 
 
 class _WhileCursor:
@@ -363,7 +348,7 @@ def _broken_promise(promised: int, found: str) -> InputError:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Forgiving(StreamStep):
+class Forgiving(StreamStep, CursorNode):
     """The operation `ignore_errors`: leaves out the elements that raise an exception because of their data."""
 
     log_warning: bool
@@ -381,8 +366,8 @@ class Forgiving(StreamStep):
         except Exception:  # of the first element, which is left out, too
             return spec_of_first(self)
 
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: _ForgivingCursor(self.parent.cursor(run), self.log_warning), "ignore_errors")
+    def open_cursor(self, run: Run) -> Cursor:
+        return _ForgivingCursor(self.parent.cursor(run), self.log_warning)
 
 
 _FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)

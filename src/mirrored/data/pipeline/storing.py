@@ -18,7 +18,7 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -28,16 +28,17 @@ import numpy as np
 from mirrored._typing import PyTree
 from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
-from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
 from mirrored.data.pipeline.nodes import (
+    CursorNode,
     IndexedNode,
     ItemRows,
     Node,
     PositionCursor,
     Rows,
     Run,
+    elements_of,
     pinned,
     seeded,
     seeds_of,
@@ -115,37 +116,23 @@ def _is_stored(path: Path) -> bool:
 def _write(node: Node, path: str, called: str, run: Run | None) -> None:
     begins = []
     seeds = {} if run is None else seeds_of(node, run)
-    cursor = node.cursor(run or Run())
-    try:
-        with TFRecordWriter(path) as writer:
-            elements = _rest_of(cursor)
-            first = list(itertools.islice(elements, 1))
-            structure = _structure_of(node, first, called)
-            head = {"version": _VERSION, "structure": structure}
-            place = _written(writer, json.dumps({**head, "seeds": list(seeds.values())} if seeds else head).encode())
-            for element in itertools.chain(first, elements):
-                begins.append(place)
-                out = io.BytesIO()
-                _pack(element, structure, out, called)
-                place += _written(writer, out.getvalue())
-            _written(writer, np.asarray(begins, "<u8").tobytes())
-            _written(writer, _LENGTH.pack(place))
-    finally:
-        cursor.close()
+    with TFRecordWriter(path) as writer, contextlib.closing(elements_of(node, run or Run())) as elements:
+        first = list(itertools.islice(elements, 1))
+        structure = _structure_of(node, first, called)
+        head = {"version": _VERSION, "structure": structure}
+        place = _written(writer, json.dumps({**head, "seeds": list(seeds.values())} if seeds else head).encode())
+        for element in itertools.chain(first, elements):
+            begins.append(place)
+            out = io.BytesIO()
+            _pack(element, structure, out, called)
+            place += _written(writer, out.getvalue())
+        _written(writer, np.asarray(begins, "<u8").tobytes())
+        _written(writer, _LENGTH.pack(place))
 
 
 def _written(writer: TFRecordWriter, record: bytes) -> int:
     writer.write(record)
     return len(record) + RECORD_OVERHEAD_BYTES
-
-
-def _rest_of(cursor: Cursor) -> Iterator[Element]:
-    while True:
-        try:
-            element = next(cursor)
-        except StopIteration:
-            return
-        yield element
 
 
 def _structure_of(node: Node, first: list[Element], called: str) -> Any:
@@ -345,7 +332,7 @@ def _rows_in(stored: Stored) -> Rows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Kept(StreamStep):
+class Kept(StreamStep, CursorNode):
     """The operations `cache(filename)` and `snapshot`: write all elements to a file once; later iterations read it.
 
     Attributes:
@@ -358,8 +345,8 @@ class Kept(StreamStep):
     called: str
     stored: list[Stored] = dataclasses.field(default_factory=list)
 
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: PositionCursor(_rows_in(self._open(run))), self.called)
+    def open_cursor(self, run: Run) -> Cursor:
+        return PositionCursor(_rows_in(self._open(run)))
 
     def kept_seeds(self) -> dict[int, int]:
         """Returns the random seeds stored in the cache file, as a dict by `id(operation)`.

@@ -23,6 +23,7 @@ from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
+    CursorNode,
     LikeParent,
     Node,
     Run,
@@ -47,7 +48,7 @@ class StreamStep(LikeParent, Node):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IterableSource(Node):
+class IterableSource(CursorNode):
     """A dataset of the elements that a Python iterable yields.
 
     Attributes:
@@ -71,8 +72,8 @@ class IterableSource(Node):
     def spec(self) -> Any:
         return self.signature if self.signature is not None else specs.spec_of(first_element(self))
 
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: IterableCursor(self._make, self._convert), self.called)
+    def open_cursor(self, run: Run) -> Cursor:
+        return IterableCursor(self._make, self._convert)
 
     def _make(self) -> Any:
         return _Noting(self._iterators(), self.called)  # type: ignore[attr-defined]
@@ -132,7 +133,7 @@ class Filtered(StreamStep):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rebatched(StreamStep):
+class Rebatched(StreamStep, CursorNode):
     """The operation `rebatch`: regroups the examples of batches into batches of other sizes, in turn."""
 
     sizes: tuple[int, ...]
@@ -147,10 +148,8 @@ class Rebatched(StreamStep):
         size = self.sizes[0] if self.drop_remainder and len(set(self.sizes)) == 1 else None
         return specs.map_specs(lambda leaf: leaf.unbatched().batched(size), self.parent.spec)
 
-    def stream(self, run: Run) -> Any:
-        return engine().by_cursor(
-            lambda: RebatchCursor(self.parent.cursor(run), self.sizes, self.drop_remainder), "rebatch"
-        )
+    def open_cursor(self, run: Run) -> Cursor:
+        return RebatchCursor(self.parent.cursor(run), self.sizes, self.drop_remainder)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -175,7 +174,7 @@ def _rows_of(element: Element) -> list[Element]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Interleaved(StreamStep):
+class Interleaved(StreamStep, CursorNode):
     """The operation `interleave` or `flat_map`: maps each element to a dataset, and interleaves these datasets.
 
     Attributes:
@@ -203,14 +202,12 @@ class Interleaved(StreamStep):
         except NoElementError:
             return spec_of_first(self)
 
-    def stream(self, run: Run) -> Any:
+    def open_cursor(self, run: Run) -> Cursor:
         def opened(element: Element, number: int) -> Cursor:
             node = self.open_input(element, number)
             return node.cursor(inner_run(node, run, number, run.seeds.get(id(self), self.seed)))
 
-        return engine().by_cursor(
-            lambda: InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block), "interleave"
-        )
+        return InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

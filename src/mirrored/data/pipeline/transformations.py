@@ -28,6 +28,7 @@ from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
     ENDLESS,
+    CursorNode,
     IndexedNode,
     ItemRows,
     LikeParent,
@@ -58,6 +59,13 @@ class Transformation(IndexedNode):
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` that yields the elements of one iteration."""
         return super().stream(run) if self.is_indexed else self.in_sequence(run)
+
+
+class CursorTransformation(Transformation, CursorNode):
+    """Base class of transformations whose sequential form Grain does not have."""
+
+    def in_sequence(self, run: Run) -> Any:
+        return CursorNode.stream(self, run)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +129,7 @@ class RandomMapped(Mapping):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sliced(OneParent):
+class Sliced(OneParent, CursorTransformation):
     """The operations take, skip and shard: select elements like a Python slice.
 
     A slice with a `stop` begins at 0 in steps of 1.
@@ -147,11 +155,12 @@ class Sliced(OneParent):
         return _SlicedRows(rows_of(self.parent, run), self.start, self.stop, self.step)
 
     def in_sequence(self, run: Run) -> Any:
-        if self.stop is None:
-            return engine().by_cursor(lambda: StrideCursor(self.parent.cursor(run), self.start, self.step), self.name)
+        return engine().limit(self.parent.stream(run), self.stop) if self.stop else super().in_sequence(run)
+
+    def open_cursor(self, run: Run) -> Cursor:
         if self.stop == 0:  # Grain has no such limit
-            return engine().by_cursor(lambda: IterableCursor(tuple, lambda value, _: value), self.name)
-        return engine().limit(self.parent.stream(run), self.stop)
+            return IterableCursor(tuple, lambda value, _: value)
+        return StrideCursor(self.parent.cursor(run), self.start, self.step)
 
 
 class _SlicedRows:
@@ -175,7 +184,7 @@ class _SlicedRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Repeated(OneParent):
+class Repeated(OneParent, CursorTransformation):
     """The operation `repeat`: `count` epochs, or infinitely many if it is -1; each is shuffled differently."""
 
     count: int
@@ -190,12 +199,12 @@ class Repeated(OneParent):
     def open(self, run: Run) -> Rows:
         return _RepeatedRows(self.parent, run, self.count)
 
-    def in_sequence(self, run: Run) -> Any:
+    def open_cursor(self, run: Run) -> Cursor:
         # Grain's repeat sets the first position again, so that all epochs would be shuffled alike.
         def epoch(number: int) -> Cursor | None:
             return None if 0 <= self.count <= number else self.parent.cursor(run.epoch(number))
 
-        return engine().by_cursor(lambda: SequenceCursor(epoch, needs_elements=True), self.name)
+        return SequenceCursor(epoch, needs_elements=True)
 
 
 class _RepeatedRows:
@@ -292,7 +301,7 @@ class _ZippedRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Concatenated(Several):
+class Concatenated(Several, CursorTransformation):
     """The operation `concatenate`: the elements of one dataset after those of another."""
 
     @property
@@ -310,11 +319,11 @@ class Concatenated(Several):
     def open(self, run: Run) -> Rows:
         return _ConcatenatedRows([rows_of(member, run) for member in self.members])
 
-    def in_sequence(self, run: Run) -> Any:
+    def open_cursor(self, run: Run) -> Cursor:
         def part(number: int) -> Cursor | None:
             return self.members[number].cursor(run) if number < len(self.members) else None
 
-        return engine().by_cursor(lambda: SequenceCursor(part), self.name)
+        return SequenceCursor(part)
 
 
 class _ConcatenatedRows:
