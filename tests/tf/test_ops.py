@@ -19,8 +19,8 @@ MODULES = (
 )  # fmt: skip
 CASES: list[Case] = [one for name in MODULES for one in importlib.import_module(f"tf.op_cases.{name}").CASES]
 
-# Entries whose effect lasts are tested by themselves, in test_random.py.
-ELSEWHERE = {"random.set_global_generator"}
+# Entries whose effect lasts, or that work on texts, are tested in test_random.py and test_strings.py.
+ELSEWHERE = {"random.set_global_generator"} | {name for name in OPS if name.startswith("strings.")}
 
 
 def resolve(path: str) -> Any:

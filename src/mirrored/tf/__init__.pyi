@@ -125,6 +125,7 @@ from mirrored.tf.signal import fftnd as fftnd
 from mirrored.tf.signal import ifftnd as ifftnd
 from mirrored.tf.signal import irfftnd as irfftnd
 from mirrored.tf.signal import rfftnd as rfftnd
+from mirrored.tf.strings import as_string as as_string
 from mirrored.values.tensor_shape import TensorShape as TensorShape
 
 __version__: str
@@ -266,15 +267,6 @@ def argsort(
     name: str | None = None,
 ) -> Tensor: ...
 def as_dtype(type_value: DTypeLike | None) -> DType: ...
-def as_string(
-    input: Any,
-    precision: int = -1,
-    scientific: builtins.bool = False,
-    shortest: builtins.bool = False,
-    width: int = -1,
-    fill: str = "",
-    name: str | None = None,
-) -> Any: ...
 def batch_to_space(input: Any, block_shape: StaticInts, crops: Any, name: str | None = None) -> Tensor: ...
 def bitcast(input: Any, type: DTypeLike, name: str | None = None) -> Tensor: ...
 def boolean_mask(tensor: Any, mask: Any, axis: SupportsIndex | None = None, name: str | None = None) -> Tensor: ...

@@ -54,7 +54,7 @@ VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour `mirrored.tf
 _TABLES: Final = (
     _activations, _arrays, _control_flow, _convolution, _debugging, _diagonals, _image, _image_boxes, _image_quality,
     _indexing, _initializers, _linalg, _linalg_solving, _losses, _maps, _math, _nest, _printing, _random, _reductions,
-    _sampled_losses, _segments, _sequences, _signal, _spectra, _windows,
+    _sampled_losses, _segments, _sequences, _signal, _spectra, _strings, _windows,
 )  # fmt: skip
 
 
@@ -114,7 +114,6 @@ NAMES: Final[dict[str, Any]] = {
     **_asking.NAMES,
     **_compat.NAMES,
     **_profiler.NAMES,
-    **_strings.NAMES,
     **_summary.NAMES,
     **_exceptions(),
     **_dtype_names(),

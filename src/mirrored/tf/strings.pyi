@@ -6,9 +6,17 @@ from typing import Any
 from numpy import ndarray
 
 from mirrored._typing import DTypeLike
-from mirrored.tf import as_string as as_string
 from mirrored.tf._data.host_arrays import HostArray
 
+def as_string(
+    input: Any,
+    precision: int = -1,
+    scientific: bool = False,
+    shortest: bool = False,
+    width: int = -1,
+    fill: str = "",
+    name: str | None = None,
+) -> Any: ...
 def bytes_split(
     input: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], name: str | None = None
 ) -> HostArray: ...

@@ -17,6 +17,7 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.tf import _dtypes
 from mirrored.tf._data.host_arrays import HostArray, Texts, as_bytes_array, on_host
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
+from mirrored.tf._table import op
 
 Whole: TypeAlias = int | Sequence[int] | np.ndarray[Any, Any]
 
@@ -37,44 +38,43 @@ def _invalid(called: str, found: str, rule: str, remedy: str) -> InvalidArgument
 # Parts of texts
 
 
-def split(input: Texts, sep: str | bytes | None = None, maxsplit: int = -1, name: str | None = None) -> HostArray:
+@op("strings.split")
+def split(input: Texts, sep: str | bytes | None = None, maxsplit: int = -1) -> HostArray:
     """Splits one text at a separator into an array of texts.
 
     Args:
         input: The text.
         sep: The separator; None or "" for runs of whitespace.
         maxsplit: The maximum number of splits; -1 for no limit.
-        name: Accepted and ignored.
 
     Raises:
         UnimplementedError: The input is an array of texts, whose parts would be a ragged tensor.
 
     TensorFlow: `tf.strings.split`.
     """
-    del name
     text = _one(input, "split")
     separator = None if sep in (None, "", b"") else as_bytes_array(sep)[()]  # type: ignore[arg-type]
     return as_bytes_array(text.split(separator, maxsplit)).view(HostArray)
 
 
-def bytes_split(input: Texts, name: str | None = None) -> HostArray:
+@op("strings.bytes_split")
+def bytes_split(input: Texts) -> HostArray:
     """Splits one text into an array of its bytes.
 
     Raises:
         UnimplementedError: The input is an array of texts, whose parts would be a ragged tensor.
     """
-    del name
     text = _one(input, "bytes_split")
     return as_bytes_array([text[place : place + 1] for place in range(len(text))]).view(HostArray)
 
 
-def unicode_split(input: Texts, input_encoding: str, errors: str = "replace", name: str | None = None) -> HostArray:
+@op("strings.unicode_split")
+def unicode_split(input: Texts, input_encoding: str, errors: str = "replace") -> HostArray:
     """Splits one text into an array of its characters, encoded as UTF-8.
 
     Raises:
         UnimplementedError: The input is an array of texts, whose parts would be a ragged tensor.
     """
-    del name
     return as_bytes_array(list(_one(input, "unicode_split").decode(input_encoding, errors))).view(HostArray)
 
 
@@ -90,7 +90,8 @@ def _one(texts: Texts, called: str) -> bytes:
     return bytes(array[()])
 
 
-def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE", name: str | None = None) -> Any:
+@op("strings.substr")
+def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE") -> Any:
     """Returns the parts of texts of a given length from a position on; negative positions count from the end.
 
     Args:
@@ -98,12 +99,10 @@ def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE", name: str |
         pos: The position of the first byte or character, one for all or one per text.
         len: The number of bytes or characters; a negative number means to the end.
         unit: Whether to count bytes or characters of UTF-8.
-        name: Accepted and ignored.
 
     Raises:
         InvalidArgumentError: A position is outside of its text.
     """
-    del name
     whole = np.broadcast_arrays(as_bytes_array(input), np.asarray(pos), np.asarray(len))
 
     def part(text: bytes, start: int, count: int) -> bytes:
@@ -123,9 +122,9 @@ def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE", name: str |
     return _each(part, *whole)
 
 
-def length(input: Texts, unit: str = "BYTE", name: str | None = None) -> HostArray:
+@op("strings.length")
+def length(input: Texts, unit: str = "BYTE") -> HostArray:
     """Returns the number of bytes of texts, or of characters of UTF-8, as int32."""
-    del name
     characters = _is_characters(unit, "length")
     made: HostArray = _each(
         lambda text: len(text.decode() if characters else text), as_bytes_array(input), dtype=np.int32
@@ -142,27 +141,26 @@ def _is_characters(unit: str, called: str) -> bool:
 # Changed texts
 
 
-def lower(input: Texts, encoding: str = "", name: str | None = None) -> Any:
+@op("strings.lower")
+def lower(input: Texts, encoding: str = "") -> Any:
     """Converts texts to lower case: ASCII letters, or all letters with ``encoding="utf-8"``."""
-    del name
     return _each(lambda text: text.decode().lower().encode() if encoding else text.lower(), as_bytes_array(input))
 
 
-def upper(input: Texts, encoding: str = "", name: str | None = None) -> Any:
+@op("strings.upper")
+def upper(input: Texts, encoding: str = "") -> Any:
     """Converts texts to upper case: ASCII letters, or all letters with ``encoding="utf-8"``."""
-    del name
     return _each(lambda text: text.decode().upper().encode() if encoding else text.upper(), as_bytes_array(input))
 
 
-def strip(input: Texts, name: str | None = None) -> Any:
+@op("strings.strip")
+def strip(input: Texts) -> Any:
     """Removes whitespace at both ends of texts."""
-    del name
     return _each(bytes.strip, as_bytes_array(input))
 
 
-def regex_replace(
-    input: Texts, pattern: str | bytes, rewrite: str | bytes, replace_global: bool = True, name: str | None = None
-) -> Any:
+@op("strings.regex_replace")
+def regex_replace(input: Texts, pattern: str | bytes, rewrite: str | bytes, replace_global: bool = True) -> Any:
     r"""Replaces the matches of a pattern in texts.
 
     Args:
@@ -170,7 +168,6 @@ def regex_replace(
         pattern: A regular expression.
         rewrite: The replacement, in which ``\1`` is the first group and ``\0`` the whole match.
         replace_global: Whether to replace all matches, or the first only.
-        name: Accepted and ignored.
 
     Raises:
         InvalidArgumentError: The pattern is malformed.
@@ -182,7 +179,6 @@ def regex_replace(
 
     TensorFlow: `tf.strings.regex_replace`, with the syntax of Python's `re` instead of RE2, and its ASCII classes.
     """
-    del name
     expression = _compiled(pattern, "regex_replace")
     template = re.sub(r"\\(\d)", r"\\g<\1>", _text(rewrite))
 
@@ -201,13 +197,13 @@ def regex_replace(
     return _each(replaced, as_bytes_array(input))
 
 
-def regex_full_match(input: Texts, pattern: str | bytes, name: str | None = None) -> HostArray:
+@op("strings.regex_full_match")
+def regex_full_match(input: Texts, pattern: str | bytes) -> HostArray:
     """Returns whether texts match a pattern as a whole; see `regex_replace` for the syntax.
 
     Raises:
         InvalidArgumentError: The pattern is malformed.
     """
-    del name
     expression = _compiled(pattern, "regex_full_match")
     made: HostArray = _each(
         lambda text: expression.fullmatch(_text(text)) is not None, as_bytes_array(input), dtype=np.bool_
@@ -249,13 +245,13 @@ def _text(text: str | bytes) -> str:
 # Joined texts
 
 
-def join(inputs: Sequence[Texts], separator: str | bytes = "", name: str | None = None) -> Any:
+@op("strings.join")
+def join(inputs: Sequence[Texts], separator: str | bytes = "") -> Any:
     """Joins the corresponding elements of several arrays of texts; single texts are joined to every element.
 
     Raises:
         InvalidArgumentError: The arrays have different shapes.
     """
-    del name
     between = _one(separator, "join")
     arrays = [as_bytes_array(one) for one in inputs]
     shapes = {one.shape for one in arrays if one.ndim}
@@ -271,15 +267,11 @@ def join(inputs: Sequence[Texts], separator: str | bytes = "", name: str | None 
     return _each(lambda *parts: between.join(parts), *np.broadcast_arrays(*arrays))
 
 
+@op("strings.reduce_join")
 def reduce_join(
-    inputs: Texts,
-    axis: int | Sequence[int] | None = None,
-    keepdims: bool = False,
-    separator: str | bytes = "",
-    name: str | None = None,
+    inputs: Texts, axis: int | Sequence[int] | None = None, keepdims: bool = False, separator: str | bytes = ""
 ) -> Any:
     """Joins the texts of an array along axes; all of them if `axis` is None."""
-    del name
     array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
     axes = range(array.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     order = [one % array.ndim for one in axes]
@@ -295,18 +287,17 @@ def reduce_join(
 # Texts and numbers
 
 
-def to_number(input: Texts, out_type: DTypeLike = "float32", name: str | None = None) -> HostArray:
+@op("strings.to_number")
+def to_number(input: Texts, out_type: DTypeLike = "float32") -> HostArray:
     """Converts texts to numbers.
 
     Args:
         input: The texts.
         out_type: The dtype: float32, float64, int32 or int64.
-        name: Accepted and ignored.
 
     Raises:
         InvalidArgumentError: A text is not a number of this dtype.
     """
-    del name
     wanted = _dtypes.as_dtype(out_type).as_numpy_dtype
     dtype = np.dtype(wanted)
 
@@ -332,6 +323,7 @@ def to_number(input: Texts, out_type: DTypeLike = "float32", name: str | None = 
     return made
 
 
+@op("strings.as_string as_string")
 def as_string(
     input: Operand,
     precision: int = -1,
@@ -339,7 +331,6 @@ def as_string(
     shortest: bool = False,
     width: int = -1,
     fill: str = "",
-    name: str | None = None,
 ) -> Any:
     """Converts numbers and booleans to texts.
 
@@ -350,11 +341,9 @@ def as_string(
         shortest: Whether to write the shorter of both forms.
         width: The minimum width; -1 for none.
         fill: ``"0"``, ``" "`` or ``"-"`` (which aligns to the left) to fill up to the width.
-        name: Accepted and ignored.
 
     TensorFlow: `tf.strings.as_string`.
     """
-    del name
     array = np.asarray(input)
     kind = "e" if scientific else "g" if shortest else "f"
     size = "" if width < 0 else str(width)
@@ -372,15 +361,3 @@ def as_string(
         return written.encode()
 
     return _each(text, array)
-
-
-NAMES: Final[dict[str, Any]] = {
-    "as_string": as_string,
-    **{
-        f"strings.{one.__name__}": one
-        for one in (
-            as_string, bytes_split, join, length, lower, reduce_join, regex_full_match, regex_replace, split, strip,
-            substr, to_number, unicode_split, upper,
-        )
-    },
-}  # fmt: skip
