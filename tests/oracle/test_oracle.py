@@ -18,10 +18,12 @@ FILES = sorted(path.name for path in HERE.glob("cases_*.py"))
 OPEN: dict[str, str] = {}
 
 # More than half a minute each on two cores.
-MARKS = {
-    file: pytest.mark.slow
-    for file in ("cases_optimizer_keras.py", "cases_tape.py", "cases_input.py", "cases_cross_device_ops.py")
-}
+SLOW = ("cases_optimizer_keras.py", "cases_tape.py", "cases_input.py", "cases_cross_device_ops.py")
+# The others share processes, one for each number of replicas: most of the time of a file alone is their start.
+GROUPS = [
+    pytest.param([file for file in FILES if file not in SLOW], id="others"),
+    *(pytest.param([file], id=file, marks=pytest.mark.slow) for file in SLOW),
+]
 
 
 def is_open(case: str) -> bool:
@@ -30,13 +32,13 @@ def is_open(case: str) -> bool:
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("file", [pytest.param(file, marks=MARKS.get(file, ())) for file in FILES])
-def test_the_answers_are_tensorflows(file: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", GROUPS)
+def test_the_answers_are_tensorflows(files: list[str], tmp_path: Path) -> None:
     settings = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "MIRRORED_VIRTUAL_DEVICES", "MIRRORED_VIRTUAL_KIND", "TF_CONFIG")
     environment = {name: value for name, value in os.environ.items() if name not in settings}
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, str(HERE / "oracle.py"), "check", "--golden", str(HERE / "golden.json")]
-    command += ["--json", str(tmp_path / "result.json"), str(HERE / file)]
+    command += ["--json", str(tmp_path / "result.json"), *(str(HERE / file) for file in files)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=480)
     result = json.loads((tmp_path / "result.json").read_text())
     assert not result["no_golden"], done.stdout
