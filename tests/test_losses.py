@@ -43,6 +43,7 @@ def test_uneven_shares_sum_to_the_mean(way, weights):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.sampled(6)
 def test_even_shares_on_every_way(way, weighted):
     losses = np.arange(16, dtype=np.float32).reshape(16, 1) * np.ones((1, 3), np.float32)
     weights = np.linspace(0.0, 1.0, 16).astype(np.float32)

@@ -195,6 +195,7 @@ def test_state_on_variables_that_is_updated_functionally(devices, compiled):
 @COMPILED
 @DEVICES
 @pytest.mark.parametrize("name", ["plain_optax", "linen_train_state"])
+@pytest.mark.sampled(3)
 def test_a_declaration_that_does_not_hold_is_refused(name, devices, compiled):
     strategy = strategy_of(devices)
     state, step = LIBRARIES[name](lambda gradients: gradients)

@@ -62,7 +62,7 @@ def expected(transform: optax.GradientTransformation) -> tuple[list[float], list
     return losses, [np.asarray(one) for one in params]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @WAYS
 @LAYOUTS
 @pytest.mark.parametrize(("name", "deterministic"), [*((name, False) for name in OPTIMIZERS), ("Adam", True)])

@@ -253,7 +253,7 @@ def leaves_of(result: Any) -> list[Any]:
     return jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, mr.PerReplica))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @LAYOUTS
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_through_eager_reductions_are_those_of_the_compiled_step(name, devices):

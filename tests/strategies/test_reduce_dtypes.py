@@ -45,6 +45,7 @@ def _forms(strategy: Any, op: Any, value: Callable[[], Any]) -> dict[str, Callab
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", Median()], ids=str)
 @_fewer
+@pytest.mark.sampled(3)
 def test_result_dtypes(way: Way, op: Any) -> None:
     dtypes = [dtype for dtype in _NUMBERS if dtype != "complex64" or isinstance(op, str)]
 

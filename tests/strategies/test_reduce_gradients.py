@@ -74,7 +74,7 @@ def _check(strategy: Any, batches: list[Any], axes: Sequence[Any], mode: str) ->
     assert found == pytest.approx({key: _expected(batches, *key) for key in found}, rel=2e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("mode", ["eager", "compiled run", "compiled step"])
 @pytest.mark.parametrize(("replicas", "devices"), [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])

@@ -380,6 +380,7 @@ def test_functions_with_custom_rules_take_variables_through_transformations(name
     np.testing.assert_allclose(function(gradient)() if compiled else gradient(), expected, rtol=1e-6)
 
 
+@pytest.mark.sampled(3)
 def test_a_custom_rule_in_run_takes_a_mirrored_variable_through_vmap(way):
     with way.strategy.scope():
         variable = Variable(jnp.asarray([[1.0, -2.0], [3.0, -1.0]]))

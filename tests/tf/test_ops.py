@@ -61,13 +61,13 @@ def arrays_of(case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_eager(case: Case) -> None:
     compare(call(case, arrays_of(case)), case.expected, case.rtol)
 
 
 @pytest.mark.parametrize("case", [one for one in CASES if one.traced and arrays_of(one)], ids=lambda case: case.id)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 def test_traced(case: Case) -> None:
     structure: list[Any] = []
 
