@@ -53,11 +53,17 @@ def test_specs_are_known_without_reading(table: str) -> None:
 
 def test_fields_over_several_lines_other_delimiters_and_empty_lines(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
-    path.write_bytes(b'1|"two\nlines"\r\n2|say ""hi""\r\n\r\n3|"say ""hi"""\n\n')
+    path.write_bytes(b'1|"two\nlines"\r\n2|say hi\r\n\r\n3|"say ""hi"""\n\n')
     rows = read(Dataset.from_csv(str(path), [0, ""], field_delim="|"))
-    assert rows == [(1, b"two\nlines"), (2, b'say ""hi""'), (3, b'say "hi"')]
+    assert rows == [(1, b"two\nlines"), (2, b"say hi"), (3, b'say "hi"')]
     path.write_bytes(b'1,"a\n2,b"\n')
     assert read(Dataset.from_csv(str(path), [0, ""], use_quote_delim=False)) == [(1, b'"a'), (2, b'b"')]
+
+
+def test_quotes_inside_quoted_fields(tmp_path: Path) -> None:
+    path = tmp_path / "quoted.csv"
+    path.write_text('"a ""b"", c",1\n"",2\n"""",3\n')
+    assert read(Dataset.from_csv(str(path), ["", 0])) == [(b'a "b", c', 1), (b"", 2), (b'"', 3)]
 
 
 def test_several_files_and_packed_ones(table: str, tmp_path: Path) -> None:
@@ -76,7 +82,12 @@ def test_several_files_and_packed_ones(table: str, tmp_path: Path) -> None:
         (TABLE, [0, 0.0], {"header": True}, "3 fields instead of 2"),
         (TABLE, [0, 0.0, ""], {}, "field 0 of record 0 is not a valid int32: 'a'"),
         ("3000000000\n", [0], {}, "not a valid int32: '3000000000'"),
+        ("1_000\n", [0], {}, "not a valid int32: '1_000'"),
+        ("1_0.5\n", [0.0], {}, "not a valid float32: '1_0.5'"),
+        ("١\n", [0], {}, "not a valid int32: '١'"),
         ('1,"open\n', [0, ""], {}, "unexpected end of data"),
+        ('1,a"b\n', [0, ""], {}, "a quote inside a field that does not begin with one"),
+        ('1|"a|""b"|c"\n', [0, "", ""], {"field_delim": "|"}, "a quote inside a field that does not begin with one"),
     ],
 )
 def test_lines_that_do_not_fit(
@@ -157,9 +168,16 @@ def test_rows_that_cannot_be_read_may_be_left_out(tmp_path: Path) -> None:
 
 def test_inference(tmp_path: Path) -> None:
     path = tmp_path / "kinds.csv"
-    path.write_text("a,b,c,d,e,f\n1,3000000000,1.5,1e400,,1e300\n,2,x,3.4e39,,1\n")
+    path.write_text("a,b,c,d,e,f,g,h\n1,3000000000,1.5,1e400,,1e300,1_000,1_0.5\n,2,x,3.4e39,,1,2,3\n")
     kinds = {name: spec.dtype.name for name, spec in Dataset.csv_batches(str(path), 2).element_spec.items()}
-    assert kinds == {"a": "int32", "b": "int64", "c": "object", "d": "object", "e": "object", "f": "float64"}
+    assert kinds == {
+        "a": "int32",
+        "b": "int64",
+        "c": "object",
+        "d": "object",
+        "e": "object",
+        "f": "float64",
+    } | dict.fromkeys("gh", "object")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
@@ -76,10 +78,21 @@ class Column:
             raise _refused(place, f"is not a valid {self.dtype}: {text!r}") from None
 
     def _number(self, text: str) -> Any:
-        number: Any = float(text) if self.dtype.kind == "f" else int(text)
+        number: Any = _number(text, self.dtype.kind == "f")
         if self.dtype.kind == "i" and not np.iinfo(self.dtype).min <= number <= np.iinfo(self.dtype).max:
             raise OverflowError
         return self.dtype.type(number)
+
+
+def _number(text: str, floating: bool) -> int | float:
+    """Converts a text to a number like TensorFlow: without Python's ``_`` between digits, and with ASCII digits only.
+
+    Raises:
+        ValueError: The text is not a number.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError
+    return float(text) if floating else int(text)
 
 
 def _dtype_of(given: Any) -> np.dtype[Any] | None:
@@ -143,11 +156,20 @@ class Format:
             found = next(self._reader(line.decode()), [""])
         except (csv.Error, UnicodeDecodeError) as error:
             raise _wrong_line(line, f"{error}") from error
+        if self.quotes and b'"' in line and not self._quoted.fullmatch(line.decode()):
+            raise _wrong_line(line, "a quote inside a field that does not begin with one")
         wanted = self.fields if self.fields is not None else range(len(found) if self.count is None else self.count)
         if (self.count is not None and len(found) != self.count) or any(place >= len(found) for place in wanted):
             needed = self.count if self.count is not None else max(wanted) + 1
             raise _wrong_line(line, f"{len(found)} fields instead of {needed}")
         return ["" if found[place] == self.missing else found[place] for place in wanted]
+
+    @functools.cached_property
+    def _quoted(self) -> re.Pattern[str]:
+        """Matches lines whose quotes enclose fields or are doubled inside of them, as TensorFlow requires."""
+        separator = re.escape(self.delimiter)
+        field = f'(?:"(?:[^"]|"")*"|[^"{separator}]*)'
+        return re.compile(f"{field}(?:{separator}{field})*")
 
     def _reader(self, text: str) -> Iterator[list[str]]:
         if self.quotes:
@@ -295,12 +317,12 @@ def _kind(text: str) -> int | None:
         return None
     for place, name in enumerate(_KINDS[:2]):
         try:
-            if np.iinfo(name).min <= int(text) <= np.iinfo(name).max:
+            if np.iinfo(name).min <= _number(text, floating=False) <= np.iinfo(name).max:
                 return place
         except ValueError:
             break
     try:
-        number = float(text)
+        number = _number(text, floating=True)
     except ValueError:
         return 4
     if np.isnan(number):
