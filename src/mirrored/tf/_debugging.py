@@ -62,10 +62,8 @@ def _comparison(name: str, compare: Callable[[Any, Any], jax.Array], relation: s
     called = f"tf.debugging.assert_{name}"
     rule = f"{relation} must hold for all elements"
 
-    def check(
-        x: Operand, y: Operand, message: str | None = None, summarize: object = None, name: str | None = None
-    ) -> None:
-        del summarize, name
+    def check(x: Operand, y: Operand, message: str | None = None, summarize: object = None) -> None:
+        del summarize
         left, right = tensors(x, y)
         _require(called, jnp.all(compare(left, right)), message, rule, [left, right])
 
@@ -80,8 +78,8 @@ for _name, (_compare, _relation) in _COMPARISONS.items():
 
 
 def _sign(name: str, test: Callable[[jax.Array], jax.Array]) -> Callable[..., None]:
-    def check(x: Operand, message: str | None = None, summarize: object = None, name: str | None = None) -> None:
-        del summarize, name
+    def check(x: Operand, message: str | None = None, summarize: object = None) -> None:
+        del summarize
         value = as_tensor(x)
         _require(f"tf.debugging.assert_{kind}", jnp.all(test(value)), message, f"every element must be {kind}", [value])
 
@@ -105,13 +103,12 @@ def assert_near(
     atol: Operand | None = None,
     message: str | None = None,
     summarize: object = None,
-    name: str | None = None,
 ) -> None:
     """Raises InvalidArgumentError unless two tensors are equal up to a relative and an absolute tolerance.
 
     The condition is ``|x - y| <= atol + rtol * |y|``; each tolerance is 10 epsilon by default.
     """
-    del summarize, name
+    del summarize
     left, right = tensors(x, y)
     small = 10 * float(jnp.finfo(left.dtype).eps) if left.dtype.kind == "f" else 0.0  # type: ignore[no-untyped-call]
     bound = (small if atol is None else atol) + (small if rtol is None else rtol) * jnp.abs(right)
@@ -120,16 +117,15 @@ def assert_near(
 
 
 @op("debugging.Assert Assert")
-def assert_(condition: Operand, data: Iterable[Operand], summarize: object = None, name: str | None = None) -> None:
+def assert_(condition: Operand, data: Iterable[Operand], summarize: object = None) -> None:
     """Raises InvalidArgumentError, with `data` in its message, unless all elements of a condition are True."""
-    del summarize, name
+    del summarize
     _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition must be True", list(data))
 
 
 @op("debugging.check_numerics")
-def check_numerics(tensor: Operand, message: str, name: str | None = None) -> jax.Array:
+def check_numerics(tensor: Operand, message: str) -> jax.Array:
     """Returns a tensor unchanged; raises InvalidArgumentError if it contains NaN or infinity."""
-    del name
     value = as_tensor(tensor)
     _require(
         "tf.debugging.check_numerics", jnp.all(jnp.isfinite(value)), message, "every element must be finite", [value]
@@ -138,9 +134,9 @@ def check_numerics(tensor: Operand, message: str, name: str | None = None) -> ja
 
 
 @op("debugging.assert_all_finite")
-def assert_all_finite(x: Operand, message: str, name: str | None = None) -> jax.Array:
+def assert_all_finite(x: Operand, message: str) -> jax.Array:
     """Returns a tensor unchanged; raises InvalidArgumentError if it contains NaN or infinity."""
-    return check_numerics(x, message, name)
+    return check_numerics(x, message)
 
 
 @op("debugging.enable_check_numerics", named=False)
@@ -157,16 +153,14 @@ def disable_check_numerics() -> None:
 
 
 @op("debugging.assert_rank assert_rank")
-def assert_rank(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
+def assert_rank(x: Operand, rank: int, message: str | None = None) -> None:
     """Raises ValueError unless a tensor has the given number of dimensions."""
-    del name
     _static("assert_rank", as_tensor(x).ndim == int(rank), message, f"the rank must be {rank}", as_tensor(x))
 
 
 @op("debugging.assert_rank_at_least")
-def assert_rank_at_least(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
+def assert_rank_at_least(x: Operand, rank: int, message: str | None = None) -> None:
     """Raises ValueError unless a tensor has at least the given number of dimensions."""
-    del name
     _static(
         "assert_rank_at_least",
         as_tensor(x).ndim >= int(rank),
@@ -177,19 +171,15 @@ def assert_rank_at_least(x: Operand, rank: int, message: str | None = None, name
 
 
 @op("debugging.assert_rank_in")
-def assert_rank_in(
-    x: Operand, ranks: Iterable[SupportsIndex], message: str | None = None, name: str | None = None
-) -> None:
+def assert_rank_in(x: Operand, ranks: Iterable[SupportsIndex], message: str | None = None) -> None:
     """Raises ValueError unless the number of dimensions of a tensor is one of the given ones."""
-    del name
     allowed = [int(one) for one in ranks]
     _static("assert_rank_in", as_tensor(x).ndim in allowed, message, f"the rank must be in {allowed}", as_tensor(x))
 
 
 @op("debugging.assert_scalar")
-def assert_scalar(tensor: Operand, message: str | None = None, name: str | None = None) -> jax.Array:
+def assert_scalar(tensor: Operand, message: str | None = None) -> jax.Array:
     """Returns a scalar tensor unchanged; raises ValueError if the tensor has dimensions."""
-    del name
     _static("assert_scalar", as_tensor(tensor).ndim == 0, message, "the rank must be 0", as_tensor(tensor))
     return as_tensor(tensor)
 
@@ -211,9 +201,8 @@ def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTy
 
 
 @op("debugging.assert_type")
-def assert_type(tensor: Operand, tf_type: DTypeLike, message: str | None = None, name: str | None = None) -> None:
+def assert_type(tensor: Operand, tf_type: DTypeLike, message: str | None = None) -> None:
     """Raises TypeError unless a tensor has the given dtype."""
-    del name
     found = as_dtype(as_tensor(tensor).dtype)
     if found != as_dtype(tf_type):
         raise TypeError(
@@ -222,9 +211,8 @@ def assert_type(tensor: Operand, tf_type: DTypeLike, message: str | None = None,
 
 
 @op("debugging.assert_integer")
-def assert_integer(x: Operand, message: str | None = None, name: str | None = None) -> None:
+def assert_integer(x: Operand, message: str | None = None) -> None:
     """Raises TypeError unless a tensor has an integer dtype."""
-    del name
     if not as_dtype(as_tensor(x).dtype).is_integer:
         raise TypeError(f"{message or 'tf.debugging.assert_integer'}: expected integers, found {as_tensor(x).dtype}")
 
@@ -235,10 +223,9 @@ def assert_shapes(
     data: object = None,
     summarize: object = None,
     message: str | None = None,
-    name: str | None = None,
 ) -> None:
     """Raises ValueError unless tensors have the given shapes, such as ``("N", 3)``; equal letters mean equal sizes."""
-    del data, summarize, name
+    del data, summarize
     pairs = shapes.items() if isinstance(shapes, dict) else shapes
     known: dict[str, int] = {}
     for value, wanted in pairs:

@@ -137,13 +137,12 @@ def foldl(
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
-    name: str | None = None,
 ) -> Any:
     """Combines the slices of tensors along the first axis by a function of two arguments, from first to last.
 
     Computes ``fn(...fn(fn(initializer, slice 0), slice 1)...)``; slice 0 is the default initializer.
     """
-    del parallel_iterations, back_prop, swap_memory, name
+    del parallel_iterations, back_prop, swap_memory
     return _fold("tf.foldl", fn, elems, initializer, range(_length(elems)))
 
 
@@ -155,10 +154,9 @@ def foldr(
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
-    name: str | None = None,
 ) -> Any:
     """Combines the slices of tensors along the first axis like `foldl`, but from last to first."""
-    del parallel_iterations, back_prop, swap_memory, name
+    del parallel_iterations, back_prop, swap_memory
     return _fold("tf.foldr", fn, elems, initializer, range(_length(elems) - 1, -1, -1))
 
 
@@ -172,13 +170,12 @@ def scan(
     swap_memory: bool = False,
     infer_shape: bool = True,
     reverse: bool = False,
-    name: str | None = None,
 ) -> Any:
     """Combines slices of tensors like `foldl`, and returns all intermediate results, stacked.
 
     With `reverse`, it combines them like `foldr`; the results are in the order of `elems`.
     """
-    del parallel_iterations, back_prop, swap_memory, infer_shape, name
+    del parallel_iterations, back_prop, swap_memory, infer_shape
     order = list(range(_length(elems)))
     order = order[::-1] if reverse else order
     results: list[Any] = []
