@@ -2,8 +2,9 @@
 
 Of Orbax's v0 interface we use only the plain `Checkpointer`, with arrays that are already on this host. We tried its
 asynchronous checkpointer and its `CheckpointManager`. The first loses a save in progress when the program ends ("cannot
-schedule new futures after shutdown"). The second silently rejects steps below the newest one. Neither can replace a
-checkpoint without removing the old one first. The modules `writing` and `manager` implement these parts.
+schedule new futures after shutdown"); that of version 1 keeps the program from ending. The second silently rejects
+steps below the newest one. Neither can replace a checkpoint without removing the old one first, or notices a flipped
+bit (0.12.8). The modules `writing`, `manager` and `manifest` implement these parts.
 """
 
 from __future__ import annotations
