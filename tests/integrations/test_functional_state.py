@@ -144,7 +144,7 @@ def on_one_device(name: str) -> tuple[list[Any], list[float]]:
 @COMPILED
 @DEVICES
 @pytest.mark.parametrize("name", LIBRARIES)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(11)
 def test_declared_state_trains_as_on_one_device(name, devices, compiled):
     strategy = strategy_of(devices)
     state, step = LIBRARIES[name](averaged)
