@@ -1,26 +1,11 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import jax
 import pytest
 
+from fresh_process import run_python
 from mirrored import config
 from mirrored.errors import ArgumentError, ContextError
-
-
-def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MIRRORED_", "XLA_FLAGS"))}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**kept, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
 
 
 def test_makes_virtual_devices():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
+from fresh_process import run_python
 from mirrored import settings
 from mirrored.errors import ArgumentError
 
@@ -18,18 +16,6 @@ SOURCE = Path(settings.__file__).parent
 PAGE = SOURCE.parents[1] / "docs" / "settings.md"
 SECONDS = [one for one in settings.ALL if one.name.endswith("_SECONDS")]
 COUNTS = [settings.VIRTUAL_DEVICES, settings.NODES]
-
-
-def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MIRRORED_", "XLA_FLAGS"))}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**kept, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("setting", SECONDS, ids=lambda one: one.name)

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mirrored.cluster.tasks import Process
+
 PROGRAMS = Path(__file__).parents[1] / "multiprocess" / "programs"
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -122,6 +124,15 @@ def run(
     for worker, end in enumerate(ended):
         assert end.code == 0, f"worker {worker} ended with {end.code}:\n{end.output[-4000:]}"
     return [end.result for end in ended]
+
+
+def processes(count: int) -> list[Process]:
+    """The processes of a job on this machine, with the addresses of free ports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    addresses = tuple(f"127.0.0.1:{port + index}" for index in range(count))
+    return [Process(addresses[0], count, index, addresses) for index in range(count)]
 
 
 def _free_ports(count: int) -> list[int]:

@@ -11,20 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from cluster.jobs import processes
 from mirrored.cluster import rendezvous
 from mirrored.cluster.rendezvous import meet
 from mirrored.cluster.tasks import Process
 from mirrored.errors import RendezvousError
 from mirrored.transport import Server, given_secret
 from transport.attacks import COUNT, attack, idle
-
-
-def processes(count: int) -> list[Process]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    addresses = tuple(f"127.0.0.1:{port + index}" for index in range(count))
-    return [Process(addresses[0], count, index, addresses) for index in range(count)]
 
 
 def started(some: list[Process], seconds: float = 20) -> list[Future[None]]:

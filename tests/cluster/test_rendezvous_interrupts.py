@@ -7,7 +7,6 @@ import functools
 import inspect
 import itertools
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,20 +15,13 @@ from typing import Any
 
 import pytest
 
+from cluster.jobs import processes
 from interrupts import TooSlowError, interrupted_at
 from mirrored.cluster import rendezvous
 from mirrored.cluster.rendezvous import meet
 from mirrored.cluster.tasks import Process
 from mirrored.errors import RendezvousError
 from mirrored.transport import channel, server
-
-
-def processes(count: int) -> list[Process]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    addresses = tuple(f"127.0.0.1:{port + index}" for index in range(count))
-    return [Process(addresses[0], count, index, addresses) for index in range(count)]
 
 
 def call(process: Process, seconds: float = 30.0) -> None:
