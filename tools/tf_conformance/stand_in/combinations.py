@@ -34,9 +34,8 @@ def reason_not_to_run(parameters: Mapping[str, Any]) -> str | None:
         return NOT_HERE + absent[0]
     if parameters.get("required_tpu") or parameters.get("required_tpus") or parameters.get("num_ps"):
         return NOT_HERE + "TPUs or parameter servers"
-    workers = max(
-        [parameters.get("num_workers", 1) + bool(parameters.get("has_chief")), *(one.workers for one in named)]
-    )
+    asked = parameters.get("num_workers", 1) + bool(parameters.get("has_chief"))
+    workers = max([asked, *(one.workers for one in named)])
     if workers > 2:
         return f"{NOT_HERE}{workers} workers"
     if workers > 1 and any(one.gpus for one in named):

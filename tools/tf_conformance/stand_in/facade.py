@@ -11,7 +11,8 @@ from mirrored.tf import _names
 # Where a name is looked for first, if several namespaces have it.
 _PREFERRED: Final = (
     "", "math", "nn", "linalg", "random", "distribute", "distribute.cluster_resolver", "data", "data.experimental",
-    "test", "train", "config", "config.experimental", "errors", "debugging", "io", "io.gfile", "image", "nest", "strings",
+    "test", "train", "config", "config.experimental", "errors", "debugging", "io", "io.gfile", "image", "nest",
+    "strings",
     "initializers", "saved_model", "autodiff", "signal", "bitwise", "dtypes", "distribute.experimental", "experimental",
     "compat", "compat.v1", "compat.v1.train", "compat.v1.distribute", "compat.v1.losses", "keras.losses", "summary",
     "autograph", "autograph.experimental", "types.experimental",

@@ -23,7 +23,7 @@ def val_and_grad_function(f: Function, params: Sequence[int | str] | None = None
         chosen = list(range(len(args))) if params is None else [_position(f, one) for one in params]
         if params is not None and not chosen:
             raise ValueError("no arguments to differentiate")
-        values = [tf.nest.map_structure(tf.convert_to_tensor, v) if i in chosen else v for i, v in enumerate(args)]
+        values = [_tensor(value) if index in chosen else value for index, value in enumerate(args)]
         with tf.GradientTape() as tape:
             for index in chosen:
                 tape.watch(values[index])
@@ -36,6 +36,10 @@ def val_and_grad_function(f: Function, params: Sequence[int | str] | None = None
 
 def _position(f: Function, parameter: int | str) -> int:
     return list(inspect.signature(f).parameters).index(parameter) if isinstance(parameter, str) else parameter
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.Variable) else tf.convert_to_tensor(value)
 
 
 def _require_result(result: object) -> None:
@@ -93,7 +97,7 @@ def make_vjp(f: Function, params: Sequence[int | str] | None = None, persistent:
     """
 
     def run(*args: Any) -> Any:
-        values = [tf.nest.map_structure(tf.convert_to_tensor, value) for value in args]
+        values = [_tensor(value) for value in args]
         with tf.GradientTape(persistent=persistent) as tape:
             tape.watch(values)
             result = f(*values)

@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import mirrored.tf as tf
@@ -272,7 +272,7 @@ def _strategies() -> Table:
             "Hints": experimental.CollectiveHints,
             "Options": experimental.CommunicationOptions,
         },
-        "distribute.combinations": _Lazy(),
+        "distribute.combinations": _Combinations(),
         "distribute.device_util": {"canonicalize": canonicalize, "resolve": canonicalize},
         "distribute.distribute_lib": distribute_lib,
         "distribute.distribute_utils": {
@@ -319,15 +319,17 @@ def _strategies() -> Table:
     }
 
 
-class _Lazy(dict[str, Any]):
+class _Combinations(Mapping[str, Any]):
     """The names of `distribute.combinations`, which need a module of TensorFlow's tests."""
-
-    def keys(self) -> Any:
-        """The names."""
-        return combinations().keys()
 
     def __getitem__(self, name: str) -> Any:
         return combinations()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(combinations())
+
+    def __len__(self) -> int:
+        return len(combinations())
 
 
 class _MultiWorkerType(type(tf.distribute.MultiWorkerMirroredStrategy)):  # type: ignore[misc]

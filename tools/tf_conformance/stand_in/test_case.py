@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import unittest
 import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,18 @@ def _plain(value: object) -> object:
     return value.removesuffix(":0") if isinstance(value, str) else value
 
 
+def _jobs(cluster: Any) -> dict[str, dict[int, str]]:
+    """The addresses of a cluster by job and task, of a `ClusterDef` or its text."""
+    if not isinstance(cluster, str):
+        return {job.name: dict(job.tasks) for job in cluster.job}
+    found = {}
+    for job in re.finditer(r"job\s*\{(.*?\})\s*\}", cluster, re.DOTALL):
+        name = re.findall(r"name:\s*['\"](.*?)['\"]", job[1])[0]
+        tasks = re.findall(r"tasks\s*\{\s*(?:key:\s*(\d+))?\s*value:\s*['\"](.*?)['\"]", job[0])
+        found[name] = {int(key or 0): address for key, address in tasks}
+    return found
+
+
 class TestCase(tf.test.TestCase):
     """The facade's test case; version 1's names and the ends of variables' names are translated."""
 
@@ -36,6 +49,11 @@ class TestCase(tf.test.TestCase):
     def assertEqual(self, first: object, second: object, msg: object = None) -> None:
         """Asserts that two values are equal, or two names but for `:0`."""
         super().assertEqual(_plain(first), _plain(second), msg)
+
+    def assertProtoEquals(self, expected_message_maybe_ascii: object, message: Any, msg: str | None = None) -> None:
+        """Asserts that a cluster equals one in the text format of protocol buffers, or another one."""
+        expected = expected_message_maybe_ascii
+        self.assertEqual(_jobs(expected), _jobs(message), msg)
 
     def test_session(self, *args: object, **kwargs: object) -> Any:
         """Version 1's name of `cached_session`."""
