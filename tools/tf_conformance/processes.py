@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tf_conformance.results import OTHER_WORKERS, Case, Outcome
+from tf_conformance.results import NOT_HERE, OTHER_WORKERS, Case, Outcome
 
 _TOOLS: Final = Path(__file__).parents[1]
 _SOURCE: Final = Path(__file__).parents[2] / "src"
@@ -34,7 +34,8 @@ def run_file(tests: Path, file: str, *, workers: int, seconds: float, limit: flo
         only: Pattern of the tests to run.
 
     Returns:
-        One case per test, the worst of all workers. A process that does not reach its end adds a failed case.
+        One case per test, the worst of all workers; without those that another number of workers runs. A process
+        that does not reach its end adds a failed case.
     """
     with tempfile.TemporaryDirectory(prefix="tf_conformance_") as folder:
         outputs = [Path(folder, f"worker_{index}.jsonl") for index in range(workers)]
@@ -42,7 +43,7 @@ def run_file(tests: Path, file: str, *, workers: int, seconds: float, limit: flo
         with contextlib.ExitStack() as stack:
             processes = [
                 stack.enter_context(_started([str(tests), file, str(output), str(seconds), only], log, variables))
-                for output, log, variables in zip(outputs, logs, _environments(workers), strict=True)
+                for output, log, variables in zip(outputs, logs, _environments(workers, folder), strict=True)
             ]
             _wait(processes, limit)
         found: dict[str, Case] = {}
@@ -51,7 +52,9 @@ def run_file(tests: Path, file: str, *, workers: int, seconds: float, limit: flo
                 old = found.get(case.test)
                 if old is None or _RANK[case.outcome] > _RANK[old.outcome]:
                     found[case.test] = case
-    return [case for case in found.values() if OTHER_WORKERS not in case.message]
+    # What does not run here counts in the run of one worker only.
+    elsewhere = OTHER_WORKERS if workers == 1 else NOT_HERE
+    return [case for case in found.values() if elsewhere not in case.message]
 
 
 @contextlib.contextmanager
@@ -83,7 +86,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> None:
             process.wait(timeout=max(0.0, deadline - time.monotonic()))
 
 
-def _environments(workers: int) -> list[dict[str, str]]:
+def _environments(workers: int, folder: str) -> list[dict[str, str]]:
     """The environment variables of every worker process."""
     shared = {
         "PYTHONPATH": os.pathsep.join([str(_SOURCE), str(_TOOLS)]),
@@ -97,6 +100,7 @@ def _environments(workers: int) -> list[dict[str, str]]:
     addresses = [f"127.0.0.1:{_free_port()}" for _ in range(workers)]
     cluster = {"chief": addresses[:1], "worker": addresses[1:]}
     tasks = [{"type": "chief", "index": 0}, *({"type": "worker", "index": index} for index in range(workers - 1))]
+    shared["TF_CONFORMANCE_FOLDER"] = folder
     return [{**shared, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 

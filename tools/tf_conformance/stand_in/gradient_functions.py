@@ -87,6 +87,15 @@ def implicit_grad(f: Function) -> Function:
     return lambda *args, **kwargs: both(*args, **kwargs)[1]
 
 
+def without_missing(grad_fn: Function) -> Function:
+    """A function whose pairs of gradients and variables lack those without a gradient.
+
+    Args:
+        grad_fn: Returns all pairs.
+    """
+    return lambda *args, **kwargs: [pair for pair in grad_fn(*args, **kwargs) if pair[0] is not None]
+
+
 def make_vjp(f: Function, params: Sequence[int | str] | None = None, persistent: bool = True) -> Function:
     """A function that returns `f`'s result and its vector-Jacobian product.
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 import mirrored.tf as tf
+from mirrored.data.distribution import PerReplicaSpec
+from mirrored.topology.device_assignment import full_name
 from mirrored.values.distributed_values import DistributedValues
 from tf_conformance.stand_in import datasets
 
@@ -17,6 +21,8 @@ def add() -> None:
     _set(extended, "_use_merge_call", lambda self: True)
     _set(extended, "_make_dataset_iterator", _make_dataset_iterator)
     _set(extended, "_make_input_context", lambda self: None)
+    _set(extended, "_global_batch_size", True)
+    _set(extended, "_has_devices", property(lambda self: self._strategy.device_assignment is not None))
     _set(extended, "_num_devices_per_worker", property(lambda self: len(self.worker_devices)))
     _set(extended, "_container_strategy", lambda self: tf.distribute.get_strategy())
     _set(context, "_update", _update)
@@ -26,6 +32,10 @@ def add() -> None:
     _set(tf.Variable, "_get", lambda self: self.read_value())
     _set(tf.Variable, "_policy", None)
     _set(tf.Variable, "_devices", property(lambda self: [value.device for value in self.values]))
+    for name in ("_value_specs", "_component_specs"):
+        _set(PerReplicaSpec, name, property(lambda self: self.components))
+    _set(type(tf.zeros([])), "backing_device", property(lambda self: full_name(self.device)))
+    extended.worker_devices = property(_named_devices(extended.worker_devices.fget))
     for iterated in (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator):
         _set(iterated, "_type_spec", property(datasets.IteratorSpec))
         _set(iterated, "_input_workers", "the strategy's")
@@ -35,6 +45,19 @@ def add() -> None:
 def _set(owner: type, name: str, value: Any) -> None:
     if not hasattr(owner, name):
         setattr(owner, name, value)
+
+
+class DeviceName(str):
+    """A device name that equals its device: `device` of a tensor is a `jax.Device`, where TensorFlow has a name."""
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == (full_name(other) if isinstance(other, jax.Device) else other)
+
+    __hash__ = str.__hash__
+
+
+def _named_devices(devices: Any) -> Any:
+    return lambda self: tuple(DeviceName(name) for name in devices(self))
 
 
 def _all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:

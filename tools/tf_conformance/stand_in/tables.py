@@ -10,6 +10,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from tensorboardX.proto import event_pb2
+
 import mirrored.tf as tf
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from tf_conformance.stand_in import datasets, gradient_functions, private_attributes, test_case, variables
@@ -62,15 +64,17 @@ class _TensorLike(type):
 
 
 def _is_distributed(variable: object) -> bool:
-    return isinstance(variable, tf.Variable) and repr(variable).startswith(("Mirrored", "SyncOnRead"))
+    default = isinstance(variable, tf.Variable) and not variable.distribute_strategy.extended._has_devices
+    return isinstance(variable, tf.Variable) and not default
 
 
 def _is_mirrored(value: object) -> bool:
-    return isinstance(value, Mirrored) or (_is_distributed(value) and repr(value).startswith("Mirrored"))
+    return isinstance(value, Mirrored) or (_is_distributed(value) and not _is_sync_on_read(value))
 
 
 def _is_sync_on_read(value: object) -> bool:
-    return _is_distributed(value) and repr(value).startswith("SyncOnRead")
+    on_read = tf.VariableSynchronization.ON_READ
+    return isinstance(value, tf.Variable) and _is_distributed(value) and value.synchronization is on_read
 
 
 def _select_replica(index: int, structure: Any) -> Any:
@@ -236,8 +240,6 @@ def _strategies() -> Table:
             "parameter_server_strategy": "ParameterServerStrategy ParameterServerStrategyV1 "
             "ParameterServerStrategyExtended",
             "parameter_server_strategy_v2": "ParameterServerStrategyV2",
-            "ps_values": "AggregatingVariable CachingVariable",
-            "sharded_variable": "FixedShardsPartitioner MinSizePartitioner ShardedVariable",
             "tpu_strategy": "TPUStrategy TPUStrategyV1 TPUStrategyV2 TPUExtended TPUExtendedV1",
         }.items()
     }
@@ -299,6 +301,10 @@ def _strategies() -> Table:
         "distribute.one_device_strategy": {
             "OneDeviceStrategy": tf.distribute.OneDeviceStrategy,
             "OneDeviceStrategyV1": tf.compat.v1.distribute.OneDeviceStrategy,
+        },
+        "distribute.ps_values": {name: _class(name) for name in ("AggregatingVariable", "CachingVariable")},
+        "distribute.sharded_variable": {
+            name: _class(name) for name in ("FixedShardsPartitioner", "MinSizePartitioner", "ShardedVariable")
         },
         "distribute.strategy_combinations": strategy_combinations(),
         "distribute.test_util": {
@@ -379,6 +385,11 @@ def _others() -> Table:
         "data.ops.options": {"AutoShardPolicy": tf.data.experimental.AutoShardPolicy, "Options": tf.data.Options},
         "module.module": {"Module": tf.Module},
         "platform.flags": {"FLAGS": types.SimpleNamespace()},
+        "core.util.event_pb2": {"Event": event_pb2.Event},
+        "ops.string_ops": {"string_to_number": tf.strings.to_number},
+        "ops.summary_ops_v2": {"always_record_summaries": lambda: tf.summary.record_if(True)},
+        "framework.tensor_shape": {"_TENSORSHAPE_V2_OVERRIDE": None},
+        "training.optimizer": {"get_filtered_grad_fn": gradient_functions.without_missing},
         "saved_model.load": {"load": tf.saved_model.load},
         "saved_model.save": {"save": tf.saved_model.save},
         "training.moving_averages": {"ExponentialMovingAverage": tf.train.ExponentialMovingAverage},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import unittest
 import unittest.mock
@@ -54,6 +55,15 @@ class TestCase(tf.test.TestCase):
         """Asserts that a cluster equals one in the text format of protocol buffers, or another one."""
         expected = expected_message_maybe_ascii
         self.assertEqual(_jobs(expected), _jobs(message), msg)
+
+    def get_temp_dir(self) -> str:
+        """A folder of this test, which all workers share, as all workers save under one path here."""
+        root = os.environ.get("TF_CONFORMANCE_FOLDER")
+        if root is None:
+            return super().get_temp_dir()
+        folder = os.path.join(root, f"{type(self).__name__}.{self._testMethodName}"[:200])
+        os.makedirs(folder, exist_ok=True)
+        return folder
 
     def test_session(self, *args: object, **kwargs: object) -> Any:
         """Version 1's name of `cached_session`."""
