@@ -66,7 +66,7 @@ def main(
                 _show(file if number == 1 else f"{file}, {number} workers", found, verbose)
     _show("total", judged, False)
     if report is not None:
-        report.write_text(markdown(judged, _command(tests)), encoding="utf-8")
+        report.write_text(markdown(judged, scope, _command(tests)), encoding="utf-8")
 
 
 def _command(tests: Path) -> str:

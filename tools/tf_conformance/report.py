@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterable, Iterator, Sequence
 
 from tf_conformance.results import Judged, Tally, Verdict, tally
+from tf_conformance.scope import Scope
 
 _HEADER = "| file | cases in scope | methods in scope | all cases | skipped |\n|---|---|---|---|---|"
 
@@ -37,11 +38,12 @@ def row(name: str, counts: Tally) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def markdown(judged: Sequence[Judged], command: str) -> str:
+def markdown(judged: Sequence[Judged], scope: Scope, command: str) -> str:
     """The report.
 
     Args:
         judged: All cases.
+        scope: What is out of scope.
         command: The command that ran them.
     """
     files = sorted({one.case.file for one in judged})
@@ -65,7 +67,15 @@ def markdown(judged: Sequence[Judged], command: str) -> str:
         "|---|---|---|",
         *_exclusions(judged),
     ]
+    lines += ["", "## Reclassified after the first results", "", *_reclassified(scope)]
     return "\n".join(lines) + "\n"
+
+
+def _reclassified(scope: Scope) -> Iterator[str]:
+    """A line per test that results moved out of scope."""
+    for one in scope.reclassified:
+        for pattern in one.ids:
+            yield f"- `{pattern}`: {one.reason}"
 
 
 def _failures(judged: Iterable[Judged]) -> Iterator[str]:

@@ -31,11 +31,13 @@ class Scope:
 
     Attributes:
         files: Patterns of paths below `tensorflow/python`.
-        exclusions: What is out of scope.
+        exclusions: What was out of scope before any result was seen.
+        reclassified: What results moved out of scope, listed apart.
     """
 
     files: tuple[str, ...]
     exclusions: tuple[Exclusion, ...]
+    reclassified: tuple[Exclusion, ...] = ()
 
     @classmethod
     def load(cls, path: Path = DEFAULT) -> Self:
@@ -48,11 +50,14 @@ class Scope:
             ValueError: An exclusion has no reason or no ids.
         """
         content = json.loads(path.read_text(encoding="utf-8"))
-        exclusions = tuple(Exclusion(one["reason"], tuple(one["ids"])) for one in content["out"])
-        for one in exclusions:
+        first, later = (
+            tuple(Exclusion(one["reason"], tuple(one["ids"])) for one in content.get(key, ()))
+            for key in ("out", "reclassified")
+        )
+        for one in first + later:
             if not one.reason or not one.ids:
                 raise ValueError(f"{path}: an exclusion needs a reason and ids, got {one}")
-        return cls(tuple(content["files"]), exclusions)
+        return cls(tuple(content["files"]), first, later)
 
     def reason_out(self, file: str, test: str) -> str | None:
         """The reason why a test is out of scope; None if it is in scope.
@@ -62,7 +67,7 @@ class Scope:
             test: `CLASS.METHOD`, with the suffix of its parameters.
         """
         name = f"{file}::{test}"
-        for exclusion in self.exclusions:
+        for exclusion in self.exclusions + self.reclassified:
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in exclusion.ids):
                 return exclusion.reason
         return None
@@ -73,5 +78,5 @@ class Scope:
         Args:
             names: All tests, as `FILE::CLASS.METHOD`.
         """
-        patterns = [pattern for exclusion in self.exclusions for pattern in exclusion.ids]
+        patterns = [pattern for exclusion in self.exclusions + self.reclassified for pattern in exclusion.ids]
         return [one for one in patterns if not any(fnmatch.fnmatchcase(name, one) for name in names)]

@@ -12,6 +12,7 @@ import fnmatch
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -146,6 +147,7 @@ def main(folder: str, file: str, output: str, seconds: str, pattern: str) -> Non
 
     signal.signal(signal.SIGALRM, late)
     from tf_conformance.stand_in import modules
+    from tf_conformance.stand_in.combinations import WORKERS
 
     modules.install(Path(folder))
     with open(output, "w", encoding="utf-8") as lines:
@@ -158,6 +160,8 @@ def main(folder: str, file: str, output: str, seconds: str, pattern: str) -> Non
         suite = unittest.defaultTestLoader.loadTestsFromModule(module)
         tests = [test for test in _leaves(suite) if fnmatch.fnmatchcase(name_of(test), pattern)]
         tests = [test for test in tests if not name_of(test).endswith(".test_session")]
+        if WORKERS > 1:  # a test that names no number of workers runs in one process
+            tests = [test for test in tests if re.search("_distribution_|strat|numworkers_", name_of(test))]
         for _, group in itertools.groupby(tests, key=type):
             _run_class(list(group), recorder)
         lines.write(json.dumps({"end": True}) + "\n")

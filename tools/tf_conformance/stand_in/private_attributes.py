@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 import mirrored.tf as tf
+from mirrored._jax.boxes import Array
 from mirrored.data.distribution import PerReplicaSpec
 from mirrored.topology.device_assignment import full_name
 from mirrored.values.distributed_values import DistributedValues
@@ -33,8 +34,8 @@ def add() -> None:
     _set(tf.Variable, "_policy", None)
     _set(tf.Variable, "_devices", property(lambda self: [value.device for value in self.values]))
     for name in ("_value_specs", "_component_specs"):
-        _set(PerReplicaSpec, name, property(lambda self: self.components))
-    _set(type(tf.zeros([])), "backing_device", property(lambda self: full_name(self.device)))
+        _set(PerReplicaSpec, name, property(_tensor_specs))
+    _set(Array, "backing_device", property(lambda self: full_name(self.device)))
     extended.worker_devices = property(_named_devices(extended.worker_devices.fget))
     for iterated in (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator):
         _set(iterated, "_type_spec", property(datasets.IteratorSpec))
@@ -54,6 +55,10 @@ class DeviceName(str):
         return str(self) == (full_name(other) if isinstance(other, jax.Device) else other)
 
     __hash__ = str.__hash__
+
+
+def _tensor_specs(spec: Any) -> tuple[Any, ...]:
+    return tuple(tf.TensorSpec(one.shape, one.dtype) for one in spec.components)
 
 
 def _named_devices(devices: Any) -> Any:

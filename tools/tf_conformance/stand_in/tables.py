@@ -205,6 +205,7 @@ def _operations() -> Table:
         "ops.control_flow_ops": {"group": lambda *args, **kwargs: None, "no_op": lambda *args, **kwargs: None},
         "ops.math_ops": {
             "add_v2": tf.add,
+            "mat_mul": tf.matmul,
             "to_float": lambda value: tf.cast(value, tf.float32),
             "to_int32": lambda value: tf.cast(value, tf.int32),
             "to_int64": lambda value: tf.cast(value, tf.int64),
@@ -248,7 +249,7 @@ def _strategies() -> Table:
         "StrategyBase": tf.distribute.Strategy,
         "StrategyExtendedV1": tf.distribute.StrategyExtended,
         "StrategyExtendedV2": tf.distribute.StrategyExtended,
-        "StrategyV1": tf.compat.v1.distribute.Strategy,
+        "StrategyV1": _class("StrategyV1"),
         "_get_default_replica_context": tf.distribute.get_replica_context,
         "_get_default_strategy": tf.distribute.get_strategy,
         "get_cross_replica_context": lambda: (
@@ -388,7 +389,11 @@ def _others() -> Table:
         "core.util.event_pb2": {"Event": event_pb2.Event},
         "ops.string_ops": {"string_to_number": tf.strings.to_number},
         "ops.summary_ops_v2": {"always_record_summaries": lambda: tf.summary.record_if(True)},
-        "framework.tensor_shape": {"_TENSORSHAPE_V2_OVERRIDE": None},
+        "framework.tensor_shape": {
+            "_TENSORSHAPE_V2_OVERRIDE": None,
+            "disable_v2_tensorshape": lambda: None,
+            "enable_v2_tensorshape": lambda: None,
+        },
         "training.optimizer": {"get_filtered_grad_fn": gradient_functions.without_missing},
         "saved_model.load": {"load": tf.saved_model.load},
         "saved_model.save": {"save": tf.saved_model.save},
