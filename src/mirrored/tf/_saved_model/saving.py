@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 
 from mirrored._typing import PyTree
 from mirrored.checkpoint import Checkpoint
+from mirrored.checkpoint.sharing import several_workers, writes_here
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction, Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
@@ -65,7 +68,7 @@ def save(
 ) -> None:
     """Exports an object's variables and compiled functions to a folder, for `tf.saved_model.load`.
 
-    Context: cross-replica.
+    Context: cross-replica. Several workers call it together; under one path, worker 0 writes.
 
     Args:
         obj: A `tf.Module`, or any object whose methods and attributes are `tf.function`s with an ``input_signature``,
@@ -126,17 +129,38 @@ def _entries(functions: Mapping[str, list[Signature]], signatures: Signatures | 
 def _write(
     directory: Path, obj: object, functions: Mapping[str, list[Signature]], entries: Mapping[str, list[Signature]]
 ) -> None:
+    """Writes a program; of several workers that save to one path, the first one writes, and the others wait for it."""
     directory = directory.absolute()  # an absolute path always has a name and parents
     unfinished = directory.with_name(directory.name + ".unfinished")
     _check_replaceable(directory, set(_ENTRIES) if not (directory / FILE).is_file() else set())
     _check_replaceable(unfinished, set(os.listdir(unfinished)) - set(_ENTRIES) if unfinished.is_dir() else set())
-    shutil.rmtree(unfinished, ignore_errors=True)
-    (unfinished / PROGRAMS).mkdir(parents=True)
+    if writes_here(SAVED, directory):  # all workers have checked the path when one starts to replace it
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        _write_parts(unfinished, unfinished / VARIABLES, obj, functions, entries)
+        _put_in_place(unfinished, directory)
+    else:
+        # All workers trace the functions and save the variables together: both compare values between workers.
+        with tempfile.TemporaryDirectory() as elsewhere:
+            _write_parts(Path(elsewhere), unfinished / VARIABLES, obj, functions, entries)
+    if several_workers():
+        host_allgather(SAVED, "wait until the program is saved", None)
+
+
+def _write_parts(
+    folder: Path,
+    checkpoint: Path,
+    obj: object,
+    functions: Mapping[str, list[Signature]],
+    entries: Mapping[str, list[Signature]],
+) -> None:
+    """Writes the parts of a program to an empty folder, and its variables to a checkpoint."""
+    (folder / PROGRAMS).mkdir()
     variables: dict[int, Variable] = {}
     written: dict[str, dict[str, list[Any]]] = {"functions": {}, "signatures": {}}
     for kind, group in (("functions", functions), ("signatures", entries)):
         for name, signatures in group.items():
-            file = unfinished / PROGRAMS / f"{kind}-{name}"
+            file = folder / PROGRAMS / f"{kind}-{name}"
             written[kind][name] = [
                 entry
                 for number, one in enumerate(signatures)
@@ -145,11 +169,10 @@ def _write(
     objects = Objects(variables)
     objects.add(obj)
     if variables:
-        Checkpoint(variables=list(variables.values())).write(unfinished / VARIABLES)
+        Checkpoint(variables=list(variables.values())).write(checkpoint)
     about = [{"name": one.name, "trainable": one.trainable} for one in variables.values()]
     document = {"version": 2, "variables": about, "objects": objects.nodes, **written}
-    (unfinished / FILE).write_text(json.dumps(document), encoding="utf-8")
-    _put_in_place(unfinished, directory)
+    (folder / FILE).write_text(json.dumps(document), encoding="utf-8")
 
 
 def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
