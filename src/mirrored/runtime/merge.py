@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from mirrored._jax.traces import current_trace, recording_parent
+from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored.errors import MergeError, MirroredError
 from mirrored.runtime.ambient import ambient
 
@@ -112,6 +112,8 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     runner = ambient().runner
     if runner is None:
         return list(merge.complete([payload])[0])
+    if merge.nested is None and is_outside(runner):
+        return list(runner.run_merge(merge, payload))
     if runner.in_place:
         if not _is_transformed(runner):
             return list(runner.run_merge(merge, payload))
@@ -128,6 +130,11 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     local = ambient().replica.local_index
     runner.tell_apart(local)
     return merge.nested(local, payload)
+
+
+def is_outside(runner: ReplicaRunner) -> bool:
+    """Returns whether the caller computes eagerly inside a run that is traced, as in `tf.init_scope`."""
+    return is_eval(current_trace()) and not is_eval(recording_parent(runner.base_trace))
 
 
 def _is_transformed(runner: ReplicaRunner) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,21 +14,23 @@ from jax import lax
 
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
+from mirrored._jax.traces import eager
 from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
-from mirrored.errors import TapeError
+from mirrored.errors import MergeError, TapeError
 from mirrored.runtime.ambient import ReadListener, ambient, is_tracked, within
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
-from mirrored.runtime.merge import Given, Merge, or_undone, run_merge
+from mirrored.runtime.merge import Given, Merge, is_outside, or_undone, run_merge
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.tape import GradientTape
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
-from mirrored.values.distributed_values import DistributedValues
+from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 
 if TYPE_CHECKING:
+    from mirrored.runtime.replica_runner import ReplicaRunner
     from mirrored.strategies.context import ReplicaContext
 
 
@@ -227,22 +229,26 @@ def call_merged(
             return or_undone(call)
 
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
-    tapes = _tapes()
+    outside = is_outside(runner)
+    group, components = (_group_outside, _components_outside) if outside else (_group_in_run, _components_in_run)
+    # The function runs in the thread of another replica, which may be back in the trace.
+    here = functools.partial(_eagerly, ambient().store) if outside else contextlib.nullcontext
+    tapes = [] if outside else _tapes()
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         # An eager merge runs in the thread that has started the replicas: its tapes are outside of the run.
         outer = [] if runner.in_place else _tapes()
         is_recorded = runner.device_assignment.num_replicas > 1 and any(tape not in outer for tape in tapes)
         probe = GradientTape() if is_recorded else None
-        with within(replica=None), probe or contextlib.nullcontext():
+        with within(replica=None), here(), probe or contextlib.nullcontext():
             parts = [payload[-1].restored(runner.isolated(payload[:-1])) for payload in payloads]
             merged_args, merged_kwargs = structures.regroup(
-                parts, "ReplicaContext.merge_call", runner.group, is_shared=runner.is_shared
+                parts, "ReplicaContext.merge_call", functools.partial(group, runner), is_shared=runner.is_shared
             )
             leaves, treedef = structures.flatten(merge_fn(context.strategy, *merged_args, **merged_kwargs))
             if probe is not None:
                 _check_gradients(name, probe, leaves)
-        columns = [runner.components_each(leaf) for leaf in leaves]
+        columns = [components(runner, leaf) for leaf in leaves]
         return [_payload([column[local] for column in columns], treedef) for local in range(len(payloads))]
 
     key = key_of(merge_fn)
@@ -294,3 +300,41 @@ def _check_gradients(called: str, probe: GradientTape, results: Sequence[Any]) -
             remedy="read the variable in the replica function and pass it: merge_call(merge_fn, "
             "args=(variable.read_value(),)); or call merge_call outside of the tape's with block",
         )
+
+
+def _group_in_run(runner: ReplicaRunner, components: Sequence[Any]) -> Any:
+    return runner.group(components)
+
+
+def _components_in_run(runner: ReplicaRunner, value: object) -> Sequence[Any]:
+    return runner.components_each(value)
+
+
+# Eager code inside a run that is traced (`tf.init_scope`). The trace of one device's replicas stands for those of all
+# devices, so the eager values of these replicas do, too.
+
+
+@contextlib.contextmanager
+def _eagerly(store: VariableStore | None) -> Iterator[None]:
+    with eager(), within(store=store, runner=None):
+        yield
+
+
+def _group_outside(runner: ReplicaRunner, components: Sequence[Any]) -> PerReplica:
+    return PerReplica(list(components) * len(runner.device_assignment.devices), runner.device_assignment)
+
+
+def _components_outside(runner: ReplicaRunner, value: object) -> Sequence[Any]:
+    if isinstance(value, Mirrored):
+        value = value.value
+    if not isinstance(value, PerReplica):
+        return [value] * runner.num_local
+    values = value.values
+    if all(one is values[replica % runner.num_local] for replica, one in enumerate(values)):
+        return values[: runner.num_local]
+    raise MergeError(
+        "ReplicaContext.merge_call",
+        found="the merged function returned a value that differs between devices, to eager code in a compiled run",
+        rule="one trace stands for the replicas of all devices, so an eager value is the same on all of them",
+        remedy="return one value for all replicas, or call it outside of tf.init_scope",
+    )
