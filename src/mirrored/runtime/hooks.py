@@ -13,7 +13,23 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
+from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import ambient
+
+# Hook for `mirrored.tf`: programs for TensorFlow catch errors about shapes by TensorFlow's class.
+
+_shape_errors: list[Callable[..., ArgumentError]] = [ArgumentError]
+
+
+def set_shape_error(make: Callable[..., ArgumentError]) -> None:
+    """Registers the class, or function, that creates errors about shapes that cannot be combined."""
+    _shape_errors[:] = [make]
+
+
+def shape_error(called: str, *, found: str, rule: str, remedy: str) -> ArgumentError:
+    """Creates an error about shapes that cannot be combined."""
+    return _shape_errors[0](called, found=found, rule=rule, remedy=remedy)
+
 
 # Hooks for `mirrored.data`: strategies offer distributed datasets, and the layer above registers constructors.
 

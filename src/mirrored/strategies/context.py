@@ -17,6 +17,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
+from mirrored.strategies.gathered_shapes import check_gathered
 from mirrored.strategies.merge_call import call_merged, enclosed_by, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_dtypes, check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures
@@ -297,14 +298,7 @@ def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> N
     for arrays in zip(*payloads, strict=True):
         check_dtypes(called, arrays)
         shapes = [tuple(array.shape) for array in arrays]
-        rest = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}
-        if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1:
-            raise ArgumentError(
-                called,
-                found=f"axis={axis} for values of shapes {', '.join(map(str, shapes))}",
-                rule="the replicas' values must have equal sizes in all dimensions except the gathered one",
-                remedy="pad the values that differ in other dimensions",
-            )
+        check_gathered(called, shapes, axis, "values")
 
 
 def check_axis(called: str, array: jax.Array, axis: int) -> None:

@@ -23,6 +23,7 @@ from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.replica_runner import ReplicaRunner
+from mirrored.strategies.gathered_shapes import check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
@@ -72,7 +73,7 @@ def _gather_with_sizes(
         )
         for shape in worker
     ]
-    _check_gather(shapes, axis)
+    check_gathered("Strategy.gather", shapes, axis, "components")
     axis %= arrays[0].ndim
     sizes = [shape[axis] for shape in shapes]
     most = max(sizes)
@@ -389,34 +390,18 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
         return value if value is None else as_array(value)
     runner = ambient().runner
     if isinstance(value, LocalPerReplica) and runner is not None:
-        _check_gather([value.local[0].shape], axis)
+        check_gathered("Strategy.gather", [value.local[0].shape], axis, "components")
         return runner.gather([_locals(runner, value)], axis)[0]
     if value.is_stacked and strategy.device_assignment is not None:
-        _check_gather([value.component_shape or ()], axis)
+        check_gathered("Strategy.gather", [value.component_shape or ()], axis, "components")
         normal = axis if axis >= 0 else axis + len(value.component_shape or ())
         return gather_stacked(value.stacked(strategy.device_assignment), normal, strategy.device_assignment)
     components = [as_array(component) for component in value.values]
     check_dtypes("Strategy.gather", components)
     if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
         return gather_across(components, axis, strategy.device_assignment)
-    _check_gather([component.shape for component in components], axis)
+    check_gathered("Strategy.gather", [component.shape for component in components], axis, "components")
     if strategy.device_assignment is not None and len(strategy.device_assignment.devices) > 1:
         near = [jax.device_put(component, strategy.device_assignment.devices[0]) for component in components]
         return on_all_devices(jnp.concatenate(near, axis), strategy.device_assignment)
     return jnp.concatenate(components, axis)
-
-
-def _check_gather(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
-    rank = len(shapes[0])
-    fits = rank > 0 and -rank <= axis < rank and all(len(shape) == rank for shape in shapes)
-    if fits:
-        rest = {shape[: axis % rank] + shape[axis % rank + 1 :] for shape in shapes}
-        fits = len(rest) == 1
-    if fits:
-        return
-    raise ArgumentError(
-        "Strategy.gather",
-        found=f"axis={axis} for components of shapes {', '.join(map(str, shapes))}",
-        rule="components must have one rank (at least 1), and equal sizes in all dimensions except the gathered one",
-        remedy="gather value[None] for scalars; pad components that differ in other dimensions",
-    )

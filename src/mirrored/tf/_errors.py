@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from mirrored.errors import ContextError, MirroredError
+from mirrored.errors import ArgumentError, ContextError, MirroredError
+from mirrored.runtime.hooks import set_shape_error
 
 
 class OpError(MirroredError):
@@ -71,6 +72,16 @@ class InvalidArgumentError(OpError, ValueError):
     """Error for an operation whose argument has a wrong shape, dtype or value."""
 
     code = 3
+
+
+class ShapesError(InvalidArgumentError, ArgumentError):
+    """Error for values of replicas whose shapes do not fit together.
+
+    It is both TensorFlow's `InvalidArgumentError` and mirrored's `ArgumentError`.
+    """
+
+
+set_shape_error(ShapesError.of)
 
 
 class DeadlineExceededError(OpError, TimeoutError):

@@ -1,0 +1,45 @@
+"""Checks that the arrays of several replicas can be concatenated along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mirrored.runtime.hooks import shape_error
+
+
+def check_gathered(called: str, shapes: Sequence[tuple[int, ...]], axis: int, what: str) -> None:
+    """Raises an error if arrays of these shapes cannot be concatenated.
+
+    Args:
+        called: The called function, for the message.
+        shapes: The shapes of all replicas' arrays.
+        axis: The dimension along which they are concatenated; negative values count from the last one.
+        what: What has these shapes, for the message.
+
+    Raises:
+        ArgumentError: The shapes differ in rank, or in a dimension other than `axis`; or there is no such dimension.
+            With `mirrored.tf` it is a `tf.errors.InvalidArgumentError`, too.
+    """
+    rule = _violated(shapes, axis)
+    if rule is not None:
+        raise shape_error(
+            called,
+            found=f"axis={axis} for {what} of shapes {', '.join(map(str, shapes))}",
+            rule=rule,
+            remedy="gather value[None] for scalars; pad values that differ in other dimensions than the gathered one",
+        )
+
+
+def _violated(shapes: Sequence[tuple[int, ...]], axis: int) -> str | None:
+    """The violated rule, in the words of TensorFlow's messages, for which users search."""
+    rank = len(shapes[0])
+    if any(len(shape) != rank for shape in shapes):
+        return "Shape mismatch: Ranks of all input tensors should match"
+    if not -rank <= axis < rank:
+        return "axis must be a dimension of the values, along which they are concatenated; a scalar has none"
+    for dimension in range(rank):
+        if dimension != axis % rank and len({shape[dimension] for shape in shapes}) > 1:
+            return (
+                f"Shape mismatch: Dimension {dimension} in both shapes must be equal; only the gathered one may differ"
+            )
+    return None
