@@ -44,3 +44,10 @@ def test_input_functions_may_give_a_function(strategy: Any) -> None:
 def test_other_replication_modes_are_refused(strategy: Any) -> None:
     with pytest.raises(ArgumentError, match="Input replication mode not supported"):
         make_input_fn_iterator(strategy, lambda _: Dataset.range(4), InputReplicationMode.PER_REPLICA)
+
+
+def test_the_initializer_moves_back_to_the_start(strategy: Any) -> None:
+    iterator = make_dataset_iterator(strategy, Dataset.range(4).batch(2))
+    iterator.get_next()
+    assert iterator.initializer is None  # programs evaluate it in a session
+    assert shown(iterator.get_next()) == [[0], [1]]

@@ -65,3 +65,11 @@ def test_a_spec_places_tensors():
         assert tf.ones([]).device.id == 1
     with tf.device(tf.DeviceSpec(device_type="CPU")):
         assert tf.ones([]).device.id == 0
+
+
+def test_a_spec_of_the_device_of_a_tensor():
+    device = tf.constant(1.0).device
+    assert tf.DeviceSpec.from_string(device).to_string() == "/job:localhost/replica:0/task:0/device:CPU:0"
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    found = [tf.DeviceSpec.from_string(x.device) for x in strategy.run(lambda: tf.constant(1.0)).values]
+    assert found == [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]

@@ -122,3 +122,32 @@ def test_profiles_do_not_overlap(tmp_path):
         tf.profiler.experimental.stop()
     with pytest.raises(ContextError, match=r"tf\.profiler\.experimental\.stop"):
         tf.profiler.experimental.stop()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16"])
+def test_tensors(tmp_path, dtype):
+    writer = tf.summary.create_file_writer(tmp_path)
+    tensor = tf.cast(tf.constant([[1, 0, 3]]), dtype)
+    with writer.as_default(step=4):
+        assert tf.summary.write("weights", tensor) is True
+    writer.close()
+    [(step, value)] = values_in(tmp_path)["weights"]
+    assert step == 4
+    kind = value.tensor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number[value.tensor.dtype].name
+    assert kind == {"float32": "DT_FLOAT", "int32": "DT_INT32", "bool": "DT_BOOL", "bfloat16": "DT_BFLOAT16"}[dtype]
+    shape = [dim.size for dim in value.tensor.tensor_shape.dim]
+    read = np.frombuffer(value.tensor.tensor_content, np.dtype(tensor.dtype)).reshape(shape)
+    assert np.array_equal(read, tensor)
+
+
+def test_only_the_first_replica_writes_tensors(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    writer = tf.summary.create_file_writer(tmp_path)
+
+    def replica():
+        with writer.as_default(step=0):
+            return tf.summary.write("id", tf.distribute.get_replica_context().replica_id_in_sync_group)
+
+    assert strategy.experimental_local_results(strategy.run(replica)) == (True, False)
+    writer.close()
+    assert len(values_in(tmp_path)["id"]) == 1

@@ -175,3 +175,10 @@ def test_variables_are_leaves():
 def test_structures_that_differ_are_refused(other):
     with pytest.raises(StructureError, match="replica 0 returned [\\s\\S]* and replica 1 returned"):
         structures.regroup([{"a": 1}, other], "test", mr.PerReplica)
+
+
+def test_a_mirrored_value_has_a_numpy_array():
+    two = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    total = two.extended.reduce_to("SUM", two.run(lambda: jnp.ones(2)), destinations=two.extended.worker_devices)
+    assert isinstance(total.numpy(), np.ndarray)
+    assert total.numpy().tolist() == [2.0, 2.0]

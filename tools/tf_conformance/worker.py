@@ -161,7 +161,7 @@ def main(folder: str, file: str, output: str, seconds: str, pattern: str) -> Non
         tests = [test for test in _leaves(suite) if fnmatch.fnmatchcase(name_of(test), pattern)]
         tests = [test for test in tests if not name_of(test).endswith(".test_session")]
         if WORKERS > 1:  # a test that names no number of workers runs in one process
-            tests = [test for test in tests if re.search("_distribution_|strat|numworkers_", name_of(test))]
+            tests = [test for test in tests if re.search("MultiWorker|_numworkers_", name_of(test))]
         for _, group in itertools.groupby(tests, key=type):
             _run_class(list(group), recorder)
         lines.write(json.dumps({"end": True}) + "\n")

@@ -146,9 +146,9 @@ class DistributedIterator:
     def get_next_as_optional(self) -> Optional:
         """Returns the next element as an `Optional`, which has no value after the last element."""
         try:
-            return Optional(next(self))
+            return Optional(next(self), element_spec=self._element_spec)
         except StopIteration:
-            return Optional(end_error=self._end_error)
+            return Optional(end_error=self._end_error, element_spec=self._element_spec)
 
     @property
     def element_spec(self) -> Any:

@@ -27,6 +27,11 @@ class InputIterator:
         self._reading.close()
         self._reading = iter(self._dataset)
 
+    @property
+    def initializer(self) -> None:
+        """Moves the iterator back to the start, like `initialize`; in eager code there is no operation to run later."""
+        self.initialize()
+
     def get_next(self) -> Any:
         """Returns the next element of the distributed dataset: per-replica values.
 

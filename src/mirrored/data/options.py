@@ -7,7 +7,8 @@ import enum
 from collections.abc import Callable
 from typing import Any, Final
 
-from mirrored.errors import EndOfDataError
+from mirrored._typing import PyTree
+from mirrored.errors import ArgumentError, EndOfDataError
 
 # Dataset options, under TensorFlow's names.
 
@@ -80,8 +81,29 @@ class Optional:
     TensorFlow: `tf.experimental.Optional`; here `has_value` returns a bool.
     """
 
-    def __init__(self, value: object = _NOTHING, end_error: Callable[..., EndOfDataError] = EndOfDataError) -> None:
-        self._value, self._end_error = value, end_error
+    def __init__(
+        self,
+        value: object = _NOTHING,
+        end_error: Callable[..., EndOfDataError] = EndOfDataError,
+        element_spec: Callable[[], PyTree] | None = None,
+    ) -> None:
+        self._value, self._end_error, self._element_spec = value, end_error, element_spec
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of the iterator's elements, with or without a value.
+
+        Raises:
+            ArgumentError: The optional does not come from an iterator.
+        """
+        if self._element_spec is None:
+            raise ArgumentError(
+                "Optional.element_spec",
+                found="the optional was not made by get_next_as_optional",
+                rule="the iterator of an optional knows the shapes and dtypes of its elements",
+                remedy="read the element_spec of the dataset",
+            )
+        return self._element_spec()
 
     def has_value(self) -> bool:
         """Returns whether there is an element; False means that the dataset has ended."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final, Self
 
+import jax
+
 from mirrored.errors import DeviceError
+from mirrored.topology.device_assignment import full_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +46,17 @@ class DeviceSpec:
         object.__setattr__(self, "device_type", None if kind is None else str(kind).upper())
 
     @classmethod
-    def from_string(cls, spec: str) -> Self:
+    def from_string(cls, spec: str | jax.Device) -> Self:
         """Creates a spec from a device name, which may lack parts; ``*`` stands for any index.
+
+        Args:
+            spec: The name, or a device: the `device` of a tensor is a `jax.Device`, whose name TensorFlow has there.
 
         Raises:
             DeviceError: The name has an unknown part, two device types, or an index that is not a number.
         """
+        if isinstance(spec, jax.Device):
+            spec = full_name(spec)
         parts: dict[str, Any] = {}
         for part in (one for one in spec.split("/") if one):
             name, value = _part(part, spec)

@@ -223,6 +223,10 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
         for name in _TRAIN
         for place in ("train", "compat.v1.train")
     },
+    **{
+        name: _of_table("mirrored.tf._losses_v1", name)
+        for name in ("compat.v1.losses.Reduction", "compat.v1.losses.compute_weighted_loss")
+    },
     **{name: _of_table("mirrored.tf._optimizers_v1", name) for name in (f"compat.v1.train.{one}" for one in _TRAIN_V1)},
     "test.TestCase": _from("mirrored.tf._test_case", "TestCase"),
     "test.compute_gradient": _from("mirrored.tf._gradient_checker", "compute_gradient"),

@@ -13,6 +13,7 @@ from mirrored.tf._errors import OpError as OpError
 from mirrored.tf._errors import OutOfRangeError as OutOfRangeError
 from mirrored.tf._errors import PermissionDeniedError as PermissionDeniedError
 from mirrored.tf._errors import ResourceExhaustedError as ResourceExhaustedError
+from mirrored.tf._errors import ShapesError as ShapesError
 from mirrored.tf._errors import UnauthenticatedError as UnauthenticatedError
 from mirrored.tf._errors import UnavailableError as UnavailableError
 from mirrored.tf._errors import UnimplementedError as UnimplementedError
@@ -30,6 +31,7 @@ NOT_FOUND: int
 OUT_OF_RANGE: int
 PERMISSION_DENIED: int
 RESOURCE_EXHAUSTED: int
+SHAPES: int
 UNAUTHENTICATED: int
 UNAVAILABLE: int
 UNIMPLEMENTED: int

@@ -359,6 +359,10 @@ class Mirrored(ArrayOperators, DistributedValues):
         """Returns the array (or other value) that every replica has."""
         return self._value
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns the mirrored value as a new NumPy array; not available during tracing."""
+        return np.array(self._value)
+
 
 # Auxiliary data of the pytree node: the representation, the device assignment and the provenance.
 _AuxData = tuple[str, "DeviceAssignment | None", Makers, _Batch]

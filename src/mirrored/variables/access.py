@@ -440,11 +440,11 @@ def _one_number(assignment: Assignment, number: Number) -> Any:
     variable = assignment.variable
     if variable.aggregation in (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA):
         return number
+    aggregation = aggregation_name(variable.aggregation)
     raise VariableError(
         assignment.called,
-        found=f"the replicas assign the Python number {number!r} to variable {variable.name!r} "
-        f"with aggregation {aggregation_name(variable.aggregation)}",
-        rule="a Python number is one value and not one per replica, so it cannot be reduced over replicas",
-        remedy=f"assign jnp.asarray({number!r}), which is one value per replica, or use aggregation=MEAN, which "
-        "keeps the number",
+        found=f"the replicas assign the Python number {number!r} to {variable.name!r} with aggregation {aggregation}",
+        rule=f"A non-DistributedValues value {number!r} cannot be reduced with the given reduce op "
+        f"ReduceOp.{aggregation}. A Python number is one value and not one per replica",
+        remedy=f"assign jnp.asarray({number!r}), one value per replica, or use MEAN, which keeps the number",
     )

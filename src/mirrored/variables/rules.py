@@ -79,10 +79,14 @@ def as_synchronization(value: object, name: str | None) -> VariableSynchronizati
         value = VariableSynchronization.ON_WRITE if value is VariableSynchronization.AUTO else value
     if value in (VariableSynchronization.ON_WRITE, VariableSynchronization.ON_READ):
         return value  # type: ignore[no-any-return]
+    # The words of TensorFlow's messages, for which users search.
+    searched = f"Invalid variable synchronization mode: {value} for variable: {name}"
+    if value is VariableSynchronization.NONE:
+        searched = f"`NONE` variable synchronization mode is not supported with strategies, for variable: {name}"
     raise ArgumentError(
         "Variable",
         found=f"synchronization={value!r} for variable {name!r}",
-        rule="synchronization must be ON_WRITE (AUTO) or ON_READ",
+        rule=f"{searched}. It must be ON_WRITE (AUTO) or ON_READ",
         remedy="omit synchronization, or pass VariableSynchronization.ON_READ",
     )
 
@@ -105,7 +109,8 @@ def as_aggregation(value: object, name: str | None) -> Any:
     raise ArgumentError(
         "Variable",
         found=f"aggregation={value!r} for variable {name!r}",
-        rule="aggregation must be NONE, SUM, MEAN, ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
+        rule=f"Invalid variable aggregation mode: {value} for variable: {name}. It must be NONE, SUM, MEAN, "
+        "ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
         remedy="pass a VariableAggregation, for example VariableAggregation.MEAN",
     )
 

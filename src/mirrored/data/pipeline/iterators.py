@@ -107,12 +107,17 @@ class DatasetIterator:
         except StopIteration:
             raise self._ended() from None
 
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of the elements, as in `Dataset.element_spec`."""
+        return self._node.spec
+
     def get_next_as_optional(self) -> Optional:
         """Returns the next element as an `Optional`, which has no value after the last element."""
         try:
-            return Optional(next(self))
+            return Optional(next(self), element_spec=lambda: self.element_spec)
         except StopIteration:
-            return Optional(end_error=self._end_error)
+            return Optional(end_error=self._end_error, element_spec=lambda: self.element_spec)
 
     def _ended(self) -> EndOfDataError:
         return self._end_error(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Self, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
@@ -16,6 +16,12 @@ from mirrored.errors import ArgumentError, ContextError
 from mirrored.extras import load
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.lockstep import carry
+
+_PROTO_TYPES: Final = {
+    "bool": "DT_BOOL", "bfloat16": "DT_BFLOAT16", "complex64": "DT_COMPLEX64", "complex128": "DT_COMPLEX128",
+    "float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE", "int8": "DT_INT8", "int16": "DT_INT16",
+    "int32": "DT_INT32", "int64": "DT_INT64", "uint8": "DT_UINT8", "uint16": "DT_UINT16",
+}  # fmt: skip
 
 
 class _Defaults(threading.local):
@@ -187,6 +193,28 @@ def text(name: str, data: object, step: SupportsIndex | None = None, description
     return events is not None
 
 
+def write(
+    tag: str, tensor: Operand, step: SupportsIndex | None = None, metadata: object = None, name: str | None = None
+) -> bool:
+    """Writes a tensor for TensorBoard with the default writer, as its numbers in one `TensorProto`.
+
+    Context, step and errors are those of `scalar`. `metadata` (a `SummaryMetadata`) says which plugin shows the tensor.
+    """
+    del name
+    events, at = _target("write", tensor, step)
+    if events is not None:
+        module = load("tensorboardX.summary", called="tf.summary.write", extra="summary")
+        array = np.asarray(tensor)
+        kind = module.TensorProto.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name
+        shape = module.TensorShapeProto(dim=[module.TensorShapeProto.Dim(size=size) for size in array.shape])
+        proto = module.TensorProto(
+            dtype=kind[_PROTO_TYPES[array.dtype.name]].number, tensor_content=array.tobytes(), tensor_shape=shape
+        )
+        value = module.Summary.Value(tag=tag, tensor=proto, metadata=metadata)
+        events.file_writer.add_summary(module.Summary(value=[value]), at)
+    return events is not None
+
+
 def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, int]:
     """Returns the writer and the step; the writer is None if the value is not to be written."""
     writer = _defaults.writers[-1] if _defaults.writers else None
@@ -269,6 +297,7 @@ NAMES: dict[str, Any] = {
     "summary.histogram": histogram,
     "summary.image": image,
     "summary.record_if": record_if,
+    "summary.write": write,
     "summary.scalar": scalar,
     "summary.should_record_summaries": should_record_summaries,
     "summary.text": text,

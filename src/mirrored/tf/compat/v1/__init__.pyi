@@ -3,6 +3,7 @@
 from mirrored.tf._compat import ConfigProto as ConfigProto
 from mirrored.tf.compat.v1 import distribute as distribute
 from mirrored.tf.compat.v1 import logging as logging
+from mirrored.tf.compat.v1 import losses as losses
 from mirrored.tf.compat.v1 import train as train
 from mirrored.tf.random import set_seed
 
