@@ -64,11 +64,12 @@ def test_a_replica_draws_the_same_numbers_on_any_number_of_replicas(mode: str) -
     }
 
 
-def test_replicas_draw_in_turn_from_a_generator_made_outside_the_scope() -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_replicas_draw_in_turn_from_a_generator_made_outside_the_scope(mode: str) -> None:
     letters = Letters()
     found = {}
     for name, make in STRATEGIES.items():
-        found[name] = drawn(make(), tf.random.Generator.from_seed(1), letters, MODES["eager"])
+        found[name] = drawn(make(), tf.random.Generator.from_seed(1), letters, MODES[mode])
     assert found == {
         "none": "a b",
         "one device": "a b",
@@ -78,13 +79,25 @@ def test_replicas_draw_in_turn_from_a_generator_made_outside_the_scope() -> None
     }
 
 
-@pytest.mark.filterwarnings("ignore::mirrored.errors.OutOfScopeWarning")
-def test_replicas_draw_different_numbers_from_it_in_a_compiled_run() -> None:
-    """TensorFlow draws in turn here, too; a compiled run updates a variable from outside once for all replicas."""
-    letters = Letters()
-    alone = drawn(STRATEGIES["none"](), tf.random.Generator.from_seed(1), letters, MODES["compiled"])
-    found = drawn(STRATEGIES["2 replicas"](), tf.random.Generator.from_seed(1), letters, MODES["compiled"])
-    assert (alone, found) == ("a b", "ac bd")
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("nested", [False, True], ids=["in run", "around run"])
+def test_a_compiled_run_advances_a_generator_made_outside_by_all_its_draws(nested: bool, replicas: int) -> None:
+    """Afterwards it draws what it would draw after an eager run; the replicas draw in turns."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=replicas)
+    letters, generator, other = Letters(), tf.random.Generator.from_seed(1), tf.random.Generator.from_seed(1)
+    assert (
+        "".join(letters.of(other.uniform_full_int([2])) for _ in range(2 * replicas + 1))
+        == "abcdefghi"[: 2 * replicas + 1]
+    )
+
+    def replica() -> Any:
+        return generator.uniform_full_int([2]), generator.uniform_full_int([2])
+
+    step = tf.function(lambda: strategy.run(replica)) if nested else lambda: strategy.run(tf.function(replica))
+    first, second = step()
+    assert "".join(letters.of(one) for one in first.values) == "abcd"[:replicas]
+    assert "".join(letters.of(one) for one in second.values) == "abcdefgh"[replicas : 2 * replicas]
+    assert letters.of(generator.uniform_full_int([2])) == "abcdefghi"[2 * replicas]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -222,7 +222,7 @@ class _Run:
 
     @staticmethod
     def _reads(body: Body, variable: Any) -> bool:
-        if variable.internal:
+        if variable.internal or variable.counts_replicas:
             return False
         sources = [constant.source for constant in body.constants if isinstance(constant, CaptureTracer)]
         return any(isinstance(source, Captured) and source.variable is variable for source in sources)

@@ -83,6 +83,9 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     internal = False
     """Whether the library creates it on first use for its own purposes, such as the slots of an optimizer."""
 
+    counts_replicas = False
+    """Whether one update in a compiled run stands for those of all replicas, as it depends on their number."""
+
     numbered = False
     """Whether its name has been generated: it counts the unnamed variables that the process has created."""
 

@@ -60,15 +60,15 @@ def key_from_seed(seed: Operand) -> jax.Array:
     return key_of(words)
 
 
-def _advance(state: Variable) -> jax.Array:
-    """Draws once: increments the counter, and returns a key that differs for every draw."""
+def _advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
+    """Increments the counter by a number of draws, and returns the key of one of them, which differs for every draw."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
         with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
-            return _advance(state)
+            return _advance(state, draws, own)
     value = state.read_value()
-    state.assign(value + jnp.asarray([0, 0, 1], jnp.uint32), read_value=False)
-    return jax.random.fold_in(key_of(value[:2]), value[2])
+    state.assign(value + jnp.asarray([0, 0, draws], jnp.uint32), read_value=False)
+    return jax.random.fold_in(key_of(value[:2]), value[2] + jnp.asarray(own, jnp.uint32))
 
 
 def _of_replica(key: jax.Array) -> jax.Array:
@@ -85,8 +85,8 @@ class Generator:
 
     Context: any. In a strategy's scope the state is mirrored: all replicas hold the same state and draw different
     numbers, which do not depend on the number of replicas. If the generator is created outside the scope, the replicas
-    of an eager run draw one after another from one stream; in a compiled run they draw at the same time, and replica 0
-    draws what it draws alone.
+    draw one after another from one stream. In an eager run a replica makes all its draws before the next one; in a
+    compiled run they take turns.
 
     Args:
         copy_from: Another generator, whose state is copied.
@@ -108,6 +108,7 @@ class Generator:
         if state is None:
             raise ValueError("Generator requires copy_from or state; Generator.from_seed(1) makes one from a seed")
         self._state = Variable(jnp.asarray(state, jnp.uint32), trainable=False, name="random_generator_state")
+        self._state.counts_replicas = True
 
     @classmethod
     def from_seed(cls, seed: int, alg: object = None) -> Self:
@@ -141,14 +142,19 @@ class Generator:
 
     def next_key(self) -> jax.Array:
         """Draws once: advances the state, and returns a JAX random key that differs for every draw and replica."""
-        key = _advance(self._state)
         replica = ambient().replica
         if replica is None:
-            return key
+            return _advance(self._state)
         index = replica.replica_id_in_sync_group
         if self._state.device_assignment is not None:
-            return jax.random.fold_in(key, jnp.asarray(index, jnp.uint32))
-        return key if isinstance(index, int) else _of_replica(key)
+            return jax.random.fold_in(_advance(self._state), jnp.asarray(index, jnp.uint32))
+        # One stream for all replicas. Those of an eager run draw one after another. Those of a compiled run draw at
+        # the same time: the stream advances by one draw of each.
+        return (
+            _advance(self._state)
+            if isinstance(index, int)
+            else _advance(self._state, replica.num_replicas_in_sync, index)
+        )
 
     @property
     def state(self) -> Variable:
