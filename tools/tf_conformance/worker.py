@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import time
 import traceback
 import types
 import unittest
@@ -25,6 +26,7 @@ from typing import Any, Final, TextIO
 from tf_conformance.results import Outcome
 
 _MODULE: Final = "tensorflow_test"
+_LAST_SECONDS: Final = 120.0  # how long a worker waits for the others
 
 
 class _OutOfTimeError(BaseException):
@@ -131,6 +133,16 @@ def _run_class(tests: list[unittest.TestCase], recorder: _Recorder) -> None:
         case.tearDownClass()
 
 
+def _wait_for_others(output: Path) -> None:
+    """Waits until all workers have run their tests: a worker that ends is lost to one that still runs some."""
+    deadline = time.monotonic() + _LAST_SECONDS
+    while time.monotonic() < deadline:
+        files = [one.read_text(encoding="utf-8") for one in output.parent.glob("worker_*.jsonl")]
+        if all('"end"' in text.rpartition("\n{")[2] for text in files):
+            return
+        time.sleep(0.2)
+
+
 def main(folder: str, file: str, output: str, seconds: str, pattern: str) -> None:
     """Runs the tests of a file.
 
@@ -166,6 +178,7 @@ def main(folder: str, file: str, output: str, seconds: str, pattern: str) -> Non
             _run_class(list(group), recorder)
         lines.write(json.dumps({"end": True}) + "\n")
     sys.stdout.flush()
+    _wait_for_others(Path(output))
     os._exit(0)  # threads of failed tests must not keep the process alive
 
 

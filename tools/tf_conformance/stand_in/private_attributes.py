@@ -9,6 +9,7 @@ import jax
 import mirrored.tf as tf
 from mirrored._jax.boxes import Array
 from mirrored.data.distribution import PerReplicaSpec
+from mirrored.data.specs import ArraySpec
 from mirrored.topology.device_assignment import full_name
 from mirrored.values.distributed_values import DistributedValues
 from tf_conformance.stand_in import datasets
@@ -33,6 +34,7 @@ def add() -> None:
     _set(tf.Variable, "_get", lambda self: self.read_value())
     _set(tf.Variable, "_policy", None)
     _set(tf.Variable, "_devices", property(lambda self: [value.device for value in self.values]))
+    _set(ArraySpec, "_component_specs", property(lambda self: tf.TensorSpec(self.shape, self.dtype)))
     for name in ("_value_specs", "_component_specs"):
         _set(PerReplicaSpec, name, property(_tensor_specs))
     _set(Array, "backing_device", property(lambda self: full_name(self.device)))

@@ -92,6 +92,10 @@ def _task(part: str) -> Any:
     return json.loads(os.environ["TF_CONFIG"])["task"][part]
 
 
+def _records(path: str) -> list[bytes]:
+    return [bytes(record) for record in tf.data.TFRecordDataset(path)]
+
+
 class _Context:
     """TensorFlow's eager context, as far as it is public."""
 
@@ -384,7 +388,14 @@ def _others() -> Table:
             "make_one_shot_iterator": iter,
         },
         "data.ops.options": {"AutoShardPolicy": tf.data.experimental.AutoShardPolicy, "Options": tf.data.Options},
+        "lib.io.tf_record": {"tf_record_iterator": _records},
         "module.module": {"Module": tf.Module},
+        "platform.gfile": {
+            "Exists": tf.io.gfile.exists,
+            "GFile": tf.io.gfile.GFile,
+            "Glob": tf.io.gfile.glob,
+            "ListDirectory": tf.io.gfile.listdir,
+        },
         "platform.flags": {"FLAGS": types.SimpleNamespace()},
         "core.util.event_pb2": {"Event": event_pb2.Event},
         "ops.string_ops": {"string_to_number": tf.strings.to_number},
