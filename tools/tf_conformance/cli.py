@@ -70,7 +70,10 @@ def main(
 
 
 def _command(tests: Path) -> str:
-    arguments = ["TESTS" if one == str(tests) else one for one in sys.argv[1:]]
+    """The command line, without the folders of this machine."""
+    arguments = [
+        "TESTS" if one == str(tests) else Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]
+    ]
     return " ".join(["python tools/tf_conformance.py", *arguments])
 
 
