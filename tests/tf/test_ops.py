@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -58,6 +59,13 @@ def call(case: Case, arrays: list[Any]) -> Any:
 
 def arrays_of(case: Case) -> list[np.ndarray]:
     return [leaf for leaf in jax.tree.leaves((case.args, case.kwargs)) if isinstance(leaf, np.ndarray)]
+
+
+@pytest.fixture(autouse=True)
+def without_check_numerics() -> Iterator[None]:
+    """Undoes `tf.debugging.enable_check_numerics`, a case: the one that undoes it may run elsewhere, or not at all."""
+    yield
+    tf.debugging.disable_check_numerics()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
