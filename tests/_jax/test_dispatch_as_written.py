@@ -71,7 +71,8 @@ jax.config.update("jax_use_shardy_partitioner", False)
 jax.jit(lambda x: x.sum())(x)
 """
     two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    environment = {**os.environ, **two_devices, "PYTHONPATH": SOURCE}
+    uncached = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # XLA warns when it compiles
+    environment = {**os.environ, **two_devices, **uncached, "PYTHONPATH": SOURCE}
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, timeout=50
     )
