@@ -42,8 +42,6 @@ def test_knows_where_results_come_from(program):
     assert sources[0] is None
     assert sources[1] == ("input", 0)
     assert sources[2][0] == sources[4][0] == "constant"
-    assert program.depends([0]) == [True, True, False, True, False]
-    assert program.depends([1]) == [True, False, False, False, False]
 
 
 def test_cut_to_some_results(program):

@@ -126,9 +126,11 @@ class Plain:
 
     Attributes:
         jaxprs: The jaxprs among its parameters, whose use is unknown.
+        is_separate: Whether output `i` depends on operand `i` only, as the outputs of `optimization_barrier` do.
     """
 
     jaxprs: tuple[Any, ...] = ()
+    is_separate: bool = False
 
 
 Kind = Call | Scan | While | Branch | Equalising | ValueSource | Plain
@@ -149,6 +151,8 @@ _CALLS: Final = {
 _EQUALISING: Final = frozenset({"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", NAME})
 _HOST: Final = frozenset({"pure_callback", "io_callback", "python_callback", "infeed", "recv", "precv", "rng_uniform"})
 _IDENTITY: Final = frozenset({"pvary"})
+# Primitives that apply to each operand on its own.
+_SEPARATE: Final = frozenset({"device_put", "optimization_barrier", "pvary", "psum", "psum_invariant", "pmax", "pmin"})
 _PLAIN: Final = Plain()
 
 
@@ -246,12 +250,14 @@ def _host(eqn: JaxprEqn) -> ValueSource | None:
         return ValueSource(f"{name}, whose result is unknown", repeatable=False)
     if any(not isinstance(effect, _HARMLESS_EFFECTS) for effect in eqn.effects):
         return ValueSource(f"{name} with a side effect", repeatable=False)
-    if any(isinstance(operand.aval, _AbstractRef) for operand in (*eqn.invars, *eqn.outvars)):
+    if any(is_reference(operand.aval) for operand in (*eqn.invars, *eqn.outvars)):
         return ValueSource(f"{name} of a mutable reference", repeatable=False)
     return None
 
 
 def _plain(eqn: JaxprEqn) -> Plain:
+    if eqn.primitive.name in _SEPARATE and len(eqn.invars) == len(eqn.outvars) > 1:
+        return Plain(is_separate=True)
     inner = tuple(found for value in eqn.params.values() for found in jaxprs_in(value))
     return Plain(inner) if inner else _PLAIN
 
@@ -307,14 +313,6 @@ class JaxprProgram:
                 return "constant", constant
         return None
 
-    def depends(self, inputs: Sequence[int]) -> list[bool]:
-        """Returns, for each result of the program, whether the result may depend on any of the given inputs."""
-        reached = {self.jaxpr.invars[i] for i in inputs}
-        for equation in self.jaxpr.eqns:
-            if any(not isinstance(atom, Literal) and atom in reached for atom in equation.invars):
-                reached.update(equation.outvars)
-        return [not isinstance(atom, Literal) and atom in reached for atom in self.jaxpr.outvars]
-
     def computed_at(self) -> list[int]:
         """Returns, for each result, the index of the equation that computes it; -1 if no equation does."""
         found = {variable: number for number, equation in enumerate(self.jaxpr.eqns) for variable in equation.outvars}
@@ -364,6 +362,11 @@ def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
 def aval_of(value: Operand) -> Any:
     """Returns the abstract value (shape and dtype) of an array, a tracer or a Python number."""
     return _core.typeof(_dtypes.canonicalize_value(value) if isinstance(value, (np.ndarray, np.generic)) else value)
+
+
+def is_reference(aval: object) -> bool:
+    """Returns whether an array type is a mutable reference (`jax.Ref`), which equations read and write in place."""
+    return isinstance(aval, _AbstractRef)
 
 
 def is_inexact(aval: object) -> bool:

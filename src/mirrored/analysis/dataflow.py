@@ -95,6 +95,8 @@ class DataflowRules:
                 return (EquationDataflow(0, all_operands),) * outputs
             case ValueSource(_, repeatable):
                 return (EquationDataflow(ALWAYS | all_operands, all_operands | (not repeatable)),) * outputs
+            case Plain(is_separate=True):
+                return tuple(identity(outputs))
             case Plain(jaxprs):
                 inner = union(map(self._sources_in, jaxprs))
                 return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
@@ -131,7 +133,7 @@ class DataflowRules:
 
         for eqn, kind in self.kinds(jaxpr.eqns):
             operands = [read(atom) for atom in eqn.invars]
-            if isinstance(kind, Plain) and not kind.jaxprs:
+            if isinstance(kind, Plain) and not kind.jaxprs and not kind.is_separate:
                 known.update(dict.fromkeys(eqn.outvars, union(operands)))
             else:
                 known.update(zip(eqn.outvars, compose(self.of(eqn), operands), strict=True))

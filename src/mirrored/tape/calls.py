@@ -16,7 +16,14 @@ from mirrored._jax.traces import Tracer, is_eval_below
 from mirrored._typing import Leaf
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation, linearize
-from mirrored.tape.record import FailedRecord, Key, PartialAliasRecord, PullbackRecord, closed_over
+from mirrored.tape.record import (
+    FailedRecord,
+    Key,
+    LinearPullbackRecord,
+    PartialAliasRecord,
+    PullbackRecord,
+    closed_over,
+)
 
 if TYPE_CHECKING:
     from mirrored._jax.jaxprs import Primitive
@@ -39,6 +46,8 @@ def process(
     keys: list[Key],
     watched: tuple[int, ...],
     name: str,
+    *,
+    runs_rule: bool = False,
 ) -> list[Any]:
     """Applies a function with a custom derivative under a tape, and linearizes the function at the given operands.
 
@@ -52,6 +61,7 @@ def process(
         keys: The keys of the watched operands.
         watched: The positions of the watched operands.
         name: The name of the call in error messages.
+        runs_rule: Whether the pullback runs a derivative rule of the user, as that of a `jax.custom_vjp` function.
 
     Returns:
         The results, tracked if a gradient can pass through them.
@@ -66,7 +76,9 @@ def process(
         results, pullback, touched = _linearize_noting_uses(trace, bind, values, watched)
     avals = [aval_of(result) for result in results]
     no_derivative = closed_over(touched, name) if touched else None
-    record = PullbackRecord(keys, watched, bind, pullback, avals, no_derivative)
+    record = (PullbackRecord if runs_rule else LinearPullbackRecord)(
+        keys, watched, bind, pullback, avals, no_derivative
+    )
     return trace.add(record, results, [is_inexact(aval) for aval in avals], values)
 
 

@@ -98,7 +98,9 @@ class GradientTape(Recording):
             >>> {name: float(value) for name, value in tape.gradient(z, {"x": x, "y": y}).items()}
             {'x': 20.0, 'y': 4.0}
 
-        TensorFlow: the same, except that fewer output gradients than targets are an error.
+        TensorFlow: the same, except that fewer output gradients than targets are an error. A source on which the target
+        does not depend has no gradient in compiled code either, where TensorFlow's traced loops, branches and calls
+        give 0.0 if another of their results depends on the source.
         """
         unconnected = UnconnectedGradients.of(unconnected_gradients)
         self._check_unused("GradientTape.gradient")

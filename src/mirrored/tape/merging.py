@@ -17,13 +17,14 @@ even if no cotangent has reached it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from mirrored._jax.boxes import another_object
-from mirrored._jax.jaxprs import aval_of, is_inexact
+from mirrored._jax.jaxprs import aval_of, is_inexact, program_of
+from mirrored.analysis.reachability import reached_results
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.overlay_store import assignments_apart
 from mirrored.tape.operation import linearize_with
@@ -144,7 +145,7 @@ class MergeRecord(Record):
         merge_pullback, index = self.part.merge_pullback, self.part.index
         arrived = [cotangent for cotangent, is_array in zip(cotangents, self.arrays, strict=True) if is_array]
         given = [
-            no_cotangent(aval) if cotangent is None else cotangent
+            cotangent
             for cotangent, aval in zip(arrived, merge_pullback.results[index], strict=True)
             if is_inexact(aval)
         ]
@@ -159,23 +160,47 @@ class MergeRecord(Record):
 def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     """Runs the pullback of a merge, once for all local replicas, in the driver.
 
+    A replica passes None as the cotangent of a result that its target does not depend on.
+
     Returns:
         For each replica the cotangents of its operands. The cotangent of an operand without a gradient is None.
     """
     num_residuals = merge_pullback.tree.num_leaves
+    residuals = payloads[0][:num_residuals]
     given = [iter(payload[num_residuals:] if k == 0 else payload) for k, payload in enumerate(payloads)]
+    avals = [aval for of_replica in merge_pullback.results for aval in of_replica]
     cotangents = [
-        next(given[k]) if is_inexact(aval) else no_cotangent(aval)
-        for k, avals in enumerate(merge_pullback.results)
-        for aval in avals
+        next(given[k]) if is_inexact(aval) else None
+        for k, of_replica in enumerate(merge_pullback.results)
+        for aval in of_replica
     ]
-    pullback = jax.tree.unflatten(merge_pullback.tree, payloads[0][:num_residuals])
+
+    def pull(*present: Any) -> Sequence[Any]:
+        remaining = iter(present)
+        full = [
+            no_cotangent(aval) if cotangent is None else next(remaining)
+            for cotangent, aval in zip(cotangents, avals, strict=True)
+        ]
+        pulled: Sequence[Any] = jax.tree.unflatten(merge_pullback.tree, residuals)(full)
+        return pulled
+
+    present = [cotangent for cotangent in cotangents if cotangent is not None]
+    missing = any(one is None and is_inexact(aval) for one, aval in zip(cotangents, avals, strict=True))
+    reached = _reached(pull, present) if missing else [True] * len(merge_pullback.watched)
     all_cotangents: list[Any] = [None] * sum(merge_pullback.sizes)
-    for position, cotangent in zip(merge_pullback.watched, pullback(cotangents), strict=True):
-        all_cotangents[position] = cotangent
+    # The pullback runs also if no local replica has a cotangent: other processes may be waiting in its collectives.
+    for number, (position, cotangent) in enumerate(zip(merge_pullback.watched, pull(*present), strict=True)):
+        if reached[number]:
+            all_cotangents[position] = cotangent
     # Each replica receives a separate object. The provenance of values is tracked by object identity, so one object in
     # all replicas would count as one value.
-    return _split([another_object(value) for value in all_cotangents], merge_pullback.sizes)
+    return _split([None if value is None else another_object(value) for value in all_cotangents], merge_pullback.sizes)
+
+
+def _reached(pull: Callable[..., Sequence[Any]], present: Sequence[Any]) -> list[bool]:
+    """Returns, for each differentiable operand of a merge, whether any of the present cotangents reaches it."""
+    program = program_of(pull, [aval_of(cotangent) for cotangent in present])
+    return reached_results(program.jaxpr, range(len(present)))
 
 
 def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:

@@ -17,6 +17,7 @@ from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tra
 from mirrored._jax.dispatch import jit
 from mirrored._jax.jaxprs import JaxprProgram, aval_of, context_key, is_inexact, program_of, zero_tangent
 from mirrored._jax.traces import ShapedArray, current_trace
+from mirrored.analysis.reachability import reached_results
 
 # A fast cache of rules for concrete arrays, keyed by the identity of the arrays' types.
 #
@@ -353,7 +354,7 @@ class Rule:
         given_avals = [aval for aval, here in zip(self.out_avals, present, strict=True) if here]
         program = program_of(pull, [*self._leaf_avals, *given_avals])
         self._check_no_stand_ins(program)
-        linked = program.depends(range(num_leaves, num_leaves + len(given_avals)))
+        linked = reached_results(program.jaxpr, range(num_leaves, num_leaves + len(given_avals)))
         if any(aval.size == 0 for aval in given_avals) and self._operation.name != "stop_gradient":
             # JAX's rules return no dependence if a result has no elements (convolutions, `jnp.take`). A replica with an
             # empty batch would then have no gradient where the other replicas have one.

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.boxes import Box
-from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
+from mirrored._jax.jaxprs import JaxprProgram, aval_of, is_inexact, program_of, zero_tangent
 from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
+from mirrored.analysis.reachability import reached_results
 from mirrored.errors import TapeError
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 
@@ -215,6 +216,39 @@ class PullbackRecord(Record):
 
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
         return _pull_from_inputs(self, self.function, cotangents)
+
+
+class LinearPullbackRecord(PullbackRecord):
+    """A `PullbackRecord` whose pullback runs no derivative rule of the user, so that it can be traced.
+
+    A `jax.custom_jvp` rule has already run. The pullback is the transpose of the linear program that it gave, which
+    shows the inputs that a cotangent reaches. A `jax.custom_vjp` rule runs in the pullback, and may need concrete
+    values; it gives a cotangent for every input.
+    """
+
+    __slots__ = ()
+
+    def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
+        program, reached = self._traced(cotangents)
+        return list(zip(reached, program(*[one for one in cotangents if one is not None]), strict=True))
+
+    def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
+        _, reached = self._traced(cotangents)
+        return [pair for pair in super().pull_recorded(cotangents, run) if pair[0] in reached]
+
+    def _traced(self, cotangents: list[Any]) -> tuple[JaxprProgram, list[int]]:
+        """Returns the pullback of the cotangents that are not None, and the inputs that they reach."""
+
+        def pull(*given: Any) -> Sequence[Any]:
+            remaining = iter(given)
+            full = [None if cotangent is None else next(remaining) for cotangent in cotangents]
+            return self.pullback(completed(full, self.out_avals))
+
+        avals = [aval_of(cotangent) for cotangent in cotangents if cotangent is not None]
+        program = program_of(pull, avals)
+        linked = reached_results(program.jaxpr, range(len(avals)))
+        reached = [i for i, aval in enumerate(program.out_avals) if linked[i] and is_inexact(aval)]
+        return program.keeping(reached), reached
 
 
 class AliasRecord(Record):

@@ -178,7 +178,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         bind = binder(primitive, (function, forward, backward), params)
         split = self.split_operands(registered_read(args, self.as_current))
-        return calls.process(self, bind, function, *split, str(primitive))
+        return calls.process(self, bind, function, *split, str(primitive), runs_rule=True)
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
         """Runs a `jax.shard_map` call outside of `jit`, traced first so that what it closes over becomes operands."""
