@@ -13,7 +13,7 @@ from mirrored.runtime.ambient import ReadableVariable, announce_read
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components unchanged, and routes their gradients to the array `one`.
+    """Returns a sync-on-read variable's stacked components; the gradients flow to the argument `one` instead.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """

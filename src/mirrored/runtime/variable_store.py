@@ -309,7 +309,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def before(self, variable: VariableLike, replica: int) -> Any:
-        """Returns the value before the run of a variable's component on one local replica."""
+        """Returns the value that a variable's component on one local replica had before the run."""
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:

@@ -1,4 +1,4 @@
-"""Eager runs: call a Python function for each replica in turn, each on its own device.
+"""Runs a Python function eagerly, once for each replica in turn, on that replica's device.
 
 `print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run.
 """

@@ -325,12 +325,9 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A traced read of a variable.
+    """A traced read: the variable, the tracer that the reader got, and the one that the variable's store gave.
 
-    Attributes:
-        variable: The variable.
-        value: The tracer that the reader got, which the tape tracks.
-        stored: The tracer that the variable's store gave; kept alive so that its id is not reused.
+    The last one is kept alive, so that its id is not reused.
     """
 
     variable: ReadableVariable

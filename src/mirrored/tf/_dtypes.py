@@ -234,7 +234,7 @@ def _name_of(type_value: DTypeLike) -> str:
 
 
 def array_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Returns the NumPy dtype of arrays that JAX creates with this type.
+    """Returns the NumPy dtype that a JAX array has if it is created with a given TensorFlow dtype.
 
     Without JAX's x64 mode, it has 32 bits in place of 64.
 

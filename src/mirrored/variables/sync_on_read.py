@@ -1,4 +1,4 @@
-"""Sync-on-read variables in cross-replica context: aggregates or assigns all replicas' components."""
+"""Sync-on-read variables in cross-replica context: a read aggregates all components, an assignment sets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers for the Python variables that an `if` or loop converted by AutoGraph changes."""
+"""Helpers for the Python variables that are assigned in an `if` statement or loop that AutoGraph converts."""
 
 from __future__ import annotations
 

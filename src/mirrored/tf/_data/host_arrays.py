@@ -73,7 +73,7 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
         return self.shape
 
     def set_shape(self, shape: ShapeLike | None) -> None:
-        """Checks that the shape is compatible with the given one: an array's shape is always known.
+        """Checks that the array has the given shape; sets nothing, because an array's shape is always known.
 
         Raises:
             ValueError: The shape differs.
