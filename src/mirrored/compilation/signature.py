@@ -16,6 +16,7 @@ from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
 from mirrored._typing import Leaf
 from mirrored.errors import ArgumentError, SignatureError
+from mirrored.runtime.component_reads import stacked_of
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from mirrored.values.operators import ArrayOperators
@@ -382,7 +383,7 @@ def _array_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Any:
             return None
         if not leaf.is_stacked and leaf.component_shape is None:
             raise Ragged
-        return leaf.stacked(where)
+        return stacked_of(leaf, where)
     if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray)):
         return leaf.value
     return None

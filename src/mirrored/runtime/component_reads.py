@@ -1,14 +1,19 @@
-"""Announces reads of all components of a sync-on-read variable, so that a tape's gradients flow to the variable."""
+"""Reads of all components of a per-replica value or sync-on-read variable, so that tapes record them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from mirrored.runtime.ambient import ReadableVariable, announce_read
+from mirrored.runtime.ambient import ReadableVariable, announce_read, is_tracked
+from mirrored.values.stacking import stack_components
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
+    from mirrored.values.distributed_values import PerReplica
 
 
 @jax.custom_jvp
@@ -30,3 +35,13 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
     return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
+
+
+def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:
+    """Returns a per-replica value as one array ``[replicas, ...]``; tapes that watch components record the stacking.
+
+    `PerReplica.stacked` keeps the array for later calls; no tape would connect it with the components.
+    """
+    if not value.is_stacked and any(is_tracked(component) for component in value.values):
+        return stack_components(value.values, device_assignment, is_tracked=True)
+    return value.stacked(device_assignment)

@@ -22,6 +22,7 @@ from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_d
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient
+from mirrored.runtime.component_reads import stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.gathered_shapes import check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
@@ -279,7 +280,7 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
     return reduce_stacked(
         strategy.cross_device_ops,
         op,
-        [v.stacked(strategy.device_assignment) for v in values],
+        [stacked_of(value, strategy.device_assignment) for value in values],
         strategy.device_assignment,
     )
 

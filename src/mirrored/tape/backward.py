@@ -22,6 +22,7 @@ from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation
 from mirrored.tape.record import Key, NoDerivative, Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
+from mirrored.values.distributed_values import PerReplica
 
 # Flattens the sources and targets of gradients, which are structures of arrays and variables.
 
@@ -93,7 +94,15 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
         full: list[Any] = [None] * len(leaves)
         for position, result in zip(positions, results, strict=True):
             full[position] = result
-        return treedef.unflatten(full)
+        rebuilt = treedef.unflatten(full)
+        if all(result is not None for result in results):
+            return rebuilt
+        # The gradient of a per-replica source without a connection is None, not a per-replica value of None.
+        return jax.tree.map(
+            lambda node: None if isinstance(node, PerReplica) and not jax.tree.leaves(node) else node,
+            rebuilt,
+            is_leaf=lambda node: isinstance(node, PerReplica),
+        )
 
     return [leaves[position][1] for position in positions], rebuild
 

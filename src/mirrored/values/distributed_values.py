@@ -372,7 +372,7 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
     batch = _UNEVEN if value.of_uneven_batch else _EVEN
     if isinstance(value, LocalPerReplica):
         return value.values, ("components", value.device_assignment, value.made_by, batch)
-    if value._stacked is not None:
+    if value._stacked is not None or value._components is None:  # pytree functions also put None in place of arrays
         return (value._stacked,), ("stacked", value.device_assignment, value.made_by, batch)
     return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by, batch)
 

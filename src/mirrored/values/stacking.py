@@ -21,17 +21,26 @@ if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
 
 
-def stack_components(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
-    """Stacks the components of this process's replicas into one array ``[replicas, ...]`` over all devices."""
+def stack_components(
+    components: Sequence[Any], device_assignment: DeviceAssignment, *, is_tracked: bool = False
+) -> Any:
+    """Stacks the components of this process's replicas into one array ``[replicas, ...]`` over all devices.
+
+    Args:
+        components: The components, of one shape.
+        device_assignment: The assignment of the replicas to devices.
+        is_tracked: Whether a tape watches a component, so that it must record the stacking.
+    """
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
         raise unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
-    if any(is_live_box(component) for component in components):
+    if is_tracked or any(is_live_box(component) for component in components):
         if device_assignment.spans_processes:
             raise _recorded()
-        # The components are boxes of a tape outside `run`. The tape records array operations, so they must be
+        # A tape outside `run` tracks the components. It records array operations, so they must be
         # ordinary operations on one device and not the assembly of a sharded array from per-device buffers.
-        return jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
+        stacked = jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
+        return jax.device_put(stacked, device_assignment.sharded)
     components = [payload_of(component) for component in components]
     if any(isinstance(component, Tracer) for component in components):
         return jnp.stack([as_array(component) for component in components])
