@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mirrored as mr
 from mirrored.collectives import Adasum, Median, ReduceOp, TrimmedMean
 from mirrored.collectives.reduce_op import as_reduce_op, check_reduction
 from mirrored.errors import ArgumentError
@@ -151,3 +152,11 @@ def test_adasum_follows_the_paper() -> None:
     np.testing.assert_allclose(adasum(jnp.asarray([a, b, c], jnp.float32)), pair(pair(a, b), c), rtol=1e-4)
     np.testing.assert_allclose(adasum(jnp.asarray([a, 0 * a], jnp.float32)), a, rtol=1e-6)
     np.testing.assert_allclose(adasum(jnp.asarray([a] * 4, jnp.float32)), a, rtol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_custom_reduction_along_an_axis_is_refused(replicas: int) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=replicas)
+    value = strategy.run(lambda: jnp.arange(3.0))
+    with pytest.raises(ArgumentError, match="axis=0 with the custom reduction"):
+        strategy.reduce(lambda stacked: stacked.max(0), value, axis=0)

@@ -50,7 +50,10 @@ def test_result_dtypes(way: Way, op: Any) -> None:
     dtypes = [dtype for dtype in _NUMBERS if dtype != "complex64" or isinstance(op, str)]
 
     def results_of(x: Any) -> Any:
-        return {name: reduce() for name, reduce in _forms(way.strategy, op, lambda: x * 1).items()}
+        forms = _forms(way.strategy, op, lambda: x * 1)
+        # A custom reduction is refused along an axis.
+        named = [name for name in forms if isinstance(op, str) or "0" not in name]
+        return {name: forms[name]() for name in named}
 
     def step(values: Any) -> Any:
         return {dtype: results_of(x) for dtype, x in values.items()}

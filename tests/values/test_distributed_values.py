@@ -155,7 +155,7 @@ def test_they_pass_through_jit(layout):
 
 def test_select_and_regroup_are_inverse():
     structure = {"a": mr.PerReplica((1, 2)), "b": [mr.Mirrored(5, 2), None], "c": "same"}
-    seen = [structures.select(structure, replica) for replica in range(2)]
+    seen = [structures.select(structure, replica, lambda value, k: value.values[k]) for replica in range(2)]
     assert seen == [{"a": 1, "b": [5, None], "c": "same"}, {"a": 2, "b": [5, None], "c": "same"}]
     grouped = structures.regroup(seen, "test", mr.PerReplica)
     assert grouped["a"].values == (1, 2)

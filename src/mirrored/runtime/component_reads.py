@@ -37,6 +37,13 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
     return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
+def component_of(value: PerReplica, local: int) -> Any:
+    """Returns a local replica's component; a tape that watches the stacked array records that it is indexed."""
+    if value.is_stacked and is_tracked(value.first()):
+        return value.first()[local]
+    return value.values[local]
+
+
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:
     """Returns a per-replica value as one array ``[replicas, ...]``; tapes that watch components record the stacking.
 

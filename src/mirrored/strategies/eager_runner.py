@@ -24,6 +24,7 @@ from mirrored.collectives.stacked import on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import ContextError, TransformError
 from mirrored.runtime.ambient import ambient, is_tracked, thread, within
+from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.lockstep import LockStep, carry
 from mirrored.runtime.merge import Merge, or_undone
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -264,10 +265,10 @@ class EagerRunner(ReplicaRunner):
 
     def component(self, value: object, local: int) -> Any:
         if isinstance(value, PerReplica):
-            if value.is_stacked and is_tracked(value.first()):
-                # A tape that watches the stacked array records indexing, but does not know the component buffers.
-                return jax.device_put(value.first()[local], self._device_of(local))
-            return value.values[local]
+            component = component_of(value, local)
+            # A row of a stacked array that a tape watches is not on the replica's device.
+            is_row = value.is_stacked and is_tracked(value.first())
+            return jax.device_put(component, self._device_of(local)) if is_row else component
         if isinstance(value, Mirrored):
             value = value.value
         if self._spans and isinstance(value, _DATA):

@@ -22,7 +22,7 @@ from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_d
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.component_reads import stacked_of
+from mirrored.runtime.component_reads import component_of, stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.gathered_shapes import check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
@@ -98,9 +98,15 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
     if any(isinstance(leaf, SparseRows) for leaf in leaves):
         reduced_leaves = [_reduce_leaf(strategy, op, leaf, axis, called) for leaf in leaves]
         return structures.unflatten(treedef, reduced_leaves)
+    if axes is not None and op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ArgumentError(
+            called,
+            found=f"axis={axis!r} with the custom reduction {op.name}",
+            rule="a custom reduction combines the replicas' components; only SUM and MEAN also reduce along dimensions",
+            remedy="reduce each component inside run, then call reduce with axis=None",
+        )
     prepared = [as_per_replica(strategy, leaf) for leaf in leaves]
     for leaf in prepared:
-        # Along axes every reduction adds first.
         _check_leaf(called, op if axes is None else ReduceOp.SUM, leaf)
     places = [i for i, leaf in enumerate(prepared) if isinstance(leaf, PerReplica)]
     reduced = iter(_reduce_all(strategy, called, op, [prepared[i] for i in places], axes))
@@ -270,7 +276,7 @@ def _on_its_device(function: Callable[..., Any], component: Any) -> Any:
 
 def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerReplica]) -> list[Any]:
     if strategy.num_replicas_in_sync == 1 or strategy.device_assignment is None:
-        return [reduced_alone(op, as_array(value.values[0])) for value in values]
+        return [reduced_alone(op, as_array(component_of(value, 0))) for value in values]
     for value in values:
         if not value.is_stacked and not isinstance(value, LocalPerReplica):
             check_alike("Strategy.reduce", value.values)

@@ -13,6 +13,7 @@ from mirrored.compilation.function import Function
 from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
 from mirrored.strategies.checks import OutSpecs, mark_made_by, refuse_in_replica, refuse_mixing, warn_if_fed_back
@@ -193,7 +194,7 @@ class Strategy(DistributesInput, OlderNames):
             # refilled the buffer by then, so the replicas receive a copy.
             args, kwargs = structures.map_leaves(frozen, (tuple(args), kwargs))
         if self._device_assignment is None or self.num_replicas_in_sync == 1:
-            own_args, own_kwargs = structures.select((tuple(args), kwargs), 0)
+            own_args, own_kwargs = structures.select((tuple(args), kwargs), 0, component_of)
             inside = run_alone if here.store is None else run_inside
             call = run_plainly if self._device_assignment is None else inside
             with within(replica=ReplicaContext(self, 0, 0), runner=None):
@@ -225,8 +226,9 @@ class Strategy(DistributesInput, OlderNames):
             components, and float32 for the MEAN of integers.
 
         Raises:
-            ArgumentError: `reduce_op` is not a valid reduction, an axis is out of range, a value to sum is not per
-                replica, or booleans or typed PRNG keys are to be summed or averaged.
+            ArgumentError: `reduce_op` is not a valid reduction, an axis is out of range or given with a custom
+                reduction, a value to sum is not per replica, or booleans or typed PRNG keys are to be summed or
+                averaged.
             ContextError: The call is inside a replica.
 
         Example:

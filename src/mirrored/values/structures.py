@@ -41,12 +41,18 @@ def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
     return unflatten(treedef, [function(leaf) for leaf in leaves])
 
 
-def select(structure: PyTree, replica: int) -> Any:
-    """Returns a pytree as one replica receives it: with the replica's component in place of each per-replica value."""
+def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, int], Any]) -> Any:
+    """Returns a pytree as one replica receives it: with the replica's component in place of each per-replica value.
+
+    Args:
+        structure: The pytree.
+        replica: The index of the replica.
+        component_of: Returns a replica's component of a per-replica value.
+    """
 
     def pick(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplica):
-            return leaf.values[replica]
+            return component_of(leaf, replica)
         if isinstance(leaf, Mirrored):
             return leaf.value
         return leaf
