@@ -118,7 +118,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
         if not _is_transformed(runner):
             return list(runner.run_merge(merge, payload))
         if merge.nested is None:
-            raise _refused(merge)
+            raise refused(merge)
         return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
     trace = current_trace()
     if trace is runner.base_trace:
@@ -126,7 +126,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     if isinstance(trace, RecordsMerges):
         return trace.process_merge(merge, payload)
     if merge.nested is None:
-        raise _refused(merge)
+        raise refused(merge)
     local = ambient().replica.local_index
     runner.tell_apart(local)
     return merge.nested(local, payload)
@@ -141,12 +141,13 @@ def _is_transformed(runner: ReplicaRunner) -> bool:
     return recording_parent(current_trace()) is not runner.base_trace
 
 
-def _refused(merge: Merge) -> MergeError:
+def refused(merge: Merge) -> MergeError:
+    """Returns the error for a merge under a JAX transform, where the local replicas cannot wait for each other."""
     return MergeError(
         merge.name,
         found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
         rule="only all_reduce and all_gather can be called inside jit, scan, cond or vmap; "
-        f"{merge.name} runs Python code once for all replicas",
+        f"{merge.name} runs once for all replicas",
         remedy="call it in the replica function itself, on the value that the transform returns (a GradientTape is "
         "no transform)",
     )

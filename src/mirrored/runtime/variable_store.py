@@ -232,7 +232,7 @@ class FunctionStore(VariableStore):
         if id(variable) in self.staged:
             self.rereads = True
             newest = self.staged[id(variable)][1]
-            return _of_variable(variable, newest, self._before) if self.under_tape else newest
+            return of_variable(variable, newest, self._before) if self.under_tape else newest
         return self._before(variable)
 
     def _before(self, variable: VariableLike) -> Any:
@@ -271,7 +271,13 @@ def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], No
     return restore
 
 
-def _of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any], Any]) -> Any:
+def is_under_tape() -> bool:
+    """Returns whether a tape listens to reads of variables in this thread."""
+    return any(not isinstance(listener, VariableStore) for listener in ambient().listeners)
+
+
+def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any], Any]) -> Any:
+    """Returns a newly assigned value by `read_again`; `before` returns the variable's old value. Integers have none."""
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
@@ -333,7 +339,7 @@ class ReplicaStore(VariableStore):
             return self.before(variable, replica)
         self.rereads = True
         newest = entry.locals[replica]
-        return _of_variable(variable, newest, lambda one: self.before(one, replica)) if self.under_tape else newest
+        return of_variable(variable, newest, lambda one: self.before(one, replica)) if self.under_tape else newest
 
     def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
@@ -347,7 +353,7 @@ class ReplicaStore(VariableStore):
             components = [self.local(variable, replica) for replica in range(self.num_local)]
             entry.whole = self.join(variable, components, entry.where)
         self.rereads = True
-        return _of_variable(variable, entry.whole, self.whole_before) if self.under_tape else entry.whole
+        return of_variable(variable, entry.whole, self.whole_before) if self.under_tape else entry.whole
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)

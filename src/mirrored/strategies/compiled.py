@@ -29,7 +29,7 @@ from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.component_reads import announced_components
-from mirrored.runtime.variable_store import Captured, FunctionStore, VariableStore
+from mirrored.runtime.variable_store import Captured, FunctionStore, is_under_tape
 from mirrored.runtime.variable_store import StagedAssignment as Assigned
 from mirrored.strategies import tracing_runner
 from mirrored.strategies.checks import (
@@ -87,7 +87,7 @@ class _Run:
         store = ambient().store
         assert store is not None
         self._outermost = store.outermost()
-        self._runner.store.under_tape = _is_under_tape() or self._outermost.under_tape
+        self._runner.store.under_tape = is_under_tape() or self._outermost.under_tape
         self._as_written = strategy.cross_device_ops.as_written and self._device_assignment.num_replicas > 1
         self._fixed_order = self._as_written and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
@@ -300,7 +300,7 @@ class _Run:
         store = ambient().store
         assert store is not None
         whole = store.whole(variable)
-        if variable.per_replica and _is_under_tape():
+        if variable.per_replica and is_under_tape():
             return (tracing_runner.announced_components if self._fixed_order else announced_components)(variable, whole)
         return announce_read(variable, whole)
 
@@ -382,10 +382,6 @@ def _as_passed(leaf: Leaf) -> Any:
     """Returns the argument itself for the capture tracer of an argument that a replica returns unchanged."""
     is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
     return leaf.source.value if is_passed else leaf
-
-
-def _is_under_tape() -> bool:
-    return any(not isinstance(listener, VariableStore) for listener in ambient().listeners)
 
 
 def _origin(constant: object) -> Origin:

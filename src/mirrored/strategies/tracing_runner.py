@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from mirrored._jax import caches
 from mirrored._jax.inlining import Staged, stage
-from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, is_staging_above, recording_parent
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, recording_parent
 from mirrored._typing import Operand
 from mirrored.collectives.fixed_order_tree import fan_out, fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
@@ -23,7 +23,7 @@ from mirrored.collectives.summation import bounded, stack_isolated, unstack_isol
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.lockstep import LockStep
-from mirrored.runtime.merge import Merge
+from mirrored.runtime.merge import Merge, refused
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import Bookkeeping, Captured, TracedReplicaStore
 from mirrored.strategies.context import ReplicaContext
@@ -137,6 +137,8 @@ class TracingRunner(ReplicaRunner):
             (merge.name, name, array) for name, array in merge.enclosed if isinstance(array, Tracer)
         ]
         if not self.in_place:
+            if recording_parent(current_trace()) is not self.base_trace:
+                raise refused(merge)  # an assignment in a branch or loop body, whose trace is that of one replica
             try:
                 return self._lockstep.run_merge(merge, payload)
             finally:

@@ -3,6 +3,9 @@
 A block may read and assign variables. Each variable that a block reads becomes an extra input of the block, and each
 variable that it assigns an extra result. A branch that is not taken thus assigns nothing, and an iteration of a loop
 reads what the previous iteration assigned.
+
+As everywhere, an assignment has no derivative: under a tape, the gradient of a value that a block reads flows to the
+variable's value before the outermost block, not through what has been assigned in a block (see `read_again`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from jax import lax
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore
+from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore, is_under_tape, of_variable
 
 # A variable's id, and the local replica that reads or assigns its component; None for a variable as a whole.
 Key = tuple[int, int | None]
@@ -54,6 +57,7 @@ class BlockStore(VariableStore):
         self.staged: dict[Key, Held] = {}
         self.entries: dict[Key, CaptureTracer] = {}
         self._where: dict[Key, str] = {}
+        self.under_tape = is_under_tape() or outer.under_tape
 
     def outermost(self) -> VariableStore:
         return self.outer.outermost()
@@ -79,7 +83,13 @@ class BlockStore(VariableStore):
     def _read(self, variable: VariableLike, replica: int | None) -> Any:
         key = (id(variable), replica)
         if key in self.staged:
-            return self.staged[key].value
+            self.outermost().rereads = True
+            newest = self.staged[key].value
+            return of_variable(variable, newest, lambda one: self._entry(key, one)) if self.under_tape else newest
+        return self._entry(key, variable)
+
+    def _entry(self, key: Key, variable: VariableLike) -> CaptureTracer:
+        replica = key[1]
         if key not in self.entries:
             # A placeholder for the value at the start of the block: the loop or branch binds it as an operand, so that
             # a later iteration reads the assignments of the previous one.
@@ -102,6 +112,11 @@ class BlockStore(VariableStore):
             self.staged.update(before)
 
         return restore
+
+    def entered(self, key: Key, value: jax.Array, before: jax.Array) -> Any:
+        """Returns a variable's value at the start of an iteration, given that before the first iteration."""
+        self.outermost().rereads = True
+        return of_variable(self.staged[key].variable, value, lambda _: before) if self.under_tape else value
 
     def outer_value(self, key: Key, variable: VariableLike) -> Any:
         """Returns the value that a variable had before the branch or loop."""
@@ -202,6 +217,24 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
         block = next(one for one in blocks if key in one.assigned)
         assert block.store is not None
         block.store.commit(key, value)
+
+
+def carried_over(
+    block: Block, keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
+) -> dict[Key, Any]:
+    """Returns the values of all variables at the start of an iteration of a loop.
+
+    Args:
+        block: The body of the loop.
+        keys: The variables that the body assigns.
+        values: Their values after the previous iteration.
+        entries: The values of all variables before the loop.
+    """
+    store = block.store
+    if store is None:
+        return dict(entries)
+    pairs = zip(keys, values, strict=True)
+    return {**entries, **{key: store.entered(key, value, entries[key]) for key, value in pairs}}
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:

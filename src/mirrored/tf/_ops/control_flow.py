@@ -21,7 +21,7 @@ from mirrored._jax.traces import is_eager
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_sequence_as
+from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
 from mirrored.tf._ops.blocks import choose, trace_block
 from mirrored.tf._ops.loops import Loop, LoopMismatch
@@ -218,11 +218,30 @@ def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: 
 
 
 def _like(loop_vars: PyTree, result: PyTree) -> Any:
-    if len(loop_vars) == 1 and not (
-        isinstance(result, (list, tuple)) and len(result) == 1 and not is_nested(loop_vars[0])
-    ):
-        return type(loop_vars)((result,)) if not is_nested(result) or is_nested(loop_vars[0]) else result
-    return type(loop_vars)(result) if isinstance(result, (list, tuple)) and type(loop_vars) in (list, tuple) else result
+    """Returns the result of a loop's body as a list of loop variables, in their structures.
+
+    As in TensorFlow, the items of a list or tuple are the loop variables, and lists and tuples are interchangeable. The
+    body of a loop over one tensor may return that tensor; here, the body of a loop over one dict may return that dict.
+
+    Raises:
+        InvalidArgumentError: The result has another structure.
+    """
+    after = list(result) if isinstance(result, (list, tuple)) else [result]
+    try:
+        assert_same_structure(list(loop_vars), after, check_types=False)
+    except ValueError as error:
+        raise InvalidArgumentError.of(
+            "tf.while_loop",
+            found=f"the body returned {_shown(result)} for the loop variables {_shown(loop_vars)}",
+            rule="the body must return one value per loop variable, each of the structure of that variable",
+            remedy="return a list with one item per item of `loop_vars`, also for a single structure: [{'a': a}]",
+        ) from error
+    return pack_sequence_as(list(loop_vars), flatten(after))
+
+
+def _shown(structure: PyTree) -> str:
+    """Returns the structure of loop variables for a message, with ``*`` for each value."""
+    return str(pack_sequence_as(structure, ["*"] * len(flatten(structure)))).replace("'*'", "*")
 
 
 def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: PyTree, limit: int | None) -> Any:

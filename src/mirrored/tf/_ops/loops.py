@@ -16,12 +16,13 @@ from jax import lax
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.jaxprs import dependencies, evaluate_outputs
 from mirrored._typing import Operand
-from mirrored.tf._ops.blocks import Block, assigned_by, commit, outer_values, trace_block
+from mirrored.tf._ops.blocks import Block, assigned_by, carried_over, commit, outer_values, trace_block
 
 _MOST_COUNTED: Final = 10_000  # iterations counted on the host, about a second
 
 Test = Callable[[Sequence[Any]], Any]
 Body = Callable[..., Sequence[Any]]
+Step = Callable[[list[Any], list[Any]], tuple[Sequence[Any], Sequence[Any]]]
 
 
 @dataclasses.dataclass
@@ -150,8 +151,8 @@ class _Carry:
         self.start = [*start, *(jnp.asarray(self._entries[key]) for key in self._keys)]
 
     def _at(self, values: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
-        assigned = dict(zip(self._keys, values[self._count :], strict=True))
-        return list(values[: self._count]), {**self._entries, **assigned}
+        entries = carried_over(self._loop.body, self._keys, values[self._count :], self._entries)
+        return list(values[: self._count]), entries
 
     def holds(self, values: Sequence[Any]) -> Any:
         assert self._loop.test is not None
@@ -166,6 +167,39 @@ class _Carry:
     def finish(self, outs: Sequence[Any]) -> list[Any]:
         commit([self._loop.body], self._keys, outs[self._count :])
         return list(outs[: self._count])
+
+
+def scan_rows(step: Step, start: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Runs a function over the rows of arrays with `lax.scan`, from first to last.
+
+    Also assigns the `tf.Variable` objects that the function assigns; each row reads what the rows before it assigned.
+
+    Args:
+        step: Maps carried arrays and one row of each of `rows` to new carried arrays and results.
+        start: The initial carried arrays.
+        rows: Arrays of equal length along axis 0, at least one.
+
+    Returns:
+        The final carried arrays, and the results of all rows, stacked.
+    """
+    count = len(start)
+
+    def flat(*arrays: Any) -> list[Any]:
+        carry, results = step(list(arrays[:count]), list(arrays[count:]))
+        return [*carry, *results]
+
+    start = [jnp.asarray(one) for one in start]
+    row_types = [jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in rows]
+    block = trace_block(flat, [*start, *row_types])
+    entries, keys = outer_values([block]), assigned_by([block])
+
+    def once(carry: Sequence[Any], row: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        results, assigned = block([*carry[:count], *row], carried_over(block, keys, carry[count:], entries))
+        return [*results[:count], *(assigned[key] for key in keys)], results[count:]
+
+    outs, stacked = lax.scan(once, [*start, *(jnp.asarray(entries[key]) for key in keys)], list(rows))
+    commit([block], keys, outs[count:])
+    return outs[:count], stacked
 
 
 def _scalar(value: Operand) -> jax.Array:

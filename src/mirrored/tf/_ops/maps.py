@@ -1,6 +1,7 @@
 """`tf.map_fn`, `tf.vectorized_map`, `tf.foldl`, `tf.foldr` and `tf.scan`: functions over the rows of tensors.
 
-Eagerly, these run as Python. While `tf.function` traces, they become `lax.map` and `lax.scan`.
+Eagerly, these run as Python. While `tf.function` traces, they become `lax.scan`, which also carries the variables that
+the function assigns.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mirrored._jax.traces import is_eager
 from mirrored._typing import PyTree
 from mirrored.errors import TransformError
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
+from mirrored.tf._ops.loops import scan_rows
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor, convert_to_tensor
 
@@ -72,13 +73,45 @@ def map_fn(
     del parallel_iterations, back_prop, swap_memory, infer_shape, name
     given = dtype if fn_output_signature is None else fn_output_signature
     signature = _all_tensors(elems) if given is None else given
-    return _mapped(lambda row: _fitted(fn(row), signature), elems)
+    try:
+        return _mapped(lambda row: _fitted(fn(row), signature), elems)
+    except TransformError:
+        if not executing_eagerly() or _length(elems):
+            raise
+        # `fn` is traced for the shapes of its results only. As in TensorFlow, it assigns nothing if there are no rows.
+        return pack_sequence_as(
+            signature, [jnp.zeros(0, array_dtype(getattr(one, "dtype", one))) for one in flatten(signature)]
+        )
 
 
 def _mapped(fn: Callable[[Any], Any], elems: PyTree) -> Any:
     if executing_eagerly() and _length(elems):
         return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
-    return lax.map(lambda row: _all_tensors(fn(row)), _all_tensors(elems))
+    return _scanned(lambda _, row: ((), fn(row)), (), elems)[1]
+
+
+def _scanned(step: Callable[[Any, Any], tuple[Any, Any]], start: PyTree, elems: PyTree) -> tuple[Any, Any]:
+    """Runs a function over the rows of tensors in the program that is being traced (see `scan_rows`).
+
+    Args:
+        step: Maps a carried structure and a row of `elems` to a new carried structure and a result.
+        start: The initial carried structure.
+        elems: Tensors, or a structure of them.
+
+    Returns:
+        The final carried structure, and the results of all rows, stacked.
+    """
+    structures: list[Any] = []
+
+    def flat(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+        after, result = step(pack_sequence_as(start, carry), pack_sequence_as(elems, row))
+        assert_same_structure(start, after)
+        structures[:] = [_all_tensors(result)]
+        return flatten(_all_tensors(after)), flatten(structures[0])
+
+    rows = [as_tensor(one) for one in flatten(elems)]
+    final, results = scan_rows(flat, [as_tensor(one) for one in flatten(start)], rows)
+    return pack_sequence_as(start, final), pack_sequence_as(structures[0], results)
 
 
 def _fitted(result: PyTree, signature: PyTree) -> Any:
@@ -103,7 +136,10 @@ def vectorized_map(
 ) -> Any:
     """Applies `fn` to all slices of tensors along the first axis in parallel (`jax.vmap`).
 
-    If `fn` reads a variable outside `tf.function` and tapes, it runs row by row instead.
+    If `fn` reads or assigns a variable outside `tf.function` and tapes, it runs row by row instead, as `map_fn` does.
+
+    Raises:
+        TransformError: `fn` assigns a variable while `tf.function` traces. TensorFlow runs such an assignment once.
     """
     del warn
     try:
@@ -117,16 +153,31 @@ def vectorized_map(
 def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer: PyTree, order: Sequence[int]) -> Any:
     indices = list(order)
     if initializer is None:
-        initializer = _row(elems, indices.pop(0))
+        initializer = _first(called, elems, indices)
     if executing_eagerly():
         total = initializer
         for i in indices:
             total = fn(total, _row(elems, i))
         return _all_tensors(total)
-    taken = np.asarray(indices, np.int32)
-    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
-    final, _ = lax.scan(lambda total, row: (_all_tensors(fn(total, row)), None), _all_tensors(initializer), rows)
-    return final
+    return _scanned(lambda total, row: (fn(total, row), ()), initializer, _taken(elems, indices))[0]
+
+
+def _first(called: str, elems: PyTree, indices: list[int]) -> Any:
+    """Removes the first index, and returns its row as the initial value."""
+    if not indices:
+        kind = OutOfRangeError if executing_eagerly() else InvalidArgumentError
+        raise kind.of(
+            called,
+            found="`elems` has no rows, and there is no `initializer`",
+            rule="the first row is the initial value if no `initializer` is given",
+            remedy="pass `initializer`",
+        )
+    return _row(elems, indices.pop(0))
+
+
+def _taken(elems: PyTree, indices: Sequence[int]) -> Any:
+    chosen = np.asarray(indices, np.int32)
+    return pack_sequence_as(elems, [as_tensor(one)[chosen] for one in flatten(elems)])
 
 
 @op("foldl")
@@ -173,7 +224,11 @@ def scan(
 ) -> Any:
     """Combines slices of tensors like `foldl`, and returns all intermediate results, stacked.
 
-    With `reverse`, it combines them like `foldr`; the results are in the order of `elems`.
+    With `reverse`, it combines them like `foldr`; the results are in the order of `elems`. Over no
+    rows, the results are empty, with the row shapes of `initializer`.
+
+    Raises:
+        OutOfRangeError: There are neither rows nor an `initializer`; `InvalidArgumentError` in traced code.
     """
     del parallel_iterations, back_prop, swap_memory, infer_shape
     order = list(range(_length(elems)))
@@ -181,13 +236,16 @@ def scan(
     results: list[Any] = []
     total = initializer
     if total is None:
-        total = _row(elems, order.pop(0))
+        total = _first("tf.scan", elems, order)
         results.append(_all_tensors(total))
     if not executing_eagerly():
         return _traced_scan(fn, elems, total, order, results, reverse)
     for i in order:
         total = fn(total, _row(elems, i))
         results.append(total)
+    if not results:
+        none = [jnp.zeros((0, *one.shape), one.dtype) for one in flatten(_all_tensors(total))]
+        return pack_sequence_as(total, none)
     return _stacked(results[::-1] if reverse else results)
 
 
@@ -200,12 +258,10 @@ def _traced_scan(
     reverse: bool,
 ) -> Any:
     def once(total: PyTree, row: PyTree) -> tuple[Any, Any]:
-        new = _all_tensors(fn(total, row))
+        new = fn(total, row)
         return new, new
 
-    taken = np.asarray(order, np.int32)
-    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
-    _, stacked = lax.scan(once, _all_tensors(start), rows)
+    _, stacked = _scanned(once, start, _taken(elems, order))
     if first:
         leading = [one[None] for one in flatten(first[0])]
         joined = [jnp.concatenate(pair) for pair in zip(leading, flatten(stacked), strict=True)]
