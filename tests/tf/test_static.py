@@ -72,3 +72,33 @@ def test_a_known_operand_beside_a_traced_keyword() -> None:
         return tf.add(tf.shape(x)[0], y=tf.cast(tf.reduce_sum(x), tf.int32)), tf.multiply(x=tf.shape(x)[1], y=2)
 
     assert [int(one) for one in more(np.ones((2, 3), np.float32))] == [8, 6]
+
+
+@pytest.mark.parametrize(
+    ("of_shape", "expected"),
+    [
+        (lambda x: tf.shape(x)[0], 2),
+        (tf.size, 24),
+        (tf.rank, 3),
+        (lambda x: tf.reduce_prod(tf.shape(x)), 24),
+        (lambda x: tf.identity(tf.shape(x)[0]), 2),
+        (lambda x: tf.cast(tf.shape(x)[0], tf.float32), 2.0),
+        (lambda x: tf.shape(x)[0] * 2, 4),
+        (lambda x: tf.stack([tf.shape(x)[0], 3]), [2, 3]),
+        (lambda x: tf.range(tf.shape(x)[0]), [0, 1]),
+    ],
+)
+@pytest.mark.parametrize("compiled", ["eager", "run of a function", "function of run"])
+def test_shapes_that_replicas_return_are_per_replica(
+    of_shape: Callable[[Any], Any], expected: Any, compiled: str
+) -> None:
+    # TensorFlow 2.21 gives the same results in all three.
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    replica = tf.function(of_shape) if compiled == "run of a function" else of_shape
+
+    def step(x: Any) -> Any:
+        return strategy.run(replica, args=(x,))
+
+    result = (tf.function(step) if compiled == "function of run" else step)(tf.constant(X))
+    assert [np.asarray(one).tolist() for one in strategy.experimental_local_results(result)] == [expected] * 2
+    np.testing.assert_array_equal(strategy.reduce("SUM", result, axis=None), np.multiply(expected, 2))

@@ -57,7 +57,7 @@ class PythonState:
     def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], name: str) -> None:
         self._name = name
         found = [(f"the argument {_described(leaf)}", leaf) for leaf in leaves]
-        found += _within_reach(function)
+        found += within_reach(function)
         self._iterators = [(where, value) for where, value in found if _is_iterator(value)]
         deep = list(nested(found))
         near = {id(value) for _, value in self._iterators}
@@ -153,7 +153,8 @@ def exhausted(name: str) -> ArgumentError:
     )
 
 
-def _within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+def within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Returns, with their names, the values that a function gets from its closure, globals, defaults and bindings."""
     found: list[tuple[str, Any]] = []
     attributes: set[str] = set()
     seen: set[int] = set()

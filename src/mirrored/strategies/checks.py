@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._typing import PyTree
+from mirrored.compilation.captured_objects import nested
+from mirrored.compilation.frozen_state import within_reach
 from mirrored.errors import (
     ArgumentError,
     ContextError,
@@ -30,6 +33,18 @@ from mirrored.values.distributed_values import Makers, PerReplica
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
+
+
+def is_given(value: object, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a value that a replica returned is one that the replica function got from outside.
+
+    It got an array from outside if it is among its arguments, closure, globals and defaults, or in an object among
+    these. All other arrays were made by the replica. Numbers, strings and other objects count as given.
+    """
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return True
+    given = [*within_reach(function), *(("an argument", leaf) for leaf in structures.flatten((args, kwargs))[0])]
+    return any(part is value for _, part in nested(given))
 
 
 # Checks that a strategy's method is called in the right context.

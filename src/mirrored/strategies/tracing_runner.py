@@ -26,6 +26,7 @@ from mirrored.runtime.lockstep import LockStep
 from mirrored.runtime.merge import Merge, refused
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import Bookkeeping, Captured, TracedReplicaStore
+from mirrored.strategies.checks import is_given
 from mirrored.strategies.context import ReplicaContext
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
@@ -76,13 +77,18 @@ class TracingRunner(ReplicaRunner):
         self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
         self._lockstep = LockStep("Strategy.run")
+        self._called: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = (lambda: None, (), {})
         self.store = TracedReplicaStore(self)
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Traces ``fn`` once per replica of a device, synchronised at collectives, and combines the results."""
-        return structures.regroup(
-            self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
-        )
+        outer = self._called
+        try:
+            return structures.regroup(
+                self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
+            )
+        finally:
+            self._called = outer
 
     def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Traces ``fn`` once per replica of a device, synchronised at collectives; returns one result per replica."""
@@ -95,6 +101,7 @@ class TracingRunner(ReplicaRunner):
 
             return call
 
+        self._called = (fn, args, kwargs)
         with within(store=self.current_store(), runner=self, replica=None) as here:
             contexts = [here.fork(replica=self._context(local)) for local in range(self.num_local)]
             if self.in_place:
@@ -178,7 +185,10 @@ class TracingRunner(ReplicaRunner):
             )
         # The local replicas stand for those of all devices. A value computed inside the run may vary between devices,
         # even if the local replicas return the same tracer; a value from outside is shared.
-        return not (isinstance(first, Tracer) and (self._is_inside(first) or self._is_component(first)))
+        if isinstance(first, Tracer):
+            return not (self._is_inside(first) or self._is_component(first))
+        # Eagerly, each replica makes an array of its own. Here one replica may stand for all.
+        return self.num_local > 1 or not self.stands_for_others or is_given(first, *self._called)
 
     def component(self, value: object, local: int) -> Any:
         if isinstance(value, LocalPerReplica):
