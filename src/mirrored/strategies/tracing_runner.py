@@ -23,7 +23,7 @@ from mirrored.collectives.summation import bounded, stack_isolated, unstack_isol
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.lockstep import LockStep
-from mirrored.runtime.merge import Merge, refused
+from mirrored.runtime.merge import Merge, is_outside, refused
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import Bookkeeping, Captured, TracedReplicaStore
 from mirrored.strategies.checks import is_given
@@ -144,7 +144,7 @@ class TracingRunner(ReplicaRunner):
             (merge.name, name, array) for name, array in merge.enclosed if isinstance(array, Tracer)
         ]
         if not self.in_place:
-            if recording_parent(current_trace()) is not self.base_trace:
+            if recording_parent(current_trace()) is not self.base_trace and not is_outside(self):
                 raise refused(merge)  # an assignment in a branch or loop body, whose trace is that of one replica
             try:
                 return self._lockstep.run_merge(merge, payload)
