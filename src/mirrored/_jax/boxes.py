@@ -108,7 +108,7 @@ class Box(jax.Array):
         key: The key under which the owner tracks it.
     """
 
-    __slots__ = ("_stand_in", "key", "owner", "payload")
+    __slots__ = ("__weakref__", "_stand_in", "key", "owner", "payload")  # Keras keeps masks by weak references.
     __array_priority__ = 100
 
     payload: Any

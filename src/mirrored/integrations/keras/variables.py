@@ -264,10 +264,13 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         assert self.mirrored is not None
         store = ambient().store
         if in_stateless_scope() and (store is None or isinstance(store, ScopeStore)):
-            # Keras infers shapes, or calls a model with values for other variables: this one is read eagerly.
+            # Keras infers shapes, runs the loop of a recurrent layer, or calls a model with values for other variables:
+            # this one is read eagerly. A tape around the call must see the read, or the gradient would be None.
             with eager(), within(store=None):
-                return self.mirrored.checked_value()
-        return announce_read(self.announced, self.mirrored.checked_value())
+                value = self.mirrored.checked_value()
+        else:
+            value = self.mirrored.checked_value()
+        return announce_read(self.announced, value)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         # Keras' own method has no `copy` argument, so NumPy would warn on every conversion.
