@@ -12,7 +12,7 @@ CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test explore soak guarantees guarantees-sources test-slow test-lowest bench bench-quick bench-peers bench-previous \
-  test-gpu-dry-run lint format types clean
+  test-gpu-dry-run docs docs-execute docs-test lint format types clean
 
 help:
 	@echo "make demo         trains a convnet on 4 replicas and writes a report to demo_report/ (under 3 minutes)"
@@ -26,6 +26,8 @@ help:
 	@echo "make bench-peers  installs TensorFlow and PyTorch for the benchmarks, in separate environments"
 	@echo "make bench-previous  installs the previous JAX, for the benchmarks' comparison of versions"
 	@echo "make lint         runs the linter, the format check and the type checkers, these also over programs of users"
+	@echo "make docs         builds the documentation site into docs/_build/html; make docs-execute: executes the tutorials first"
+	@echo "make docs-test    opens the built site in headless Chromium: console, search, pictures of pages"
 	@echo "make test-lowest  runs the core of the suite on the lowest supported Python and JAX"
 	@echo "make test-gpu-dry-run  runs the GPU benchmarks at tiny sizes on the CPU, on Python 3.12 with JAX 0.11.2"
 
@@ -98,6 +100,20 @@ bench-previous: .venv-previous/.installed
 	    --extra-index-url https://download.pytorch.org/whl/cpu || \
 	  .venv-torch/bin/python -m pip install --quiet numpy torch==2.13.0
 	@touch $@
+
+# The tutorials' outputs are kept in a cache; a build executes only those whose cells have changed.
+SPHINX = $(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+docs: $(VENV)/.installed-docs
+	PYTHONPATH=src $(SPHINX)
+	@echo "open docs/_build/html/index.html"
+
+docs-execute: $(VENV)/.installed-docs
+	rm -rf docs/_build
+	PYTHONPATH=src $(SPHINX)
+
+docs-test: docs
+	$(RUN) tools/test_site.py docs/_build/html
 
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check

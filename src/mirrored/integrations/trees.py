@@ -51,17 +51,19 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
 
     The kind of variable depends on the array:
 
-    | where | array | variable |
-    |---|---|---|
-    | pytree, Equinox module | floating or complex | mirrored, trainable |
-    | pytree, Equinox module | integer, bool | mirrored |
-    | pytree, Equinox module | random keys | mirrored: the same key on all replicas |
-    | `equinox.nn.State` (batch statistics) | floating | one component per replica, MEAN on read |
-    | Flax NNX | `Param` | mirrored, trainable |
-    | Flax NNX | `BatchStat`, other floating variables | one component per replica, MEAN on read |
-    | Flax NNX | a metric's state | one component per replica, SUM on read |
-    | Flax NNX | counts, optimizer state | mirrored |
-    | Flax NNX | random keys | one key; in `run` each replica draws from its own key |
+    ======================  ===========================  ===============================================
+    where                   array                        variable
+    ======================  ===========================  ===============================================
+    pytree, Equinox module  floating or complex          mirrored, trainable
+    pytree, Equinox module  integer, bool                mirrored
+    pytree, Equinox module  random keys                  mirrored: the same key on all replicas
+    `equinox.nn.State`      floating                     one component per replica, MEAN on read
+    Flax NNX                `Param`                      mirrored, trainable
+    Flax NNX                `BatchStat`, other floating  one component per replica, MEAN on read
+    Flax NNX                a metric's state             one component per replica, SUM on read
+    Flax NNX                counts, optimizer state      mirrored
+    Flax NNX                random keys                  one key; in `run`, a key of its own per replica
+    ======================  ===========================  ===============================================
 
     Context: cross-replica, in the strategy's scope. Without a strategy, the variables are plain variables.
 
