@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
+import types
 
 import pytest
 
@@ -51,3 +53,44 @@ def test_the_page_of_errors_has_a_row_for_each_category_of_warnings() -> None:
     }
     section = ERRORS.read_text().partition("## Warnings")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == {*defined, "LossReductionWarning"}
+
+
+REFERENCE = PAGE.with_name("reference")
+CORE_PAGES = ("strategies", "variables", "tape", "function", "trees")
+
+
+def test_the_reference_documents_every_public_name() -> None:
+    documented = re.findall(
+        r"^\.\. auto(?:class|function):: (\w+)$",
+        "\n".join((REFERENCE / f"{page}.rst").read_text() for page in CORE_PAGES),
+        re.M,
+    )
+    # The options and contexts of input are on the page of `mirrored.data`, which documents that module's `__all__`.
+    names = {name for name in dir(mirrored) if not name.startswith("_")} - set(mirrored.data.__all__)
+    modules = {name for name in names if isinstance(getattr(mirrored, name), types.ModuleType)}
+    assert sorted(documented) == sorted(names - modules)
+    for module in modules:
+        page = (REFERENCE / f"{module}.rst").read_text()
+        assert module == "tf" or f".. public-names:: mirrored.{module}" in page
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    root = PAGE.parent
+    pages = {path.relative_to(root) for path in root.rglob("*") if path.suffix in {".md", ".rst"}}
+    pages |= {path.relative_to(root) for path in (root / "tutorials").glob("*.py")}
+    pages = {path for path in pages if path.parts[0] != "_build"}
+    listed = {pathlib.Path("index.md")}
+    for path in pages:
+        if path.suffix == ".py":
+            continue
+        text = (root / path).read_text()
+        blocks = re.findall(r"^```{toctree}\n(.*?)^```", text, re.M | re.S)
+        blocks += re.findall(r"^\.\. toctree::\n((?:(?:   .*)?\n)+)", text, re.M)
+        entries = {line.strip() for block in blocks for line in block.splitlines() if line.strip()[:1] not in ("", ":")}
+        for entry in entries:
+            found = [
+                page for page in pages if page.with_suffix("") == pathlib.Path(os.path.normpath(path.parent / entry))
+            ]
+            assert found, f"{path} lists {entry}, which does not exist"
+            listed |= set(found)
+    assert pages - listed == set()

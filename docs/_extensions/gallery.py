@@ -7,6 +7,7 @@ import re
 
 from docutils import nodes
 from docutils.statemachine import StringList
+from public_names import with_code
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -24,7 +25,7 @@ class Gallery(SphinxDirective):
         sections: list[nodes.Node] = []
         for name, title, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             section = nodes.section(ids=[name])
-            section += nodes.title(text=title[0].upper() + title[1:])
+            section += nodes.title("", "", *with_code(title[0].upper() + title[1:]))
             text = body.replace("](pictures/", "](../examples/pictures/") + (
                 f":::{{dropdown}} examples/{name}.py\n```{{literalinclude}} ../examples/{name}.py\n```\n:::\n"
             )

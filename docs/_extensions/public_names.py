@@ -87,7 +87,7 @@ class NamesOfFacade(SphinxDirective):
         for name, summary in rows:
             cells = [
                 nodes.entry("", nodes.paragraph("", "", nodes.literal(text=name))),
-                nodes.entry("", nodes.paragraph("", "", *_with_code(summary))),
+                nodes.entry("", nodes.paragraph("", "", *with_code(summary))),
             ]
             body += nodes.row("", *cells)
         group += body
@@ -101,7 +101,7 @@ def _summary(value: object) -> str:
     return " ".join(text.partition("\n\n")[0].split()).replace("``", "`")
 
 
-def _with_code(text: str) -> Iterator[nodes.Node]:
+def with_code(text: str) -> Iterator[nodes.Node]:
     """Yields the parts of a sentence; what stands in backticks is code."""
     for index, part in enumerate(text.split("`")):
         yield nodes.literal(text=part) if index % 2 else nodes.Text(part)
