@@ -95,9 +95,9 @@ import mirrored as mr; mr.Variable
 before = snapshot()
 import mirrored.tf
 from mirrored import integrations
-print(*sorted(path for path in changed(before, snapshot()) if path.split(".")[0] in ("Array", "Tracer")))
+print(*sorted(path for path in changed(before, snapshot()) if path.split(".")[0] in ("Array", "ArrayImpl", "Tracer")))
 integrations.disconnect("jax")
-print(*sorted(path for path in changed(before, snapshot()) if path.split(".")[0] in ("Array", "Tracer")))
+print(*sorted(path for path in changed(before, snapshot()) if path.split(".")[0] in ("Array", "ArrayImpl", "Tracer")))
 """
     really, left = lines_of(program, ("jax", "jaxlib"))
     assert set(really.split()) == patches.LISTED["jax"]

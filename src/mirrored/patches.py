@@ -13,6 +13,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Final
 
+_ARITHMETIC: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+_OPERATORS: Final = tuple(f"__{name}__" for name in (*_ARITHMETIC, *(f"r{one}" for one in _ARITHMETIC), *_COMPARISONS))
+
 LISTED: Final[Mapping[str, frozenset[str]]] = {
     "keras": frozenset(
         {
@@ -96,6 +100,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Tracer.get_shape",
             "Tracer.numpy",
             "Tracer.set_shape",
+            *(f"{kind}.{operator}" for kind in ("ArrayImpl", "Tracer") for operator in _OPERATORS),
         }
     ),
     # Replaced by `import mirrored.tf.keras`: names that TensorFlow has in these namespaces.

@@ -28,7 +28,7 @@ handlers, and `dimension_as_value`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -44,6 +44,7 @@ from mirrored._jax.private import array_methods as _array_methods
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import pxla as _pxla
+from mirrored._jax.sequences import OPERATORS
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._typing import Operand
 
@@ -335,15 +336,7 @@ _OF_JAX_METHODS: dict[str, Any] = {
     **{name: property(f) for name, f in _array_methods._array_properties.items()},
 }
 Box.at = connected_at  # type: ignore[method-assign]
-_OWN = frozenset(vars(Box)) | {
-    "__deepcopy__",
-    "__class__",
-    "__dict__",
-    "__doc__",
-    "__weakref__",
-    "__module__",
-    "__slots__",
-}
+_OWN = {*vars(Box), "__deepcopy__", "__class__", "__dict__", "__doc__", "__weakref__", "__module__", "__slots__"}
 
 
 def _from_payload(name: str) -> Any:
@@ -379,16 +372,19 @@ def _fill_in() -> None:
 
 
 _DIRECT = frozenset({Box, Array, float, int})
+# Operators that call the tape directly: JAX's dispatch would dominate the cost.
+_SHORT = frozenset(f"__{name}__" for one in ("add", "sub", "mul", "truediv", "matmul") for name in (one, f"r{one}"))
 
 
-def _operator(name: str, otherwise: Callable[[Any, Any], Any]) -> Callable[[Box, Any], Any]:
-    """Returns a binary operator of `Box` that calls the tape directly: JAX's dispatch would dominate the cost."""
+def _operator(name: str) -> Callable[[Box, Any], Any]:
+    """Returns a binary operator of `Box`. It looks up that of arrays at each call: `mirrored.tf` may replace it."""
+    operation, direct = name.strip("_"), _DIRECT if name in _SHORT else frozenset[type]()
 
     def method(self: Box, other: Operand) -> Any:
         owner = self.owner
-        if _trace_now.trace is owner and type(other) in _DIRECT:
-            return owner.operate(name, self, other)
-        return otherwise(self, other)
+        if type(other) in direct and _trace_now.trace is owner:
+            return owner.operate(operation, self, other)
+        return getattr(Array, name)(self, other)
 
     return method
 
@@ -398,10 +394,10 @@ def _negative(box: Box) -> Any:
     return owner.negated(box) if _trace_now.trace is owner else _OF_JAX_METHODS["__neg__"](box)
 
 
-def _shorten(names: Iterable[str]) -> None:
+def _add_operators() -> None:
     Box.__neg__ = _negative  # type: ignore[assignment,method-assign]
-    for name in names:
-        setattr(Box, f"__{name}__", _operator(name, _OF_JAX_METHODS[f"__{name}__"]))
+    for name in OPERATORS:
+        setattr(Box, name, _operator(name))
 
 
 def has_payload(value: object) -> bool:
@@ -438,7 +434,7 @@ def is_eval_trace(trace: object) -> bool:
 
 
 _fill_in()
-_shorten(("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul"))
+_add_operators()
 _core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
 _core.pytype_aval_mappings[BoxTracer] = lambda tracer: tracer.aval
 _core.pytype_aval_mappings[ReadTracer] = lambda tracer: tracer.aval

@@ -6,6 +6,7 @@ keep their dtype as far as JAX has it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array, fits
+from mirrored._jax.boxes import Array
+from mirrored._jax.sequences import OPERATORS, beside, stacked, with_sequences
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.patches import is_applied, replace
@@ -23,6 +26,7 @@ from mirrored.tf._dtypes import DType, array_dtype, as_dtype, string
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_ints
+from mirrored.values.operators import SEQUENCES
 from mirrored.variables.slicing import slice_of
 
 Tensor = jax.Array
@@ -46,7 +50,7 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     if hasattr(type(value), "__jax_array__"):
         return value.__jax_array__()  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)) and _has_tensors(value):
-        return _stacked(value, dtype)
+        return stacked(value, None if dtype is None else array_dtype(dtype))
     return from_host(_host_array(value, dtype))
 
 
@@ -104,15 +108,6 @@ def _has_tensors(value: Sequence[Any]) -> bool:
     )
 
 
-def _stacked(value: Sequence[Any], dtype: DTypeLike | None) -> jax.Array:
-    parts = [one if _is_number(one) else as_tensor(one, dtype) for one in value]
-    tensors = [one for one in parts if not _is_number(one)]
-    if not tensors:
-        return as_tensor(value, dtype)
-    common = array_dtype(dtype) if dtype is not None else jnp.result_type(*tensors)
-    return jnp.stack([jnp.asarray(one, common) for one in parts])
-
-
 def _is_number(value: object) -> TypeGuard[bool | int | float | complex]:
     return type(value) in (bool, int, float, complex)
 
@@ -120,12 +115,18 @@ def _is_number(value: object) -> TypeGuard[bool | int | float | complex]:
 def operands(values: Sequence[Any]) -> list[Any]:
     """Converts operands to tensors, but leaves Python numbers unchanged if other operands are tensors.
 
-    The numbers then take the dtype of the tensors.
+    The numbers then take the dtype of the tensors, and so do lists and tuples.
     """
-    numbers = [_is_number(one) for one in values]
-    if all(numbers) or not any(numbers):
+    given = [_is_number(one) or type(one) in SEQUENCES for one in values]
+    if all(given) or not any(given):
         return [as_tensor(one) for one in values]
-    return [one if number else as_tensor(one) for one, number in zip(values, numbers, strict=True)]
+    found = [one if python else as_tensor(one) for one, python in zip(values, given, strict=True)]
+    dtype = jnp.result_type(*(one for one, python in zip(found, given, strict=True) if not python))
+    return [_converted(beside(one, dtype)) if type(one) in SEQUENCES else one for one in found]
+
+
+def _converted(value: jax.Array | np.ndarray[Any, Any]) -> jax.Array:
+    return value if isinstance(value, jax.Array) else from_host(value)
 
 
 def is_host(value: object) -> bool:
@@ -288,7 +289,10 @@ def _assign(self: jax.Array) -> Callable[..., Any]:
 
 
 def add_methods() -> None:
-    """Adds TensorFlow's methods `numpy`, `get_shape`, `set_shape` and, for slices of variables, `assign` to arrays."""
+    """Adds to arrays the methods `numpy`, `get_shape`, `set_shape`, and `assign` for slices of variables.
+
+    Their operators then accept lists, tuples and shapes, which JAX refuses, as the other operand.
+    """
     if is_applied("jax"):
         return
     for kind, to_numpy in ((jax.Array, _array_numpy), (Tracer, _tracer_numpy)):
@@ -296,3 +300,6 @@ def add_methods() -> None:
         replace("jax", kind, "get_shape", _get_shape)
         replace("jax", kind, "set_shape", _set_shape)
         replace("jax", kind, "assign", property(_assign))
+    owners: tuple[type, ...] = (Array, Tracer)
+    for owner, name in itertools.product(owners, OPERATORS):
+        replace("jax", owner, name, with_sequences(getattr(owner, name), SEQUENCES))

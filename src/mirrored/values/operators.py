@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.sequences import beside
 from mirrored._typing import DTypeLike, Operand
+from mirrored.values.tensor_shape import TensorShape
+
+SEQUENCES: Final = frozenset({list, tuple, TensorShape})
+"""What an operator converts to an array; a named tuple may have operators of its own."""
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(self.read_value(), _listed(other))
+    def operator_of_value(self: Any, other: Operand) -> Any:
+        value = self.read_value()
+        return function(value, _operand(other, value))
+
+    return operator_of_value
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(_operand(other), self.read_value())
+    def reflected(self: Any, other: Operand) -> Any:
+        value = self.read_value()
+        return function(_operand(other, value), value)
+
+    return reflected
 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -32,16 +44,12 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
-def _read(value: Operand) -> Any:
-    return value.read_value() if isinstance(value, ArrayOperators) else value
-
-
-def _listed(value: Operand) -> Any:
-    return jnp.asarray(value) if isinstance(value, list) else _read(value)
-
-
-def _operand(value: Operand) -> Any:
-    return jnp.asarray(value) if isinstance(value, (list, np.ndarray)) else _read(value)
+def _operand(other: Operand, value: Any) -> Any:
+    if isinstance(other, ArrayOperators):
+        return other.read_value()
+    if type(other) in SEQUENCES:
+        return beside(other, value.dtype)
+    return other
 
 
 class ArrayOperators:

@@ -4,10 +4,12 @@ Here it derives from `jax.Array`, at runtime it does not: JAX's functions take v
 that only a subclass of `jax.Array` can join.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from jax import Array
+
+SEQUENCES: Final[frozenset[type]]
 
 class ArrayOperators(Array):
     __array_ufunc__: None

@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from mirrored._jax.sequences import COMPARISONS, OPERATORS, beside
 from mirrored._typing import ShapeLike
 from mirrored.tf import _dtypes
 from mirrored.tf._rebinding import Rebinding
 from mirrored.tf._shapes import Described, TensorShape
+from mirrored.values.operators import SEQUENCES
 
 Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
 """One or more strings."""
@@ -30,7 +32,7 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
         """Returns the data as a plain NumPy array; a scalar for a single value."""
         return np.asarray(self)[()]
 
-    # Operators of arrays of strings, which are bytes in TensorFlow: NumPy does not combine bytes and str.
+    # Its operators combine strings, which are bytes in TensorFlow, with str, and lists as tensors do.
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -39,25 +41,11 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
         part = super().__getitem__(key)
         return HostText(part) if type(part) is bytes else part
 
-    def __add__(self, other: Any) -> Any:
-        """Adds numbers, or concatenates strings, elementwise."""
-        return super().__add__(self._comparable(other))
-
-    def __radd__(self, other: Any) -> Any:
-        """Adds numbers, or concatenates strings, elementwise."""
-        return super().__radd__(self._comparable(other))
-
-    def __eq__(self, other: object) -> Any:
-        """Compares elementwise."""
-        return _truths(super().__eq__(self._comparable(other)))
-
-    def __ne__(self, other: object) -> Any:
-        """Compares elementwise."""
-        return _truths(super().__ne__(self._comparable(other)))
-
     def _comparable(self, other: Any) -> Any:
-        """Returns other strings as an array of bytes, and anything else unchanged."""
-        return as_bytes_array(other) if self.dtype.hasobject and is_text(other) else other
+        """Converts strings to an array of bytes, and lists of numbers to the dtype of this array, as for tensors."""
+        if self.dtype.hasobject:
+            return as_bytes_array(other) if is_text(other) else other
+        return beside(other, self.dtype) if type(other) in SEQUENCES else other
 
     @property
     def shape(self) -> TensorShape:  # type: ignore[override]
@@ -79,6 +67,22 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
             ValueError: The shape differs.
         """
         check_shape(self, shape)
+
+
+def _operator(name: str) -> Callable[[HostArray, Any], Any]:
+    of_arrays = getattr(np.ndarray, name)
+    compares = name.strip("_") in COMPARISONS
+
+    def method(self: HostArray, other: Any) -> Any:
+        result = of_arrays(self, self._comparable(other))
+        return _truths(result) if compares else result
+
+    method.__name__, method.__doc__ = name, of_arrays.__doc__
+    return method
+
+
+for _name in OPERATORS:
+    setattr(HostArray, _name, _operator(_name))
 
 
 class HostText(bytes):
