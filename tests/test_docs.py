@@ -56,7 +56,7 @@ def test_the_page_of_errors_has_a_row_for_each_category_of_warnings() -> None:
 
 
 REFERENCE = PAGE.with_name("reference")
-CORE_PAGES = ("strategies", "variables", "tape", "function", "trees")
+CORE_PAGES = ("strategies", "variables", "tape", "function", "trees", "progress")
 
 
 def test_the_reference_documents_every_public_name() -> None:

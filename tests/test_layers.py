@@ -30,7 +30,7 @@ LEVELS = [
     {"compilation"},
     {"strategies"},
     {"_core"},  # the names of all these, which `import mirrored` offers
-    {"cluster", "data", "losses", "optimizers"},
+    {"cluster", "data", "losses", "optimizers", "progress"},
     {"checkpoint", "gradients"},
     {"integrations"},
     {"tf", "testing", "launcher", "perf_model"},

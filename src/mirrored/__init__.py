@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names an
     from mirrored.integrations.trees import assign as assign
     from mirrored.integrations.trees import mirror as mirror
     from mirrored.integrations.trees import unmirror as unmirror
+    from mirrored.progress import Progress as Progress
+    from mirrored.progress import progress as progress
 
     __version__: str
 
@@ -82,6 +84,8 @@ _LAZY = {
     "aggregate_gradients": "mirrored.gradients",
     "assign": "mirrored.integrations.trees",
     "mirror": "mirrored.integrations.trees",
+    "Progress": "mirrored.progress",
+    "progress": "mirrored.progress",
     "unmirror": "mirrored.integrations.trees",
 }
 
@@ -131,6 +135,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
+    "Progress",
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
@@ -151,6 +156,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "mirror",
+    "progress",
     "run_functions_eagerly",
     "stop_gradient",
     "unmirror",

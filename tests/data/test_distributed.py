@@ -202,6 +202,7 @@ class TestSpecs:
     def test_cardinality(self) -> None:
         assert strategy_of(2).experimental_distribute_dataset(Dataset.range(9).batch(4)).cardinality == 3
         assert strategy_of(2).distribute_datasets_from_function(lambda _: Dataset.range(9).batch(2)).cardinality == 3
+        assert strategy_of(2).experimental_distribute_dataset([np.ones((4, 1))] * 5).cardinality == 5
 
 
 class TestFromFunction:

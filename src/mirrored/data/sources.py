@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -135,6 +135,7 @@ class _IterableSource(Source):
 
     make: Callable[[], Cursor]
     how_to_batch: str
+    batches: Sequence[Any] | None = None
 
     @property
     def batching(self) -> str:
@@ -158,7 +159,7 @@ class _IterableSource(Source):
 
     @property
     def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
+        return UNKNOWN_CARDINALITY if self.batches is None else len(self.batches)
 
     @property
     def may_be_unbatched(self) -> bool:
@@ -252,7 +253,8 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
         )
     batching = _BATCH_TORCH if _comes_from(data, "torch") else _BATCH_LIST
     iterators = Iterators(lambda: data, called)
-    return _IterableSource(lambda: _ForeignCursor(data, iterators), batching)
+    batches = data if isinstance(data, (list, tuple)) else None
+    return _IterableSource(lambda: _ForeignCursor(data, iterators), batching, batches)
 
 
 def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
