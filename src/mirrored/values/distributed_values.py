@@ -107,7 +107,7 @@ class _NotAnArray(DistributedValues):
 
 
 class _Provenance:
-    """Facts about the origin of a per-replica value, for messages.
+    """Base class of records of where a per-replica value came from, for use in error messages.
 
     In a pytree they are part of the structure (the auxiliary data), so that they survive flatten and unflatten. All
     instances are equal and hash alike, so provenance never makes two structures unequal or causes a retrace.
@@ -123,7 +123,7 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions passed to `Strategy.run` that computed a value, to detect that one of them gets the value back."""
+    """The functions passed to `Strategy.run` that produced a value, to warn if one of them gets the value back."""
 
     __slots__ = ("functions",)
 
@@ -132,7 +132,7 @@ class Makers(_Provenance):
 
 
 class _Batch(_Provenance):
-    """Whether a per-replica value is the result of a run whose replicas had different numbers of examples."""
+    """Records whether a per-replica value came from a run whose replicas had different numbers of examples."""
 
     __slots__ = ("is_uneven",)
 
@@ -214,7 +214,7 @@ class PerReplica(_NotAnArray):
         return self._components
 
     def first(self) -> Any:
-        """Returns any one array of this value, which shows the dtype; None if the value has no components."""
+        """Returns one of the component arrays, which shows their dtype; None if the value has no components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
@@ -250,7 +250,7 @@ class PerReplica(_NotAnArray):
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components stacked to one array ``[replicas, ...]``, sharded over the devices.
+        """Returns the components as one array ``[replicas, ...]``, sharded over the devices.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
@@ -268,7 +268,7 @@ def _shape_of(component: object) -> tuple[int, ...] | None:
 
 
 class LocalPerReplica(PerReplica):
-    """A per-replica value in a compiled run, which holds the tracers of one device's replicas.
+    """A per-replica value inside a compiled run, which holds one tracer for each replica on this device.
 
     Every device runs the same program.
 
