@@ -48,7 +48,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA compiles programs that use this algorithm without merging equal computations."""
+        """Whether XLA must not merge equal computations (CSE) in programs that use this algorithm."""
         return False
 
     @property
@@ -121,7 +121,7 @@ def stack_all(components: Sequence[Any], group: Group) -> Any:
 
 
 def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:
-    """Returns the result of a reduction over a single replica.
+    """Returns the result of a reduction when there is only one replica.
 
     A custom reduction receives ``[1, ...]``.
 
@@ -301,5 +301,5 @@ class AllReduce(CrossDeviceOps):
 
 
 def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    """Returns a copy of each array's sum for every virtual replica of a device, as `CrossDeviceOps.sum` must."""
+    """Repeats each array's sum once per virtual replica of a device: the format that `CrossDeviceOps.sum` returns."""
     return [[total] * group.local for total in totals]

@@ -110,7 +110,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
 
 
 def not_constant(value: jax.Array) -> jax.Array:
-    """Hides a complex value from XLA's constant folding; returns other values unchanged.
+    """Hides a complex-valued array from XLA's constant folding; returns arrays of other dtypes unchanged.
 
     XLA on CPUs aborts the process when it compiles an all-reduce of a complex constant (jaxlib 0.10 to 0.12).
     """
@@ -161,7 +161,7 @@ def isolate_lists(
 
 @functools.cache
 def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """Returns the branch that `isolate_lists` never takes: it returns the first array of each list, repeated.
+    """Returns the `cond` branch that `isolate_lists` never takes, which repeats the first array of each list.
 
     It is cached because JAX keys compiled programs by the identity of the branch functions: an eager `cond` over new
     function objects compiles again.
