@@ -118,7 +118,7 @@ class VariableComponent(ArrayOperators):
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} {self._shown()}>"
 
     def _shown(self) -> str:
-        """Returns the value for `repr`; a placeholder while tracing, and in a run on every replica but this one."""
+        """Returns the value as text for `repr`; a placeholder while tracing or on another replica of the run."""
         variable, here = self._variable, ambient()
         if variable.is_lost:
             return "(lost)"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
-    """Copies a value to all devices of a variable; stacks one copy per replica if each has its own component.
+    """Copies a value to all devices of a variable, or stacks one copy per replica if each has its own component.
 
     Args:
         value: ``[...]``.
@@ -63,7 +63,7 @@ def _own(value: object) -> Any:
 def _over(
     device_assignment: DeviceAssignment, shape: tuple[int, ...], sharding: jax.sharding.Sharding, part: Operand
 ) -> jax.Array:
-    """Returns the global array that has `part` on each device of this process; every process calls it for its own."""
+    """Builds a replicated global array from this process's copy `part`; all processes must call it."""
     # `jax.device_put` to devices of several processes compares the values, with one collective per array.
     parts = [jax.device_put(part, device) for device in device_assignment.addressable_devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
@@ -91,7 +91,7 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """Moves an array to the device of the array `other`, so that both can be combined; does nothing if that is None."""
+    """Moves an array to the device of `other`, so that both can be combined; does nothing if `other` is None."""
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
@@ -162,7 +162,7 @@ class VariableStorage(Awaiting):
         return shape[1:] if self.per_replica else shape
 
     def may_become(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether an assignment here may change the shape of the value: eagerly, and as declared."""
+        """Returns whether eager code may assign a value of this shape, which the declared shape allows."""
         declared, store = self.shape, ambient().store
         if declared.is_fully_defined() or not declared.is_compatible_with(shape):
             return False

@@ -184,12 +184,12 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def constraint(self) -> Callable[[Any], Any] | None:
-        """The function that optimizers apply to the value after each update, such as a projection; None for none."""
+        """The function that optimizers apply to the value after each update, such as a projection, or None."""
         return self._constraint
 
     @property
     def initializer(self) -> None:
-        """None: the operation of TensorFlow 1 that initializes a variable, which has its value from the start here."""
+        """Always None: the variable is initialized when it is created, without TensorFlow 1's initializer operation."""
         return None
 
     def is_initialized(self, name: str | None = None) -> jax.Array:
@@ -319,7 +319,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     # Python protocols
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a part of the value, with a method `assign` that replaces this part, if `mirrored.tf` is in use."""
+        """Returns a part of the value; with `mirrored.tf` in use, the part has a method `assign` that replaces it."""
         return note_slice(self.read_value()[index], self, index)
 
     def ref(self) -> Reference:
