@@ -37,7 +37,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class NoDerivative:
-    """Inputs of a recorded operation that get no gradient from the operation, with the reason for an error message.
+    """Inputs of a recorded operation to which no gradient flows, with the reason for an error message.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
@@ -58,7 +58,7 @@ class NoDerivative:
     )
 
     def error(self) -> TapeError:
-        """Returns the error for a requested gradient that would have to pass through an input that gets none."""
+        """Returns the error for a gradient that would have to flow through one of these inputs."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
@@ -261,7 +261,7 @@ class AliasRecord(Record):
 
 
 class PartialAliasRecord(Record):
-    """The tape record of an operation that passes its inputs on, but also depends on values that get no gradient."""
+    """The tape record of an operation that passes cotangents through, but also has inputs that get none."""
 
     __slots__ = ("no_derivative",)
 
@@ -325,7 +325,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A traced read: the variable, the tracer that the reader got, and the one that the variable's store gave.
+    """A variable read during tracing: the variable, the tracer that the reader got, and the stored tracer.
 
     The last one is kept alive, so that its id is not reused.
     """
