@@ -1,4 +1,4 @@
-"""Compiled functions as Python objects: `copy`, `pickle`, methods of instances, and conversions of what they run."""
+"""Copy, pickle and method binding of compiled functions, and conversions of the function that is traced."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Function(Code):
         return program(arguments.arrays)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the Python function as ordinary code of the caller; the converted one if the caller is traced."""
+        """Calls the Python function as part of the caller: the converted function if the caller is being traced."""
         traced = here.store is not None and here.store.captures
         function = self.traced_function if traced else self._as_python
         return (self.python_function if functions_run_eagerly() else function)(*args, **kwargs)
@@ -143,13 +143,13 @@ class Function(Code):
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The function that is traced, without the conversion of its result."""
+        """The Python function to trace, whose result is not yet converted."""
         code = self._conversion.code
         return self.python_function if code is None else code(self.python_function)
 
     @functools.cached_property
     def _as_python(self) -> Callable[..., Any]:
-        """The decorated function, for calls that run as Python, with converted results."""
+        """The decorated function for calls without tracing, with converted results."""
         return self._conversion.with_result(self.python_function)
 
     def _call_steps(self, batches: Sequence[Any]) -> Any:
@@ -164,11 +164,11 @@ class Function(Code):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
     def _alike(self, function: Callable[..., Any]) -> Function:
-        """Returns a compiled version of `function` with the same options as this one."""
+        """Compiles another Python function with the options of this one."""
         return Function(function, donate=self._donate, conversion=self._conversion)
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a function that takes elements from a dataset: as Python, with every `strategy.run` in it compiled."""
+        """Runs a function that iterates over a dataset in Python, and compiles each `strategy.run` in it."""
         try:
             with within(driver=self._driver):
                 return self._as_python(*args, **kwargs)
@@ -190,7 +190,7 @@ class Function(Code):
         return program
 
     def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
-        """Returns the program for these arguments; raises an error if the function iterates a dataset: it has none."""
+        """Returns the program for these arguments; raises an error if the function iterates over a dataset."""
         try:
             return self._program(arguments, strategies)
         except IteratedWhileTracing:
@@ -221,7 +221,7 @@ class Function(Code):
         return program
 
     def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
-        """Traces once. Returns the program, and an error if the trace has frozen Python state into it, else None.
+        """Traces the function once; returns the program, and an error if the trace has embedded Python state.
 
         The error is returned, not raised: a trace that creates variables draws their initial values, which later calls
         do not.
@@ -314,7 +314,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns a compiled function that runs this one on a strategy's replicas; it is cached by strategy and `key`.
+        """Returns a compiled function that calls this one in `strategy.run`, cached by strategy and `key`.
 
         Args:
             strategy: The strategy of the run.

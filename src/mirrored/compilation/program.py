@@ -59,7 +59,7 @@ class _Result(Bookkeeping):
 
 @dataclasses.dataclass(frozen=True)
 class _Scan:
-    """Several steps of one call as a scan over their batches.
+    """One `lax.scan` that runs several steps in one call, over one batch per step.
 
     Attributes:
         step: Computes a step from the variables' values, other captured arrays, and the arrays of a batch.
@@ -236,7 +236,7 @@ class Program:
         self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
     def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
-        """Reorders the new values of variables like the variables' operands. Returns the program and these variables.
+        """Puts the new values of variables in the order of their operands; returns the program and these variables.
 
         JAX aliases each donated buffer with the first result of the same shape. If that result belonged to another
         variable, XLA would have to copy the buffers in every step.
@@ -281,7 +281,7 @@ class Program:
         return self._wrapped(results)
 
     def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
-        """Runs the program and stores the new values of variables. Returns these values, followed by the results."""
+        """Dispatches the program and stores the variables' new values; returns these and the results of all steps."""
         # A program that only reads variables takes their values under the lock. It does not wait for an eager run of
         # another thread.
         with turn() if self._assigned else lock, lock:
@@ -401,7 +401,7 @@ def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) 
 
 
 def _explained(called: str, error: ValueError) -> DeviceError | None:
-    """Converts JAX's error for an argument on other devices to a `DeviceError`; None for other errors."""
+    """Converts a JAX error about arguments on the wrong devices to a `DeviceError`; returns None for other errors."""
     if "incompatible devices" not in str(error):
         return None
     return DeviceError(
