@@ -1,4 +1,4 @@
-"""Calls what higher-level packages register here: distributed datasets, summaries, integrations of frameworks."""
+"""Registry through which lower layers call higher ones: distributed datasets, summaries, integrations."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function` compiled; not compiled, if too many versions of it with other closures already are."""
+        """Returns `function` compiled, or `function` itself if it was compiled too often with other closures."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:

@@ -1,4 +1,4 @@
-"""Merges: operations over all local replicas of a run, such as collectives and `merge_call`.
+"""Operations that all local replicas of a run execute together, such as collectives and `merge_call` (merges).
 
 `run_merge` is the only way from replica to cross-replica context. Each local replica waits at a barrier with its
 payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
@@ -160,7 +160,7 @@ def refused(merge: Merge) -> MergeError:
 
 
 class Guard(Protocol):
-    """Type of functions that call another function and, if that one raises, undo its variable assignments."""
+    """Protocol of functions that call another function and undo its variable assignments if it raises."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Returns the result of `call`, and undoes its assignments if it raises."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OverlayStore(VariableStore):
-    """A variable store on top of another one; it holds assignments back until a differentiation is complete.
+    """A variable store on top of another one, which stages assignments until a differentiation is complete.
 
     Args:
         below: The store to read variables from that are not assigned here; None means their storage.
@@ -130,7 +130,7 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns a new `OverlayStore`, and `function` wrapped so that its variable assignments go to that store."""
+    """Returns `function` wrapped so that its variable assignments go to a new `OverlayStore`, and this store."""
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 
