@@ -77,7 +77,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
 
 class _SetGlobally:
-    """The strategy that `experimental_set_strategy` has set, and the import hook that connects other frameworks."""
+    """State of `experimental_set_strategy`: the strategy that it has set, and its import hook."""
 
     strategies: tuple[Any, ...] = ()
     finder: hooks.Finder | None = None

@@ -52,7 +52,7 @@ carry(lambda: excuse)
 
 
 class EagerReplicaStore(ReplicaStore):
-    """The variable store of one eager run by `runner`: holds the values that its replicas assign, on their devices."""
+    """The variable store of one eager run, which holds the values that replicas assign, on their devices."""
 
     captures = False
 
@@ -145,7 +145,7 @@ class EagerRunner(ReplicaRunner):
         return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
 
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
-        """Combines one result per replica; a leaf that `out_specs` declares replicated becomes one array."""
+        """Combines the replicas' results as `out_specs` declares: each replicated leaf becomes one array."""
         columns, treedef = structures.transpose(results, "Strategy.run")
         leaves: list[Any] = []
         for place, (components, equal) in enumerate(zip(columns, specs.replicated(results[0]), strict=True)):
@@ -228,7 +228,7 @@ class EagerRunner(ReplicaRunner):
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
     def _reduce_apart(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Reduces concrete arrays over all replicas, and returns each result once on every local replica's device."""
+        """All-reduces concrete arrays outside the run; returns each result once on every local replica's device."""
         wholes = self.reduce(op, arrays)
         return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 
@@ -251,7 +251,7 @@ class EagerRunner(ReplicaRunner):
         return value
 
     def _movable(self, components: Sequence[Any]) -> list[Any]:
-        """Returns components that can be combined outside the run. An object that several replicas hold stays one."""
+        """Prepares components to be combined outside the run; an object that several replicas share stays one."""
         if len(self.device_assignment.devices) == 1:
             return list(components)
         found = {id(component): movable(component) for component in components}
@@ -329,7 +329,7 @@ class EagerRunner(ReplicaRunner):
 
 
 def _refuse_differentiated(results: Sequence[Any]) -> None:
-    """Raises an error if `jax.grad` is around an eager run: JAX cannot add cotangents on different devices.
+    """Raises an error for an eager run inside `jax.grad`: JAX cannot add cotangents on different devices.
 
     Raises:
         TransformError: A result is a tracer of such a transform.
@@ -351,7 +351,7 @@ def _described(component: jax.Array) -> str:
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns the copy of a replicated array that is on `device`."""
+    """Returns the shard of a replicated array that is on `device`."""
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
