@@ -301,7 +301,7 @@ def stand_in(box: Box) -> BoxTracer:
 
 
 def _value_for_jax(box: Box) -> Any:
-    """Returns what a JAX primitive gets as its operand instead of a box: the cases in this module's docstring."""
+    """Returns the operand that a JAX primitive gets in place of a box; this module's docstring lists the cases."""
     trace = _trace_now.trace
     if hasattr(trace, "process_merge"):  # the trace of a tape
         return box
@@ -377,7 +377,7 @@ _SHORT = frozenset(f"__{name}__" for one in ("add", "sub", "mul", "truediv", "ma
 
 
 def _operator(name: str) -> Callable[[Box, Any], Any]:
-    """Returns a binary operator of `Box`. It looks up that of arrays at each call: `mirrored.tf` may replace it."""
+    """Returns a binary operator of `Box` that calls the current one of `jax.Array`, which `mirrored.tf` may replace."""
     operation, direct = name.strip("_"), _DIRECT if name in _SHORT else frozenset[type]()
 
     def method(self: Box, other: Operand) -> Any:

@@ -81,12 +81,12 @@ put: Callable[[Hashable], None] = _holder.set_local
 
 
 def tokens() -> tuple[Hashable, Hashable]:
-    """Returns the tokens of this thread, of tapes and traces and of replicas, for `restore_tokens`."""
+    """Returns this thread's tracing-cache tokens (of tapes, traces and replicas), for `restore_tokens`."""
     return _holder.value, _replica_holder.value
 
 
 def restore_tokens(saved: tuple[Hashable, Hashable]) -> None:
-    """Sets the tokens of this thread back after an exception; not that of a trace, which may have renewed it."""
+    """Restores this thread's tracing-cache tokens after an exception, except that of a trace, which may be newer."""
     if not isinstance(saved[0], tuple):
         put(saved[0])
     _replica_holder.set_local(saved[1])
@@ -103,7 +103,7 @@ def using(token: Hashable) -> Iterator[None]:
 
 
 class _TapeToken:
-    """A token for the tapes of one thread. It returns to the pool when the thread ends, so few tokens are ever made."""
+    """A tracing-cache token for the tapes of one thread; another thread reuses it later, so that few are ever made."""
 
     _pool: ClassVar[list[str]] = []
 
@@ -137,13 +137,13 @@ def _own_tape_token() -> _TapeToken:
 
 
 def carry_tape_token() -> Callable[[], None]:
-    """Returns a function that gives another thread, such as a replica's, the tape token of this thread."""
+    """Returns a function that sets the tracing-cache token of this thread's tapes in another thread."""
     token = _own_tape_token()
     return lambda: setattr(_tape_thread, "token", token)
 
 
 class _Sharing:
-    """The tokens that one trace of a compiled function has used, and whether its tapes and replicas still share one.
+    """The tracing-cache tokens of one trace of a compiled function, and whether its tapes and replicas share one.
 
     Attributes:
         apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
@@ -224,7 +224,7 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Makes JAX retrace jitted functions after a change of tape or replica, if one of them has read a variable."""
+    """Makes JAX retrace jitted functions after the tape or replica has changed, if one has read a variable."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
@@ -244,7 +244,7 @@ def leave_tape(outer: Hashable) -> None:
 
 
 class _Replicas:
-    """Whether each replica has its own traces of helpers. Once set, it holds for the rest of the process."""
+    """Process-wide state: whether each replica has its own cached traces of jitted functions. It is never unset."""
 
     apart = False
 

@@ -101,7 +101,7 @@ def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
 
 
 def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Returns a bit mask of inputs for each result, and one for all operands that custom derivatives close over.
+    """Returns, as bit masks, which inputs each result depends on, and which ones custom derivatives close over.
 
     Args:
         jaxpr: An open or closed jaxpr.

@@ -74,7 +74,7 @@ def _copied(trace: _partial_eval.DynamicJaxprTrace, jaxpr: Jaxpr, values: Sequen
 
 
 def _as_bound(value: Operand) -> Any:
-    """Canonicalizes `value` as binding a primitive would."""
+    """Canonicalizes `value` as `Primitive.bind` would."""
     return value if isinstance(value, Tracer) else _dtypes.canonicalize_value(value)
 
 
@@ -121,7 +121,7 @@ class Staged:
         return ClosedJaxpr(self.jaxpr, list(self.constants))
 
     def giving(self, positions: Sequence[int]) -> Staged:
-        """Returns the traced function reduced to the results at `positions`, in this order."""
+        """Returns a copy of this traced function that computes only the results at `positions`, in this order."""
         outvars = [self.jaxpr.outvars[position] for position in positions]
         return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
 

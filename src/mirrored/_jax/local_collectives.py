@@ -240,7 +240,7 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_primitive(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies a primitive under the current trace; what a `custom_jvp` function closes over stays closed over.
+    """Applies a primitive under the current trace; a `custom_jvp` function's captured values do not become inputs.
 
     If the closed-over values became ordinary arguments, JAX would drop their tangents silently.
     """
