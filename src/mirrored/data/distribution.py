@@ -134,7 +134,7 @@ def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
 
 
 def _share(device_assignment: DeviceAssignment | None) -> WorkerShare | None:
-    """Describes this worker among the workers of its job; returns None if one worker executes all replicas."""
+    """Describes this worker's part in the job (`WorkerShare`); returns None if one worker executes all replicas."""
     workers = _workers(device_assignment)
     if device_assignment is None or len(workers) == 1:
         return None

@@ -226,7 +226,7 @@ class Feed:
         self._was_started = True
 
     def _is_first(self, action: str) -> bool:
-        """Returns True to one caller per action, in one C call."""
+        """Returns True only to the first caller for an action; it is one C call, which no signal can interrupt."""
         me = object()
         return self._claims.setdefault(action, me) is me
 

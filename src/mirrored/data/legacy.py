@@ -29,7 +29,7 @@ class InputIterator:
 
     @property
     def initializer(self) -> None:
-        """Moves the iterator back to the start, like `initialize`; in eager code there is no operation to run later."""
+        """Moves the iterator back to the start when it is accessed, like `initialize`; returns no operation."""
         self.initialize()
 
     def get_next(self) -> Any:

@@ -26,7 +26,7 @@ DRAWS: Final = 1024
 
 
 def draws(key: tuple[int, ...]) -> Callable[[int], np.float64]:
-    """Returns a function from the index of a random number in [0, 1) to the number; `key` is the seed of all."""
+    """Returns a function that maps i to the i-th random number in [0, 1) of the sequence with seed `key`."""
 
     @functools.lru_cache(maxsize=1)
     def block(number: int) -> np.ndarray:
@@ -211,7 +211,7 @@ class Shuffled(OneParent, CursorTransformation):
 
     @functools.cached_property
     def is_indexed(self) -> bool:
-        """Whether element i can be computed without the elements before it; infinitely many have no permutation."""
+        """Whether element i can be computed without the elements before it; False for an infinite dataset."""
         return super().is_indexed and self.cardinality != INFINITE_CARDINALITY
 
     def _key(self, run: Run) -> tuple[int, ...]:

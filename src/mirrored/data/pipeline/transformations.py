@@ -208,7 +208,7 @@ class Repeated(OneParent, CursorTransformation):
 
 
 class _RepeatedRows:
-    """Elements of a repeated parent, which opens each epoch once and keeps the few that were used last."""
+    """Random-access elements of a repeated dataset, which caches the few epochs that were used last."""
 
     def __init__(self, parent: Node, run: Run, count: int) -> None:
         self._parent, self._run = parent, run
@@ -410,7 +410,7 @@ def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(LikeParent, IndexedNode):
-    """The operation `prefetch`: a thread reads ahead. Before a random-access operation it has no effect."""
+    """The operation `prefetch`: a thread reads ahead. It has no effect if a random-access operation follows."""
 
     parent: Node
     size: int
