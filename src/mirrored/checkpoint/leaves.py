@@ -156,7 +156,7 @@ class VariableLeaf(Leaf):
         return undo
 
     def _is_shared_out(self, saved: Saved) -> bool:
-        """Whether the variable's own rule divides the saved value, as another number of replicas saved it."""
+        """Whether the variable divides the saved value among its replicas, because their number has changed."""
         as_many = saved.is_by_component and len(saved.value) == self.variable.num_replicas
         return self.variable.share_of is not None and not as_many
 
@@ -321,7 +321,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without the generator's state; its kind is the one used for iterators' read positions."""
+        """Returns a `Saved` without the generator's state, of the same kind as a saved position of an iterator."""
         return Saved("position")
 
     def read(self) -> Saved:
