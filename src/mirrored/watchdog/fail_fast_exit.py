@@ -208,7 +208,7 @@ def connect(descriptor: int) -> None:
 
 
 def _reset() -> None:
-    """Detaches a forked child from the job: its end and its errors are not those of the worker."""
+    """Detaches a forked child from the job, because its exit and errors do not concern the job."""
     launcher, _Process.launcher = _Process.launcher, None
     _Process.report = _Process.suspect = None
     _Process.exiting = threading.Lock()

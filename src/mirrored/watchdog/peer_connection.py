@@ -101,7 +101,7 @@ class PeerConnection:
                 channel.send(message)
 
     def _serve(self, channel: Channel) -> None:
-        """Worker 0: receives the messages of a worker that has identified itself."""
+        """On worker 0, receives the messages of a worker that has identified itself."""
         messages = channel.receive()
         worker = next(messages, {}).get("here")
         if isinstance(worker, int) and worker > 0:
