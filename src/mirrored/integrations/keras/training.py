@@ -82,7 +82,7 @@ class Distributing(Distribution):  # type: ignore[misc]
 
 
 class _Layout:
-    """What Keras requires of a layout: the sharding of an array."""
+    """The interface that Keras requires of a layout: the sharding of an array."""
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
         self.backend_layout = sharding
@@ -201,7 +201,7 @@ def _in_order(call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
-    """Wraps the function that makes Keras' step, to bound the number of steps in flight.
+    """Wraps the function that makes Keras' training step, to limit how many steps are in flight on the devices.
 
     Keras dispatches a whole epoch without waiting for the devices.
     """
@@ -276,7 +276,7 @@ def _distribution_for(strategy: Strategy | None, called: str, has_parts: bool) -
 
 
 def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """Replicates a batch over the devices if its size is not divisible by their number, like the last one.
+    """Replicates a batch over the devices if its size is not divisible by their number, as the last batch's may be.
 
     Every device then computes the whole batch, which gives the same values but is slower.
     """

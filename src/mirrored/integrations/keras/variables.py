@@ -95,7 +95,7 @@ def lose_deleted(variable: Variable) -> None:
 
 
 def _store_components(made: Variable, value: jax.Array) -> bool:
-    """Stores one component per replica, in one compiled call; a sum is divided into equal parts.
+    """Stores one component per replica in one compiled call; divides the value equally if components are summed.
 
     With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
     bit-identical to the whole.
