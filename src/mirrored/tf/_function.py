@@ -64,7 +64,7 @@ def function(
 
 
 def as_tensors(result: PyTree) -> Any:
-    """Returns the result of a function as TensorFlow does: numbers as tensors, and the values of variables."""
+    """Converts a function's result as TensorFlow does: numbers to tensors, and variables to their values."""
     leaves, treedef = structures.flatten(result)
     converted = [_as_tensor(leaf) for leaf in leaves]
     if all(new is leaf for new, leaf in zip(converted, leaves, strict=True)):

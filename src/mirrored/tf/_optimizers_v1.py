@@ -22,7 +22,7 @@ _steps: Final[list[Variable]] = []
 
 
 class OptimizerV1:
-    """Base class of the optimizers of TensorFlow 1: an optimizer with their arguments and their update rules.
+    """Base class of TensorFlow 1 optimizers, which have TensorFlow's constructor arguments and update rules.
 
     Args:
         factory: A function from a learning rate to an optax transformation.

@@ -191,7 +191,7 @@ def _texts(value: Any, shape: StaticInts | None = None) -> Any:
 
 
 def _in_replica(tensor: jax.Array) -> jax.Array:
-    """Returns a copy in compiled replica code: `run` returns an array that all replicas share as one plain value."""
+    """Copies an array in compiled replica code, because `run` would return a shared array as one plain value."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
         return tensor
     return jnp.copy(tensor)

@@ -183,7 +183,7 @@ def check_shape(value: Described, shape: ShapeLike | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class OnHostArrays:
-    """A function of an input pipeline that receives its arrays and strings as `HostArray` and `HostText`.
+    """Wraps a function of an input pipeline to receive its arrays and strings as `HostArray` and `HostText`.
 
     A view costs about a microsecond per array; tensors, which are on a device, would cost fifty. Operations of the
     function compute in 64 bits where TensorFlow does: elements stay on the host, where large integers such as hashes

@@ -201,7 +201,7 @@ def separable_conv2d(
 
 
 def _transposing(name: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Adds the transpose of a convolution; its rank is that of the filters if `rank` is None."""
+    """Registers the transpose of a convolution for `rank` spatial dimensions, or for those of the filters if None."""
     called = f"tf.nn.{name}"
 
     def transpose(
@@ -307,7 +307,7 @@ def lowest(dtype: Any) -> Any:
 
 
 def _pooling(name: str, kind: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Adds a pooling operation; its rank is that of the input if `rank` is None."""
+    """Registers a pooling operation for `rank` spatial dimensions, or for those of the input if None."""
     called = f"tf.nn.{name}"
 
     def pool(

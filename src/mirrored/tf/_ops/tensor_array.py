@@ -86,13 +86,13 @@ class TensorArray:
         return array
 
     def __grown__(self, after: TensorArray) -> TensorArray | None:
-        """Returns this array as one tensor, which a loop whose body returns `after` can carry; None if impossible."""
+        """Returns this array as one stacked tensor, which a loop whose body returns `after` can carry, or None."""
         if after._buffer is None or self._buffer is not None:
             return None
         return self._stored(after._buffer.shape[1:])
 
     def __uniform__(self) -> TensorArray:
-        """Returns this array as one tensor, the form that two branches have in common; itself if that is impossible."""
+        """Returns this array as one stacked tensor, so that branches have equal types; itself if that is impossible."""
         shape = self.element_shape
         if self._buffer is not None or shape is None or not self._options.size:
             return self
