@@ -169,7 +169,7 @@ def _rate(steps: int, seconds: float) -> str:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Returns a value of one element that is read later, without waiting for it."""
+    """Returns a number to display later, without waiting until it is computed; refuses other values."""
     value = value.read_value() if isinstance(value, Variable) else value
     if isinstance(value, (int, float, np.generic)) or getattr(value, "size", None) == 1:
         return value
