@@ -10,16 +10,18 @@ When a primitive is applied to a box, JAX calls the function that is registered 
 - the box itself, if the current trace is that of a tape (the box's own or another). That trace unwraps the box and
   records the operation.
 - a `BoxTracer`, if the current trace is another transform inside the tape's block. This tracer belongs to a trace that
-  is never current. JAX hoists it out of `jit`, `scan`, `cond` and `checkpoint` as an operand of the outer primitive.
-  The tape's trace, which executes that primitive, replaces it by the box (`resolved`). (A bare array would be embedded
-  in the jaxpr, and its gradient would be lost.)
+  is never current. JAX hoists the tracer out of `jit`, `scan`, `cond` and `checkpoint` as an operand of the outer
+  primitive. The tape's trace, which executes that primitive, replaces the tracer by the box (`resolved`). (JAX would
+  embed a bare array in the jaxpr, and its gradient would be lost.)
 - the payload in any other case.
 
 The C++ fast path of `jax.jit` does not know the type `Box`, so a call with a box always takes JAX's slower Python path,
-which binds the primitive `jit`. A function that was compiled ahead of time binds none; it gets the payload in `_shard`.
+which binds the primitive `jit`. A function that was compiled ahead of time binds no primitive; JAX passes the box to
+`_shard`, which returns the payload.
 
-A `ReadTracer` stands for the value of a variable at the time of execution. Reading a variable inside a transform under
-an eager tape returns one. JAX may cache the enclosing jitted function's trace; each call reads the variable again.
+A `ReadTracer` stands for the value of a variable at the time of execution. A read of a variable inside a transform
+under an eager tape returns a `ReadTracer`. So JAX may cache the trace of the enclosing jitted function, and each call
+reads the variable again.
 
 Relies on these private parts of JAX 0.10 to 0.12: the attributes of `ArrayImpl`, the table of array methods, the value
 handlers, and `dimension_as_value`.
@@ -88,7 +90,7 @@ class Owner(Protocol):
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions whose cached traces contain a tracked array as a constant, so that JAX retraces them."""
+        """Records functions whose cached traces contain a tracked array as a constant, so that JAX retraces them."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -177,8 +179,9 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns the contents that a stand-in tracer reports, so that `jax.closure_convert` sees it as differentiable."""
-    # It hoists a captured constant only if that is, or contains (`_contents`), a `JVPTracer` with a nonzero tangent.
+    """Returns a dummy JVP tracer as the contents, so that `jax.closure_convert` sees the stand-in as differentiable."""
+    # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
+    # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
     differentiated: Any = object.__new__(_ad.JVPTracer)

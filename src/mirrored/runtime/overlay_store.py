@@ -1,8 +1,10 @@
 """`OverlayStore`: collects a function's variable assignments while JAX differentiates the function.
 
-During the differentiation the assigned values are tracers, which must not reach another store. The overlay
-collects them. When the differentiation is complete, the values are known, and `settle` assigns them to the store
-below.
+While `jax.vjp` differentiates a function, the values that the function assigns are tracers of that differentiation.
+Stored in a variable, or in the store of the enclosing run, they would leak from the transform. An overlay store
+collects them instead, and reads of the assigned variables return them. The differentiated function returns the
+collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differentiation is complete, JAX has computed
+the concrete values of these results, and `settle` assigns them to the variables in the store below.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class OverlayStore(VariableStore):
     def __init__(self, below: VariableStore | None, runner: ReplicaRunner | None) -> None:
         self._below = below
         self._runner: Any = runner  # used only if `_is_eager`
+        # (id of a variable, local replica) -> the variable, the assigned value, and the line of the assignment. The
+        # replica is None for a value of all replicas. A variable has either such an entry or entries per replica.
         self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
         self.num_local = 1 if runner is None else runner.num_local
 

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
+# Provenance in eager runs: a result is one plain value if all replicas return one Python object, else a `PerReplica`.
+# Three tables correct this rule. Their keys are ids; they keep the objects alive, so that no id is reused.
+# - `_outer_by_copy`: each device gets its own copy of an array that is passed to `run`. If all replicas return copies
+#   of one original, the result is the original.
+# - `_separated`: virtual replicas of a device can hold one object although each has its own value (the result of an
+#   all-reduce). The result is a `PerReplica`, as with one replica per device.
+# - `_outer`: with several processes, an object that was not passed to `run` may differ on another process.
 
 carry(lambda: excuse)
 
@@ -81,7 +88,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Executes an eager run: calls a function for each replica of this process in turn, synchronised at collectives.
+    """Executes an eager run: calls a function for one replica of this process after another, up to each collective.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
@@ -101,14 +108,9 @@ class EagerRunner(ReplicaRunner):
         self.creations: dict[tuple[int, str], int] = {}
         self.store = EagerReplicaStore(self)
         self._lockstep = LockStep("Strategy.run")
-        # Provenance: the per-device copy of an outer value that a replica received -> that value. If all replicas
-        # return their copies, the result is the outer value itself, not a new per-replica value.
+        # Provenance (see above): copies with their originals, arrays of one replica, and objects from outside the run.
         self._outer_by_copy: dict[int, tuple[Any, Any]] = {}
-        # Components that belong to one replica, although virtual replicas of one device may hold the same array object.
-        # Object identity alone would make them look shared.
         self._separated: dict[int, Any] = {}
-        # With several processes: values from outside the run, which are equal on all processes. Keeping the objects
-        # keeps their ids valid.
         self._outer: dict[int, Any] = {}
         self._spans = self.device_assignment.spans_processes
         self._uneven = False
@@ -228,7 +230,7 @@ class EagerRunner(ReplicaRunner):
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
     def _reduce_apart(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """All-reduces concrete arrays outside the run; returns each result once on every local replica's device."""
+        """All-reduces concrete arrays; returns a copy of each result on every local replica's device."""
         wholes = self.reduce(op, arrays)
         return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 
@@ -260,7 +262,7 @@ class EagerRunner(ReplicaRunner):
     def is_shared(self, components: Sequence[Any]) -> bool:
         if not structures.identical(components) or id(components[0]) in self._separated:
             return False
-        # Data that the replicas of this process share may differ on other processes, unless it came from outside.
+        # With several processes, data that was made in the run may differ on the others.
         return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
 
     def component(self, value: object, local: int) -> Any:
@@ -351,7 +353,7 @@ def _described(component: jax.Array) -> str:
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns the shard of a replicated array that is on `device`."""
+    """Returns the copy of an array that is on `device`; moves an array that is on one other device."""
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
