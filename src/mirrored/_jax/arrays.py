@@ -134,7 +134,7 @@ def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
-    """Raises an error for integers of NumPy whose upper bits JAX would drop silently, outside its 64-bit mode.
+    """Raises an error for 64-bit NumPy integers that JAX would silently truncate, outside its 64-bit mode.
 
     Args:
         value: Any value; only NumPy arrays and scalars are checked.

@@ -117,7 +117,7 @@ class Staged:
 
     @property
     def closed(self) -> ClosedJaxpr:
-        """The traced function as a closed jaxpr: the jaxpr with its constants."""
+        """The traced function as a closed jaxpr, which contains the constants."""
         return ClosedJaxpr(self.jaxpr, list(self.constants))
 
     def giving(self, positions: Sequence[int]) -> Staged:
@@ -136,7 +136,7 @@ def stage(
     *,
     axes: Sequence[tuple[str, int]] = (),
 ) -> Staged:
-    """Traces a function whose arguments are arrays, for given shapes and dtypes, and returns the trace as a `Staged`.
+    """Traces a function of arrays for given shapes and dtypes, and returns the trace as a `Staged`.
 
     Args:
         flat_function: A function from arrays to a flat list of arrays.

@@ -201,7 +201,7 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def fill_stores(function: Any, by: Any) -> None:
-    """Fills the side results (stores) of a JAX `WrappedFun` with those of an equal one, `by`, that has already run."""
+    """Copies the side results (stores) of a JAX `WrappedFun` that has run to an equal one that has not."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)

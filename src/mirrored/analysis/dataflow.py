@@ -204,13 +204,13 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Composes dependencies of outputs on intermediate values with those of intermediate values on inputs."""
+    """Composes the dependencies of outputs on intermediate values with the dependencies of these on inputs."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 
 
 def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: int) -> tuple[EquationDataflow, ...]:
-    """Returns how a loop's outputs depend on its inputs after any number of iterations.
+    """Returns how a loop's outputs depend on its inputs after any number of iterations (the transitive closure).
 
     The fixed point exists because the masks of the carries only grow.
 

@@ -159,7 +159,7 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> Variable:
-        """The number of calls of `save` so far, as an int32 scalar; a checkpoint contains this counter, too."""
+        """The number of calls of `save` so far, as an int32 scalar, which is also saved in the checkpoint."""
         with self._saving:
             if self._counter is None:
                 with within(strategies=()):

@@ -82,7 +82,7 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> Saved:
-        """Copies the value to host memory, and returns it in the form in which checkpoints store it."""
+        """Copies the value to host memory, in the form that checkpoints store."""
 
     @abc.abstractmethod
     def put(self, saved: Saved) -> Undo:
@@ -197,7 +197,7 @@ class ArrayLeaf(Leaf):
         return Saved("array", tuple(array.shape), str(array.dtype))
 
     def read(self) -> Saved:
-        """Returns a copy of the array in host memory, in the form in which checkpoints store it."""
+        """Returns a copy of the array in host memory, in the form that checkpoints store."""
         return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
@@ -254,7 +254,7 @@ class NumberLeaf(Leaf):
         return Saved("number")
 
     def read(self) -> Saved:
-        """Returns the number, as a Python number, in the form in which checkpoints store it."""
+        """Returns the number as a Python number, in the form that checkpoints store."""
         value = self.place.get()
         return Saved("number", value=encode(value.item() if isinstance(value, np.generic) else value, "a number"))
 
@@ -299,7 +299,7 @@ class PositionLeaf(Leaf):
         return Saved("position")
 
     def read(self) -> Saved:
-        """Returns how far the iterator has read, in the form in which checkpoints store it."""
+        """Returns how far the iterator has read, in the form that checkpoints store."""
         return Saved("position", value=encode(self.iterator.get_state(), type(self.iterator).__name__))
 
     def put(self, saved: Saved) -> Undo:
@@ -325,7 +325,7 @@ class GeneratorLeaf(Leaf):
         return Saved("position")
 
     def read(self) -> Saved:
-        """Returns the random generator's state, in the form in which checkpoints store it."""
+        """Returns the random generator's state, in the form that checkpoints store."""
         return Saved("position", value=encode(self.generator.bit_generator.state, "numpy.random.Generator"))
 
     def put(self, saved: Saved) -> Undo:

@@ -215,7 +215,7 @@ class Restoration:
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """Returns `found` without mismatches of values that already existed or that `wanted` rejects."""
+        """Returns `found` with only the mismatches of values that are not restored yet and that `wanted` accepts."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )

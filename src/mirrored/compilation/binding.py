@@ -29,7 +29,7 @@ class Code:
 
 
 class Conversion(NamedTuple):
-    """What a compiled function traces in place of its Python function, and what it returns in place of its result.
+    """Replacements for the Python function that a compiled function traces, and for the result that it returns.
 
     Attributes:
         code: A function from the Python function to the one that is traced. None: the Python function itself.

@@ -250,11 +250,11 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the collective log that the program was dispatched, and that it ends when `token` is ready."""
+        """Records in the watchdog's collective log that the program was dispatched, and runs until `token` is ready."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
-        """Places the argument arrays on all workers' devices; at some calls, compares them between workers.
+        """Places the argument arrays on all workers' devices; in some calls, compares them between workers.
 
         Args:
             arrays: The arguments' arrays on this worker.
@@ -271,7 +271,7 @@ class WorkerArguments:
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
-        """Records the call in the collective log; at some calls, compares the arguments between workers.
+        """Records a call in the watchdog's collective log; in some calls, compares arguments between workers.
 
         The docstring of the class says at which calls.
 

@@ -286,7 +286,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Returns one tuple of arguments for each step of a call with `steps_per_call`, after checking how many there are.
+    """Splits the arguments of a call with `steps_per_call` into one tuple per step, after checking their number.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps.

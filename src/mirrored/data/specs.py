@@ -111,7 +111,7 @@ def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
 
 
 def merged(first: PyTree, second: PyTree) -> Any:
-    """Combines the shapes and dtypes of two datasets into one that fits both: dims that differ become None."""
+    """Combines the specs of two datasets into one that fits both: dims that differ become None."""
 
     def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
         if len(a.shape) != len(b.shape):

@@ -254,7 +254,7 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """Compiles and caches the functions passed to `Strategy.run` by a `mirrored.function` that itself runs as Python.
+    """Compiles and caches the functions that a `mirrored.function` running as Python passes to `Strategy.run`.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the identities of the objects that it closes over.

@@ -177,7 +177,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runs one function per replica, each in a thread of its own, one thread at a time, synchronised at collectives."""
+    """Runs one function per replica, each in its own thread; one thread runs at a time, up to the next collective."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -210,7 +210,7 @@ class LockStep:
             self._replicas = []
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        """Waits in a replica until all replicas have called the same collective, and returns this replica's result."""
+        """Waits, in a replica, until all replicas have called the same collective; returns this replica's result."""
         thread = threading.current_thread()
         for replica in self._replicas:
             if replica._thread is thread:

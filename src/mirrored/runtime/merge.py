@@ -133,7 +133,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
 
 
 def is_outside(runner: ReplicaRunner) -> bool:
-    """Returns whether the caller computes eagerly inside a run that is traced, as in `tf.init_scope`."""
+    """Returns whether the caller computes eagerly although the run is traced, as in a `tf.init_scope` block."""
     return is_eval(current_trace()) and not is_eval(recording_parent(runner.base_trace))
 
 
@@ -142,7 +142,7 @@ def _is_transformed(runner: ReplicaRunner) -> bool:
 
 
 def refused(merge: Merge) -> MergeError:
-    """Returns the error for a merge under a JAX transform, where the local replicas cannot wait for each other."""
+    """Returns the error for a collective under a JAX transform, in which replicas cannot wait for each other."""
     return MergeError(
         merge.name,
         found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
@@ -171,7 +171,7 @@ _storage_guard: list[Guard] = []
 
 
 def guard_storage(guard: Guard) -> None:
-    """Registers the function that calls another one and restores the stored values of variables if that one raises."""
+    """Registers the function with which `or_undone` restores variables' stored values after an exception."""
     _storage_guard[:] = [guard]
 
 

@@ -76,7 +76,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces arrays over all replicas, given the local replicas' components, and returns one result per array."""
+        """Reduces the components of all replicas, given those of the local replicas; returns one result per array."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:

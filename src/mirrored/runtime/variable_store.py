@@ -82,7 +82,7 @@ class Bookkeeping:
 
 
 class Created(list[Any], Bookkeeping):
-    """The list of variables that the user's function has created during a trace."""
+    """The list of the variables that the user's function has created during a trace."""
 
 
 class Held(NamedTuple):
@@ -381,7 +381,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """What a tracer represents: the value of a variable, or of one replica's component of the variable."""
+    """What a tracer stands for: the value of a variable, or of one replica's component of the variable."""
 
     variable: VariableLike
     local: int | None

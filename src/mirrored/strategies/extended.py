@@ -159,7 +159,7 @@ class StrategyExtended:
         return v.read_value()
 
     def value_container(self, value: object) -> Any:
-        """Returns the variable of which `value` is one replica's copy; any other value unchanged."""
+        """Returns the variable if `value` is one replica's copy of it; returns other values unchanged."""
         return getattr(value, "container", value)
 
     def variable_created_in_scope(self, v: object) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Traces, inside a JAX transform, one replica's part of a reduction of arrays over all replicas."""
+    """Traces one replica's part of a reduction over all replicas, inside a JAX transform such as `jax.grad`."""
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
@@ -52,7 +52,7 @@ def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
-    """Traces, inside a JAX transform, one replica's part of a concatenation of all replicas' arrays along `axis`."""
+    """Traces one replica's part of an all-gather along `axis`, inside a JAX transform such as `jax.grad`."""
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
 
 

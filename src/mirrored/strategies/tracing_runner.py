@@ -378,7 +378,7 @@ first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def one_row_each(mesh: Mesh, value: object) -> Any:
-    """Converts a replicated value to a sharded array ``[devices, ...]`` with one equal row per device.
+    """Converts a replicated value to an array ``[devices, ...]`` that has the same row on each device.
 
     The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
     """

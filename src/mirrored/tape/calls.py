@@ -191,7 +191,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """Records that gradients cannot reach arrays over which custom-derivative functions inside a primitive close.
+    """Records that no gradient flows to the arrays that custom-derivative functions inside a primitive close over.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program.
@@ -222,7 +222,7 @@ def process_lifted(
     arrays: list[Any],
     operands: tuple[list[Any], list[Key], tuple[int, ...]],
 ) -> Any:
-    """Applies a primitive, with the tracked arrays inside its parameters turned into operands, and records it.
+    """Applies and records a primitive whose parameters contain tracked arrays, which become operands.
 
     Args:
         trace: The trace of a tape that records.

@@ -70,7 +70,7 @@ class QuickRules:
 
 
 def direct(function: Callable[[Any], Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Wraps a function of one array so that an eager tape records it quickly, as a single operation.
+    """Wraps a function of one array so that an eager tape records it as a single operation, on a fast path.
 
     Context: any. The wrapper takes the fast path if an eager tape tracks the argument and that tape is the current
     trace. Otherwise it calls `otherwise`.
@@ -176,7 +176,7 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation that runs another program, with this operation's settings."""
+        """Returns an operation that runs another function, with the settings of this operation."""
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:

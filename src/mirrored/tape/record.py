@@ -70,7 +70,7 @@ class NoDerivative:
 
 
 def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
-    """Returns a `NoDerivative` for values over which a custom-derivative function closes."""
+    """Returns a `NoDerivative` for the values that a custom-derivative function closes over."""
     return NoDerivative(
         keys,
         name,
@@ -309,7 +309,7 @@ def _pull_from_inputs(record: Record, function: Flat, cotangents: list[Any]) -> 
 
 
 def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Returns the cotangents of all results, with zeros in place of None."""
+    """Returns the cotangents of all results of an operation, with zeros in place of None."""
     return [
         no_cotangent(result) if cotangent is None else cotangent
         for cotangent, result in zip(cotangents, like, strict=True)
@@ -430,7 +430,7 @@ class Recorder:
         return value
 
     def untracked(self, value: jax.Array, owner: TapeTrace) -> Any:
-        """Returns `value` as an array that this tape does not track, as a new object if necessary.
+        """Returns `value` as an array that this tape does not track; creates a new object if necessary.
 
         An assigned value may be tracked as the result of an operation. Reading the variable gives an independent value.
         """

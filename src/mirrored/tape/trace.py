@@ -330,7 +330,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return inputs
 
     def copied(self, value: jax.Array) -> Any:
-        """Returns an array as a new object, which this tape does not track yet."""
+        """Returns an array as a new Python object, which this tape does not track."""
         if type(value) is Box:
             return Box(value.owner, value.payload, value.key)
         return run_under(self.parent, catalogue.COPY, [value])[0]
@@ -384,7 +384,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Makes the JAX trace that encloses this tape the current one for a ``with`` block, which is not recorded.
+        """Suspends recording for a ``with`` block: its operations run under the JAX trace that encloses this tape.
 
         If that trace is eager, the block also runs without the tape's token of `_jax.caches`.
         """

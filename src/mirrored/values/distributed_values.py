@@ -48,7 +48,7 @@ def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
 
 
 def outline_of(value: object) -> str:
-    """Returns a short text of a value: dtype and shape (``float32[3]``) of an array, else the `repr`."""
+    """Formats a value briefly for messages: dtype and shape (``float32[3]``) of an array, else the `repr`."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
 
@@ -214,7 +214,7 @@ class PerReplica(_NotAnArray):
         return self._components
 
     def first(self) -> Any:
-        """Returns one of the component arrays, which shows their dtype; None if the value has no components."""
+        """Returns one of the component arrays, for callers that need the dtype; None if there are no components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from mirrored._typing import HostArray, Operand
 
 
 class SparseRows:
-    """Rows of a larger array, with the index of each, like `tf.IndexedSlices`; repeated indices accumulate.
+    """Sparse rows of a larger array, with their indices, like `tf.IndexedSlices`; repeated indices accumulate.
 
     `reduce` and `all_reduce` concatenate the rows of the replicas. A facade names a subclass, takes the same arguments
     in it, and decorates it with `as_pytree`.
@@ -52,7 +52,7 @@ S = TypeVar("S", bound=SparseRows)
 
 
 def as_pytree(kind: type[S]) -> type[S]:
-    """Class decorator that registers a kind of sparse rows as a JAX pytree node.
+    """Class decorator that registers a class of sparse rows as a JAX pytree node.
 
     A known shape is part of the tree's structure.
     """

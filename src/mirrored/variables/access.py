@@ -71,7 +71,7 @@ class Assignment:
         return None if self.replaces else self.variable.stored()
 
     def combined(self, old: Operand, value: object) -> Any:
-        """Returns the variable's new value from its old one and `value`, after checking shape and dtype.
+        """Returns the new value, computed from the variable's old one and `value`, after checking shape and dtype.
 
         Raises:
             VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
@@ -226,7 +226,7 @@ def write(assignment: Assignment, value: object) -> Any:
 
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
-    """Assigns several variables, each its own value, as `Variable.assign` does."""
+    """Assigns one value to each of several variables, as `Variable.assign` does."""
     announce_write()
     here, where, trace = ambient(), user_line(), recording_parent(current_trace())
     for variable, value in zip(variables, [payload_of(value) for value in values], strict=True):

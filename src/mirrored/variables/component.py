@@ -76,7 +76,7 @@ class VariableComponent(ArrayOperators):
 
     @property
     def device(self) -> str:
-        """The name of the device that holds this copy, as TensorFlow writes it."""
+        """The name of the device that holds this copy, in TensorFlow's format."""
         return self._variable.device_of(self._replica)
 
     def read_value(self) -> Any:

@@ -136,7 +136,7 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 
 
 def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str | None) -> jax.Array:
-    """Returns a variable's initial value as a new array, computed eagerly even during tracing.
+    """Returns a variable's initial value as a new array; computes it eagerly even during tracing.
 
     Raises:
         ArgumentError: The value is missing, depends on an argument of the function being traced, or has integers that

@@ -103,7 +103,7 @@ def own(value: object) -> Any:
 
 
 def uncommitted(value: object) -> Any:
-    """Returns a copy of an array that is not committed to a device, so that JAX may move it to any."""
+    """Returns a copy of an array that is not committed to a device, so that JAX may move it to any device."""
     return jnp.asarray(np.array(value))
 
 
@@ -119,12 +119,12 @@ _resizable: Final[list[weakref.ref[VariableStorage]]] = []
 
 
 def note_resizable(variable: VariableStorage) -> None:
-    """Registers a variable whose value may change its shape: compiled functions are traced again when it does."""
+    """Registers a variable whose shape may change; compiled functions are traced again when it does."""
     _resizable.append(weakref.ref(variable, _resizable.remove))
 
 
 def sizes_of_resizables() -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes of all variables whose value may change its shape, for the keys of compiled programs."""
+    """Returns the shapes of all variables whose shape may change, for the cache keys of compiled programs."""
     if not _resizable:
         return ()
     variables = [one() for one in list(_resizable)]
@@ -157,7 +157,7 @@ class VariableStorage(Awaiting):
 
     @property
     def component_shape(self) -> tuple[int, ...]:
-        """The shape of one copy or component."""
+        """The shape of one copy or component of the value."""
         shape: tuple[int, ...] = self._array.shape
         return shape[1:] if self.per_replica else shape
 

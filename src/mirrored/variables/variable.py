@@ -164,7 +164,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def size(self) -> int:
-        """The number of elements of one copy of the value."""
+        """The number of elements in one copy of the value."""
         return int(np.prod(self.component_shape, dtype=np.int64))
 
     @property
@@ -193,7 +193,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return None
 
     def is_initialized(self, name: str | None = None) -> jax.Array:
-        """Returns True, as an array: a variable has its value from the start."""
+        """Returns True as an array, because a variable has a value as soon as it is created."""
         return jnp.asarray(True)
 
     @property
@@ -208,11 +208,11 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def device(self) -> str:
-        """The name of the device that holds the first copy, as TensorFlow writes it."""
+        """The name of the device that holds the first copy, in TensorFlow's format."""
         return self.device_of(0)
 
     def device_of(self, replica: int) -> str:
-        """Returns the name of the device that holds one replica's copy, as TensorFlow writes it."""
+        """Returns the name of the device that holds one replica's copy, in TensorFlow's format."""
         if self.device_assignment is not None:
             return str(self.device_assignment.name_of(self.device_assignment.addressable_replicas[replica]))
         device = next(iter(self.stored().devices()))

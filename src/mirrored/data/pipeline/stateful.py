@@ -349,7 +349,7 @@ def _broken_promise(promised: int, found: str) -> InputError:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forgiving(StreamStep, CursorNode):
-    """The operation `ignore_errors`: leaves out the elements that raise an exception because of their data."""
+    """The operation `ignore_errors`: drops the elements that raise an exception because of their data."""
 
     log_warning: bool
 

@@ -49,7 +49,7 @@ class Transformation(IndexedNode):
 
     @property
     def name(self) -> str:
-        """The name in saved positions, which tells the two forms apart."""
+        """The name in saved positions, which differs between the random-access and the sequential form."""
         return super().name if self.is_indexed else f"Stream{super().name}"
 
     @abc.abstractmethod

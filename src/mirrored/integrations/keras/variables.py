@@ -134,7 +134,7 @@ _StatelessScope: Any = keras.StatelessScope
 
 
 def connect_plain() -> None:
-    """Patches Keras so that a `mirrored` variable set as a layer's attribute is one of the layer's weights."""
+    """Patches Keras so that a `mirrored` variable that is set as an attribute of a layer becomes one of its weights."""
     replace("keras", Tracker, "track", _seeing_plain(Tracker.track))
     replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
     replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))

@@ -281,7 +281,7 @@ def set_step(step: SupportsIndex | None) -> None:
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Writes the pending values of a summary writer, by default of the default writer, to disk."""
+    """Writes the pending values of a summary writer (default: the default writer) to disk."""
     target = writer if writer is not None else (_defaults.writers[-1] if _defaults.writers else None)
     if target is not None:
         target.flush()
