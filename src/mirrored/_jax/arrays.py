@@ -183,7 +183,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:
-    """Transfers an array to a device; afterwards user code may overwrite a NumPy array that it has passed.
+    """Transfers an array to a device; copies a NumPy array first if user code may overwrite it later.
 
     Args:
         value: A NumPy array, or another value that `jax.device_put` accepts.
@@ -275,7 +275,7 @@ def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Call
 
 
 def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Replaces instances of registered array-like classes by their arrays, which it reads within ``context()``.
+    """Replaces instances of registered array-like classes by their arrays; reads them inside ``context()``.
 
     JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
     derivative rule that a transformation such as `vmap` passes on.

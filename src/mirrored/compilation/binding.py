@@ -67,7 +67,7 @@ class Bindings(Generic[F]):
         self._made: dict[int, tuple[Any, F]] = {}
 
     def find(self, instance: object, make: Callable[[], F]) -> F:
-        """Returns the object that belongs to `instance`, after creating it by `make` at the first call."""
+        """Returns the object that belongs to `instance`; creates it with `make` at the first call."""
         key = id(instance)
         if key not in self._made:
             self._made[key] = (self._holder(instance, key), make())

@@ -1,4 +1,4 @@
-"""Reads of all components of a per-replica value or sync-on-read variable, so that tapes record them."""
+"""Reads components of per-replica values and sync-on-read variables such that gradient tapes record the reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the functions that replicas pass to `merge_call`, of which only that of the first replica is called."""
+"""Compares the functions that replicas pass to `merge_call`, which calls only the first replica's function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN_ELEMENTS = 4
 
 
 class FunctionKey(NamedTuple):
-    """A key that compares the functions that replicas pass to `merge_call`, which must be equal.
+    """A comparison key of a function that is passed to `merge_call`; the key must be equal on all replicas.
 
     Attributes:
         code: The code, or the class and the attributes of a callable object.

@@ -134,7 +134,7 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns `function` wrapped so that its variable assignments go to a new `OverlayStore`, and this store."""
+    """Wraps `function` so that its variable assignments go to a new `OverlayStore`; returns the store and wrapper."""
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

@@ -191,7 +191,7 @@ class PartialRuleRecord(RuleRecord):
 
 
 class PullbackRecord(Record):
-    """The tape record of an operation that was differentiated when it ran, by `jax.vjp`."""
+    """The tape record of an operation that was differentiated by `jax.vjp` when it ran."""
 
     __slots__ = ("no_derivative", "function", "out_avals", "pullback")
 

@@ -88,7 +88,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def captured(self, functions: list[Any]) -> None:
-        """Records which functions in JAX's trace close over a tracked array, so that JAX traces them again.
+        """Records which functions that JAX is tracing close over a tracked array, so that JAX traces them again.
 
         `_forget_stale` evicts their cached traces, which hold the box as a constant, before the next primitive runs.
         """

@@ -15,7 +15,7 @@ from mirrored._typing import HostArray, Operand
 
 
 class SparseRows:
-    """Sparse rows of a larger array, with their indices, like `tf.IndexedSlices`; repeated indices accumulate.
+    """Selected rows of a larger array, with their indices, like `tf.IndexedSlices`; repeated indices accumulate.
 
     `reduce` and `all_reduce` concatenate the rows of the replicas. A facade names a subclass, takes the same arguments
     in it, and decorates it with `as_pytree`.

@@ -21,7 +21,7 @@ Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
 
 
 class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
-    """A NumPy array with the methods `numpy`, `get_shape` and `set_shape` of a tensor, which is not on a device.
+    """A NumPy array in host memory with the methods `numpy`, `get_shape` and `set_shape` of a tensor.
 
     Strings, 64-bit integers, and the elements that functions of an input pipeline receive are such arrays.
 

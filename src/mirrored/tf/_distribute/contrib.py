@@ -61,7 +61,7 @@ class MirroredStrategy(_MirroredStrategy):
         )
 
     def make_dataset_iterator(self, dataset: object) -> InputIterator:
-        """Returns an iterator over a dataset of batches; each step gives every replica a different whole batch.
+        """Returns an iterator over a dataset of batches; in each step every replica gets a whole batch of its own.
 
         Context: cross-replica.
         """
