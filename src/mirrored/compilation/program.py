@@ -184,8 +184,7 @@ class Program:
         staged, assigned = self._in_order_of_reading(staged, read)
         assigned_ids = {id(variable) for variable in assigned}
         self.variables = tuple({id(variable): variable for variable in (*read, *assigned)}.values())
-        # A scan carries every assigned variable, so the program takes the old values of all of them. A single step does
-        # not take the old value of a variable that it only assigns: there is no buffer to donate.
+        # A scan carries every assigned variable. A single step does not take old values that it never reads.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
         self._synchronous = has_callbacks(staged.jaxpr)
         # A callback may fail in the middle of the program, and may read variables. The variables' old buffers must

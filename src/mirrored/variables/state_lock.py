@@ -166,7 +166,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that stores the next value in the next of `variables` at each step."""
+    """Returns an iterator that, at each step, stores one value in the corresponding variable."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 

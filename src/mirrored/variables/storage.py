@@ -162,7 +162,7 @@ class VariableStorage(Awaiting):
         return shape[1:] if self.per_replica else shape
 
     def may_become(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether eager code may assign a value of this shape, which the declared shape allows."""
+        """Returns whether the value may change to this shape: in eager code, if the declared shape allows it."""
         declared, store = self.shape, ambient().store
         if declared.is_fully_defined() or not declared.is_compatible_with(shape):
             return False

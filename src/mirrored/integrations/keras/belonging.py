@@ -59,7 +59,7 @@ def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
 
 
 def connect_belonging() -> None:
-    """Patches `keras.Model` so that a model, also a copied one, keeps the strategy in whose scope it was created.
+    """Patches `keras.Model` so that a model, or a copy of it, keeps the strategy in whose scope it was created.
 
     Wraps the constructor, `compile` and `__deepcopy__`.
     """
