@@ -267,7 +267,7 @@ def _shown(parameters: Iterable[_Parameter], adds_name: bool) -> list[inspect.Pa
 
 
 def accepted(kind: str) -> Any:
-    """Returns the type annotation of the values that callers may pass for a parameter with this annotation."""
+    """Returns the annotation of a parameter in the public signature: the types that callers may pass."""
     known = ACCEPTED.get(kind.removesuffix(" | None"), kind)
     return known if isinstance(known, str) or not kind.endswith(" | None") else known | None
 

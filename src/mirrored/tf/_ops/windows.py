@@ -173,7 +173,7 @@ register(["space_to_batch", "nn.space_to_batch"], space_to_batch_nd)
 
 @op("batch_to_space")
 def batch_to_space(input: jax.Array, block_shape: Ints, crops: Operand) -> jax.Array:
-    """Inverts `space_to_batch`, then crops both ends of each spatial dimension as `crops` says."""
+    """Inverts `space_to_batch`, then crops both ends of each spatial dimension by the numbers in `crops`."""
     count = len(block_shape)
     spatial, others = input.shape[1 : 1 + count], input.shape[1 + count :]
     split = input.reshape((*block_shape, -1, *spatial, *others))
