@@ -89,7 +89,7 @@ def tokens() -> tuple[Hashable, Hashable]:
 
 
 def restore_tokens(saved: tuple[Hashable, Hashable]) -> None:
-    """Restores this thread's tracing-cache tokens after an exception, except that of a trace, which may be newer."""
+    """Restores this thread's tracing-cache tokens after an exception; keeps a trace's token, which may be newer."""
     if not isinstance(saved[0], tuple):
         put(saved[0])
     _replica_holder.set_local(saved[1])

@@ -250,7 +250,7 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, of the kind for numbers."""
+        """Returns a `Saved` without data that marks the value as a number."""
         return Saved("number")
 
     def read(self) -> Saved:
@@ -295,7 +295,7 @@ class PositionLeaf(Leaf):
         return id(self.iterator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, of the kind for read positions of iterators."""
+        """Returns a `Saved` without data that marks the value as a read position of an iterator."""
         return Saved("position")
 
     def read(self) -> Saved:
@@ -321,7 +321,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without the generator's state, of the same kind as a saved position of an iterator."""
+        """Returns a `Saved` without data, of the same kind as a read position of an iterator."""
         return Saved("position")
 
     def read(self) -> Saved:

@@ -29,7 +29,7 @@ class InputIterator:
 
     @property
     def initializer(self) -> None:
-        """Moves the iterator back to the start when it is accessed, like `initialize`; returns no operation."""
+        """Moves the iterator back to the start when accessed, as `initialize` does; the value is None."""
         self.initialize()
 
     def get_next(self) -> Any:

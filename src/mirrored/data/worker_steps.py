@@ -69,7 +69,7 @@ def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
 
 
 class SameBatches:
-    """A check that all workers read the same global batches; compares batches 1, 2, 4, 8, ... between workers.
+    """Checks that all workers read the same global batches; compares batches 1, 2, 4, 8, ... between workers.
 
     If the workers' data differ from some batch on, the comparison at the next power of two finds it, and the cost per
     step tends to zero. A single unequal batch in between is not found. The end of the data is not compared: equal data
@@ -95,7 +95,7 @@ class SameBatches:
 
 
 class OwnBatches:
-    """A synchronizer of workers that read different data: all run equally many steps, some with empty batches.
+    """Synchronizes workers that read different data: all run equally many steps, some with empty batches.
 
     The workers continue while any of them has data; a worker without data gets empty batches. If batches cannot be
     empty, all workers stop when the first one runs out.

@@ -80,14 +80,14 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """All-reduces arrays over replicas; returns a copy of each result per local replica, with its own gradient."""
+        """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
 
     @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         """Concatenates the arrays of all replicas along `axis`, given the local replicas' components."""
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
-        """Gathers arrays from all replicas; returns a copy of each result per local replica, with its own gradient."""
+        """Like `gather`, but returns one copy of each result per local replica, each with its own gradient."""
         whole = self.gather(arrays, axis)
         return [[self.reduced_component(array, k) for k in range(self.num_local)] for array in whole]
 

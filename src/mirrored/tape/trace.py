@@ -88,7 +88,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def captured(self, functions: list[Any]) -> None:
-        """Records which functions that JAX is tracing close over a tracked array, so that JAX traces them again.
+        """Registers functions whose trace in progress closes over a tracked array, so that JAX traces them again.
 
         `_forget_stale` evicts their cached traces, which hold the box as a constant, before the next primitive runs.
         """
@@ -408,7 +408,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
-        """Runs a ``with`` block without recording, and collects the keys of the tracked values that the block uses."""
+        """Suspends recording for a ``with`` block, and collects the keys of the tracked values that the block uses."""
         before = self.touched
         touched: dict[Key, None] = {}
         self.touched = touched

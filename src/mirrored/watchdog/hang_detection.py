@@ -107,7 +107,7 @@ def _times(count: int) -> str:
 
 
 def deadlock(standings: Mapping[int, WorkerProgress], still_seconds: float, limit_seconds: float) -> str | None:
-    """Returns a description of a deadlock: which workers have reached the newest collective; None without a deadlock.
+    """Describes which workers have reached the newest collective if the job is deadlocked; otherwise returns None.
 
     Args:
         standings: The progress of each worker.

@@ -54,7 +54,7 @@ class Transformation(IndexedNode):
 
     @abc.abstractmethod
     def in_sequence(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` that computes the elements of one iteration one after the other."""
+        """Returns a Grain `IterDataset` that computes the elements of one iteration sequentially."""
 
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` that yields the elements of one iteration."""
@@ -80,7 +80,7 @@ class Mapping(OneParent):
 
     @abc.abstractmethod
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        """Returns the function of one iteration, from an index and an input element to the output element."""
+        """Returns the function that, in one iteration, computes output element i from i and input element i."""
 
     @property
     def spec(self) -> Any:

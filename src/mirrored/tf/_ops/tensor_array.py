@@ -247,7 +247,7 @@ class TensorArray:
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
     def gather(self, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the tensors at the given indices, stacked along a new first axis; errors are those of `read`."""
+        """Returns the tensors at the given indices, stacked along a new first axis; raises the errors of `read`."""
         places = as_tensor(indices)
         found = outside(places, self._options.size)
         if found is not None:
