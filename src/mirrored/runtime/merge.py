@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
 
 def same_object(one: object, described: str) -> Given:
-    """Returns the `Given` that requires all replicas to use the same Python object, such as a variable."""
+    """Returns a `Given` that requires all replicas to pass the same Python object, such as a variable."""
     return Given(id(one), described, f"(id {id(one):#x})")
 
 

@@ -226,7 +226,7 @@ def write(assignment: Assignment, value: object) -> Any:
 
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
-    """Assigns one value to each of several variables, as `Variable.assign` does."""
+    """Assigns each of several variables its own value, as `Variable.assign` does."""
     announce_write()
     here, where, trace = ambient(), user_line(), recording_parent(current_trace())
     for variable, value in zip(variables, [payload_of(value) for value in values], strict=True):
