@@ -19,9 +19,10 @@ The C++ fast path of `jax.jit` does not know the type `Box`, so a call with a bo
 which binds the primitive `jit`. A function that was compiled ahead of time binds no primitive; JAX passes the box to
 `_shard`, which returns the payload.
 
-A `ReadTracer` stands for the value of a variable at the time of execution. A read of a variable inside a transform
-under an eager tape returns a `ReadTracer`. So JAX may cache the trace of the enclosing jitted function, and each call
-reads the variable again.
+A `ReadTracer` stands for the value of a variable at the time of execution. A read of a variable under an eager tape
+returns a `ReadTracer` where JAX builds a jaxpr that it may cache (`jit`, `scan`, bodies of `shard_map` and
+`custom_vjp`, derivative rules), so each call of the cached function reads the variable again. Under `grad` and `vmap`
+alone the read returns a box, if the tape watches the variable.
 
 Relies on these private parts of JAX 0.10 to 0.12: the attributes of `ArrayImpl`, the table of array methods, the value
 handlers, and `dimension_as_value`.
@@ -292,8 +293,8 @@ STAND_INS = frozenset({BoxTracer, ReadTracer})
 def stand_in(box: Box) -> BoxTracer:
     """Returns the tracer that represents a tape-tracked array (a box) inside the current JAX transform.
 
-    The box's tape notes which functions JAX is tracing. Their traces contain the box as a constant, and are evicted
-    from JAX's caches.
+    The box's tape records which functions JAX is tracing. Their cached traces hold this tracer among their constants,
+    which JAX passes as operands. A later call would use this step's box again, so the traces are evicted.
     """
     box.owner.captured(caches.functions_being_traced())
     try:

@@ -21,7 +21,7 @@ from mirrored._jax.private import distributed as _distributed
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import util as _util
 
-# Tokens in the keys of JAX's tracing caches, which prevent that JAX reuses the trace of a jitted helper under another
+# Tokens in the keys of JAX's tracing caches, which prevent JAX from reusing the trace of a jitted helper under another
 # tape, trace or replica.
 #
 # JAX traces a *helper*, a function that the user decorates with `@jax.jit` and calls in many steps, once per
@@ -37,11 +37,13 @@ from mirrored._jax.private import util as _util
 #   (`_jax.boxes`), which is resolved at each call of the helper; and if a helper closes over a box (an array that the
 #   tape tracks), its traces are evicted (`forget_traces`, below). JAX cannot evict them while it traces, so they are
 #   evicted before the tape's next primitive runs. Other threads may run before that, so each thread has its own token.
-# - The trace of a compiled function. It closes over values that live only for that trace, so it uses a new token
-#   (`fresh`). At every assignment of a variable in the trace it takes another new token (`renew`), because helpers may
-#   have captured the old value. What a read of a variable returns also depends on the open tapes and on the replica.
-#   So once a helper has read a variable (`note_read`), each change of tape or replica (`moved`) takes a new token, too.
-#   Until then all tapes and replicas of the trace share one token, because most helpers read no variable.
+# - The trace of a compiled function. Helpers in it close over values that live only for that trace, so it uses a new
+#   token (`fresh`). At every assignment of a variable in the trace it takes another new token (`renew`), because
+#   helpers may have captured the old value. What a read of a variable returns also depends on the open tapes and on the
+#   replica. So once a helper has read a variable (`note_read`), each change of tape or replica (`moved`) takes a new
+#   token, too. Until then all tapes and replicas of the trace share one token, because most helpers read no variable.
+#
+# (Elsewhere, a read of a variable inside a transform raises an error.)
 #
 # The second user context distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
 # `num_replicas_in_sync` contains the value as a constant; the trace of a helper that calls a collective contains a
@@ -203,7 +205,7 @@ def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
 
 
 def renew() -> None:
-    """Discards the traces cached so far in the enclosing `fresh()` block, so that jitted functions are traced again.
+    """Takes a new token in the enclosing `fresh()` block, so that JAX finds no earlier trace of a jitted function.
 
     Call it when a value that helpers may have captured changes within the block.
     """
@@ -270,10 +272,11 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Adds a replica's token to the keys of JAX's tracing caches again, after other replicas have run.
+    """Sets the token under which a replica caches traces, when it starts or continues after other replicas.
 
-    If a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for
-    that trace (`moved`), so helpers are traced again.
+    This is `RUN`, or the replica's own token after `tell_replicas_apart`. If a helper has read a variable in the
+    current trace of a compiled function, the thread also takes a new token for that trace (`moved`), so helpers are
+    traced again.
     """
     _replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
@@ -341,11 +344,11 @@ def forget_traces(functions: Iterable[Any]) -> None:
 
 
 def forget_tokens(tokens: Set[Hashable]) -> None:
-    """Evicts from JAX's tracing caches the traces whose cache keys contain one of `tokens`.
+    """Evicts from JAX's tracing caches every function that has a trace whose cache key contains one of `tokens`.
 
     A JAX cache cannot evict a single trace, only all traces of a function. JAX traces the function again when it is
     called under another token. The caches of shapes and shardings cannot evict single entries. They are cleared as a
-    whole, because every trace adds about 200 entries that no other trace finds, and refills them in less than a
+    whole, because every trace adds about 200 entries that no other trace finds; JAX refills them in less than a
     millisecond.
     """
     for cache in _shape_caches():

@@ -157,7 +157,7 @@ _PLAIN: Final = Plain()
 
 
 def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
-    """Classifies a jaxpr equation as a call, loop, branch, collective or other operation, for one mesh axis."""
+    """Classifies a jaxpr equation as a call, loop, branch, collective over the mesh axis `axis`, or other operation."""
     name = eqn.primitive.name
     if name in _CALLS:
         inner = eqn.params.get(_CALLS[name]) or eqn.params.get("call_jaxpr")

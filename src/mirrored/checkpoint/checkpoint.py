@@ -145,7 +145,7 @@ class Checkpoint:
         deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Yields the objects in this checkpoint, each with its name, for a checkpoint that contains this one."""
+        """Yields this checkpoint's objects with their names; called by another checkpoint that contains this one."""
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
 

@@ -125,16 +125,18 @@ def not_constant(value: jax.Array) -> jax.Array:
 #
 # The solution: XLA compiles a conditional whose predicate is known only at run time as a separate computation. Its
 # operands and results are buffers, and no fusion crosses them. So `isolate` puts the computation into a branch of such
-# a conditional, whose other branch is never taken.
+# a conditional, whose other branch is never taken. `bounded` puts nothing into the branch: the conditional alone
+# separates the code before it from the code after it.
 #
 # Two alternatives do not work:
 #
-# - `optimization_barrier` holds only until XLA removes it. On CPUs, jaxlib 0.10 removes it before fusion, jaxlib 0.12
-#   after fusion *(seen in dumps of the passes)*. (It does keep collectives apart, as in `fixed_order_tree`, because XLA
-#   folds collectives before it removes barriers.)
-# - An exclusive-or of the bits with a zero that is known only at run time prevents fusion with the operands. But the
-#   kernel that reads the result is still not the kernel that reads the result of a collective, and may round
-#   differently: the same update has other bits on one device than on several *(observed in momentum updates)*.
+# - `optimization_barrier` holds only until XLA removes it. On CPUs, jaxlib 0.10 removes it before fusion. That
+#   jaxlib 0.12 removes it after fusion does not help, because both are supported *(seen in dumps of the passes)*. (It
+#   does keep collectives apart, as in `fixed_order_tree`, because XLA folds collectives before it removes barriers.)
+# - An exclusive-or of the bits with a zero that is known only at run time prevents fusion with the operands. But XLA
+#   fuses the exclusive-or into the kernel that reads the result. That kernel differs from the one that reads a
+#   collective's result, and may round differently: the same update has other bits on one device than on several
+#   *(observed in momentum updates)*.
 
 
 def opaque_false(array: jax.Array) -> Any:

@@ -255,10 +255,10 @@ class Program:
             return self._jitted.lower(*values, *self._outer, *arrays)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
-        """Runs the program on the variables' current values, and assigns all new values, or none if it raises.
+        """Runs the program on the variables' current values, and assigns all new values or none of them.
 
-        If a program that has donated buffers fails on the device, the variables of these buffers are lost: reading them
-        raises `LostStateError`.
+        After Ctrl-C the values may be assigned although the call raises. If a program that has donated buffers fails on
+        the device, the variables of these buffers are lost: reading them raises `LostStateError`.
 
         Args:
             arrays: The arguments' arrays, concatenated over all steps.

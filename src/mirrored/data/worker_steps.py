@@ -46,7 +46,7 @@ class WorkerSteps(Protocol):
     """Protocol of objects by which all workers agree on the input of each training step, and on when to end."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Agrees with all workers on the next step, and returns this worker's input for the step.
+        """Lets all workers agree on the input of the next step, or that there is none; returns this worker's input.
 
         Raises:
             StopIteration: There is no further step.

@@ -1,5 +1,6 @@
-"""`OverlayStore`: collects a function's variable assignments while JAX differentiates the function.
+"""`OverlayStore`: collects the variable assignments of a merge while a tape differentiates the merge.
 
+A tape records a merge (`merge_call`, a collective) as one operation, which `jax.vjp` differentiates (`tape.merging`).
 While `jax.vjp` differentiates a function, the values that the function assigns are tracers of that differentiation.
 Stored in a variable, or in the store of the enclosing run, they would leak from the transform. An overlay store
 collects them instead, and reads of the assigned variables return them. The differentiated function returns the
@@ -57,6 +58,8 @@ class OverlayStore(VariableStore):
 
     def settle(self, values: Sequence[Any]) -> None:
         """Assigns the collected values to the variables in the underlying store, after the differentiation.
+
+        If there is no underlying store, and for a plain variable in an eager run, it replaces the stored value.
 
         Args:
             values: The concrete values for the tracers that `values` has returned, in the same order.
@@ -134,7 +137,10 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Wraps `function` so that its variable assignments go to a new `OverlayStore`; returns the store and wrapper."""
+    """Wraps `function` so that its variable assignments go to a new `OverlayStore`; returns the store and wrapper.
+
+    The caller returns the store's `values()` as auxiliary results of the differentiation, and then calls `settle`.
+    """
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

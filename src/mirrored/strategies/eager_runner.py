@@ -47,13 +47,14 @@ if TYPE_CHECKING:
 
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
-# Provenance in eager runs: a result is one plain value if all replicas return one Python object, else a `PerReplica`.
-# Three tables correct this rule. Their keys are ids; they keep the objects alive, so that no id is reused.
+# Provenance in eager runs: a leaf of the result is one plain value if all replicas return the same Python object, else
+# a `PerReplica`. Three tables, by id, correct this; they keep their objects alive, so that no id is reused.
 # - `_outer_by_copy`: each device gets its own copy of an array that is passed to `run`. If all replicas return copies
-#   of one original, the result is the original.
-# - `_separated`: virtual replicas of a device can hold one object although each has its own value (the result of an
-#   all-reduce). The result is a `PerReplica`, as with one replica per device.
-# - `_outer`: with several processes, an object that was not passed to `run` may differ on another process.
+#   of one original, the leaf is the original.
+# - `_separated`: arrays that count as each replica's own (results of an all-reduce, components of variables), although
+#   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
+# - `_outer`, with several processes: data from outside the run. Other data may differ on another process, so such a
+#   leaf is a `PerReplica`.
 
 carry(lambda: excuse)
 
@@ -108,7 +109,6 @@ class EagerRunner(ReplicaRunner):
         self.creations: dict[tuple[int, str], int] = {}
         self.store = EagerReplicaStore(self)
         self._lockstep = LockStep("Strategy.run")
-        # Provenance (see above): copies with their originals, arrays of one replica, and objects from outside the run.
         self._outer_by_copy: dict[int, tuple[Any, Any]] = {}
         self._separated: dict[int, Any] = {}
         self._outer: dict[int, Any] = {}

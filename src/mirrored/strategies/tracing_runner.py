@@ -391,7 +391,7 @@ one_row_each.defvjp(
 
 
 def unstack_unfused(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Splits stacked arrays into the replicas' components; XLA does not fuse the split or its derivative.
+    """Splits stacked arrays into the replicas' components, so that XLA fuses neither the split nor its derivative.
 
     The backward pass stacks the cotangents behind a fusion boundary too.
     """

@@ -1,7 +1,7 @@
-"""Caches of the differentiable operations of tapes: by primitive, traced program or library function.
+"""Caches the operations that tapes record, so that no step derives their VJP rules or compiles them again.
 
-An `Operation` holds its derived rules and compiled programs. Finding the same operation again avoids tracing and
-compiling in every step.
+The keys are primitives, traced programs or library functions. An `Operation` holds its derived rules and compiled
+programs. Finding the same operation again avoids tracing and compiling in every step.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the order in which a shuffle buffer of a given size returns the indices 0..size-1.
+    """Returns the order in which a shuffle buffer of `buffer_size` positions returns the indices 0..size-1.
 
     The buffer holds `buffer_size` positions. Each draw removes a random one and puts the next position in its slot. If
     the buffer is as large as the data, the order is a uniform permutation.
