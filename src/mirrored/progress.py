@@ -23,7 +23,17 @@ _LINE_SECONDS: Final = 10.0
 
 
 class Progress(Generic[T]):
-    """An iteration over a dataset with a progress bar; the result of `progress`."""
+    """An iteration over a dataset with a progress bar; the result of `progress`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> bar = mr.progress(range(3), description="epoch 1")
+        >>> isinstance(bar, mr.Progress)
+        True
+        >>> for step in bar:
+        ...     bar.show(step=step)
+        epoch 1: 3 of 3 steps, step 2
+    """
 
     def __init__(
         self, dataset: Iterable[T], total: int | None, description: str, console: rich.console.Console

@@ -42,6 +42,13 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
 
     Raises:
         RendezvousError: No program listens there, or the host name does not resolve.
+
+    Example:
+        >>> import socket
+        >>> from mirrored.cluster import wait_for_coordinator
+        >>> with socket.create_server(("localhost", 0)) as coordinator:  # stands for worker 0
+        ...     wait_for_coordinator(f"localhost:{coordinator.getsockname()[1]}", timeout_seconds=5) < 5
+        True
     """
     host, _, port = address.rpartition(":")
     start, pause = time.monotonic(), _CONNECT_PAUSE_SECONDS

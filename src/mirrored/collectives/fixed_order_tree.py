@@ -55,6 +55,14 @@ class OrderedTree(CrossDeviceOps):
 
     Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.
+
+    Example:
+        >>> import mirrored as mr
+        >>> from mirrored.collectives import OrderedTree
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4, cross_device_ops=OrderedTree())
+        >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
+        >>> float(strategy.reduce("SUM", ids, axis=None))
+        10.0
     """
 
     @property

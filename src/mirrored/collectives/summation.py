@@ -29,6 +29,10 @@ class Group:
         devices: D, the size of the axis.
         local: K, the number of virtual replicas per device.
         spans_processes: Whether the devices belong to several processes. Each buffer then costs a separate message.
+
+    Example:
+        >>> Group(axis="replica", devices=2, local=2).num_replicas
+        4
     """
 
     axis: str | None

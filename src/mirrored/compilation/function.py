@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import DECISIONS, PythonState, exhausted
 from mirrored.compilation.program import Program
+from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
     Ragged,
@@ -38,14 +38,6 @@ if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 
-_MANY_RETRACES: Final = 5
-_MANY = (
-    " (retrace {}: each one compiles the function again. Pass values that change as arrays of one shape and dtype: a "
-    "number as jnp.asarray(x), batches with last_batch='pad'. Create objects and strategies once, outside the loop)"
-)
-_log = logging.getLogger("mirrored")
-
-
 class Function(Code):
     """A function compiled by the decorator `function`, with one traced program per argument signature.
 
@@ -53,6 +45,16 @@ class Function(Code):
         python_function: The function that it compiles.
         trace_count: The number of times it has been traced.
         retrace_reason: The reason for the last retrace, in one line; None before the second trace.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import mirrored as mr
+        >>> double = mr.function(lambda x: 2 * x)
+        >>> double(jnp.ones(3)), double(jnp.zeros(3)), double.trace_count
+        (Array([2., 2., 2.], dtype=float32), Array([0., 0., 0.], dtype=float32), 1)
+        >>> _ = double(jnp.ones(4))
+        >>> double.trace_count
+        2
     """
 
     def __init__(
@@ -206,8 +208,7 @@ class Function(Code):
         if self._last is not None:
             self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
             self._retraces += 1
-            level = logging.WARNING if self._retraces >= _MANY_RETRACES else logging.INFO
-            _log.log(level, "%s%s", self.retrace_reason, _MANY.format(self._retraces) if level > logging.INFO else "")
+            log_retrace(self.retrace_reason, self._retraces)
         program, frozen = self._traced_once(arguments)
         # Python code such as `if self.w is None` has taken the branch that creates state. Every later call takes the
         # other branch, which the second trace records.
@@ -248,15 +249,7 @@ class Function(Code):
 
     @functools.cached_property
     def _notice_ragged(self) -> Callable[[], None]:
-        @functools.cache
-        def notice() -> None:
-            _log.warning(
-                "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
-                "after another; distribute the dataset with last_batch='pad' (or 'drop') to keep every step compiled",
-                self._name,
-            )
-
-        return notice
+        return functools.cache(lambda: log_ragged(self._name))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.

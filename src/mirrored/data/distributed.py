@@ -32,6 +32,14 @@ class DistributedIterator:
     Context: cross-replica. Use it in a `for` loop, with `next`, `get_next` or `get_next_as_optional`. It is also a
     context manager: its exit stops the input thread. Otherwise the thread stops when the iterator is garbage-collected.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(6).batch(4))
+        >>> with iter(dataset) as iterator:
+        ...     [part.tolist() for part in strategy.experimental_local_results(next(iterator))]
+        [[0, 1], [2, 3]]
+
     TensorFlow: `tf.distribute.DistributedIterator`.
     """
 
@@ -268,6 +276,13 @@ class DistributedDataset:
     """An iterable dataset of per-replica values; the result of `Strategy.experimental_distribute_dataset`.
 
     Each iteration starts a new epoch. With one replica, elements are plain arrays.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(6).batch(4))
+        >>> [strategy.gather(batch, axis=0).tolist() for batch in dataset]
+        [[0, 1, 2, 3], [4, 5]]
 
     TensorFlow: `tf.distribute.DistributedDataset`.
     """

@@ -16,6 +16,18 @@ class InputReplicationMode(enum.Enum):
         PER_WORKER: Once per process; consecutive elements go to consecutive replicas of the process.
         PER_REPLICA: Once per replica; each replica gets all elements of its own dataset.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> options = mr.InputOptions(experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA)
+        >>> calls = []
+        >>> def dataset_fn(context):
+        ...     calls.append(context)
+        ...     return mr.data.Dataset.range(4).batch(2)
+        >>> _ = strategy.distribute_datasets_from_function(dataset_fn, options)
+        >>> len(calls)
+        2
+
     TensorFlow: `tf.distribute.InputReplicationMode`.
     """
 
@@ -51,6 +63,17 @@ class InputOptions:
             thread.
         batch_size: The global batch size, for sources of single examples (a NumPy pytree, a Hugging Face dataset).
         stall_seconds: A longer wait for input is logged as a warning.
+
+    Example:
+        >>> import numpy as np
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> options = mr.InputOptions(batch_size=4, last_batch="pad")
+        >>> x = np.arange(6, dtype=np.float32)
+        >>> for batch, mask in strategy.experimental_distribute_dataset({"x": x}, options):
+        ...     print(strategy.gather(batch, axis=0)["x"], strategy.gather(mask, axis=0))
+        [0. 1. 2. 3.] [ True  True  True  True]
+        [4. 5. 5. 5.] [ True  True False False]
 
     TensorFlow: `tf.distribute.InputOptions`, plus the last four.
     """

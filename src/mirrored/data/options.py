@@ -13,8 +13,16 @@ from mirrored.errors import ArgumentError, EndOfDataError
 # Dataset options, under TensorFlow's names.
 
 AUTOTUNE: Final = -1
+"""As a buffer size or a number of parallel calls: the dataset chooses one. TensorFlow: `tf.data.AUTOTUNE`."""
+
 INFINITE_CARDINALITY: Final = -1
+"""What `Dataset.cardinality` returns for a dataset that does not end. TensorFlow: `tf.data.INFINITE_CARDINALITY`."""
+
 UNKNOWN_CARDINALITY: Final = -2
+"""What `Dataset.cardinality` returns if only reading the dataset would show its number of elements.
+
+TensorFlow: `tf.data.UNKNOWN_CARDINALITY`.
+"""
 
 
 class AutoShardPolicy(enum.IntEnum):
@@ -27,6 +35,14 @@ class AutoShardPolicy(enum.IntEnum):
             first continues with empty batches.
         DATA: Every worker reads the same global batches and keeps the per-replica batches of its own replicas.
         HINT: Same as DATA.
+
+    Example:
+        >>> from mirrored.data import AutoShardPolicy, Dataset, Options
+        >>> options = Options()
+        >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+        >>> dataset = Dataset.range(8).batch(4).with_options(options)
+        >>> dataset.options().experimental_distribute.auto_shard_policy.name
+        'FILE'
 
     TensorFlow: `tf.data.experimental.AutoShardPolicy`, with the same numbers. Here AUTO means DATA, so the global
     batches, and therefore the training run, are the same for any number of workers.
@@ -46,6 +62,12 @@ class DistributeOptions:
     Attributes:
         auto_shard_policy: How the dataset is sharded over several workers.
         num_devices: Accepted for compatibility with TensorFlow and ignored; the strategy knows its devices.
+
+    Example:
+        >>> from mirrored.data import AutoShardPolicy, DistributeOptions, Options
+        >>> by_files = DistributeOptions(auto_shard_policy=AutoShardPolicy.FILE)
+        >>> Options(experimental_distribute=by_files).experimental_distribute.auto_shard_policy.name
+        'FILE'
     """
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
@@ -77,6 +99,14 @@ _NOTHING = object()
 
 class Optional:
     """The result of `get_next_as_optional`: the next element, or no value if the dataset has ended.
+
+    Example:
+        >>> from mirrored.data import Dataset
+        >>> iterator = iter(Dataset.range(1))
+        >>> print(iterator.get_next_as_optional().get_value())
+        0
+        >>> iterator.get_next_as_optional().has_value()
+        False
 
     TensorFlow: `tf.experimental.Optional`; here `has_value` returns a bool.
     """

@@ -35,6 +35,15 @@ class ReplicaContext:
     Attributes:
         local_index: The index of this replica among the local replicas of the runner.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4)
+        >>> def replica():
+        ...     context = mr.get_replica_context()
+        ...     return context.all_reduce("SUM", context.replica_id_in_sync_group + 1.0)
+        >>> [float(x) for x in strategy.experimental_local_results(strategy.run(replica))]
+        [10.0, 10.0, 10.0, 10.0]
+
     TensorFlow: `tf.distribute.ReplicaContext`.
     """
 

@@ -36,6 +36,14 @@ class Strategy(DistributesInput, OlderNames):
         device_assignment: The device of each replica. None: the default strategy, one replica on JAX's default device.
         cross_device_ops: The algorithm that reduces values over replicas.
 
+    Example:
+        >>> import mirrored as mr
+        >>> def total_of_ids(strategy: mr.Strategy) -> float:
+        ...     ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 0.0)
+        ...     return float(strategy.reduce("SUM", ids, axis=None))
+        >>> total_of_ids(mr.MirroredStrategy(["CPU:0"], num_replicas=4)), total_of_ids(mr.OneDeviceStrategy("CPU:0"))
+        (6.0, 0.0)
+
     TensorFlow: `tf.distribute.Strategy`.
     """
 

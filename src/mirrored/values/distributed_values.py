@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 
 class DistributedValues(abc.ABC):
-    """Base class of values with one component per replica: `PerReplica`, `Mirrored`, distributed variables."""
+    """Base class of values with one component per replica: `PerReplica`, `Mirrored`, distributed variables.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> square = lambda context: context.replica_id_in_sync_group**2
+        >>> squares = strategy.experimental_distribute_values_from_function(square)
+        >>> isinstance(squares, mr.DistributedValues), [int(one) for one in squares.values]
+        (True, [0, 1])
+    """
 
     @property
     @abc.abstractmethod
