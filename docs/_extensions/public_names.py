@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pathlib
+import re
 import textwrap
 import types
 from collections.abc import Iterator
@@ -159,9 +161,17 @@ def _without_internal(app: Sphinx, kind: str, name: str, value: object, skip: bo
     return True if name in INTERNAL.get(owner, ()) else None
 
 
+def _link_to_page(app: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Appends to the docstring of an error or warning the link to its page, if it has one."""
+    page = re.sub(r"(?<!^)(?=[A-Z])", "_", name.rpartition(".")[2]).lower()
+    if kind == "exception" and (pathlib.Path(app.srcdir) / "errors" / f"{page}.md").exists():
+        lines += ["", f":doc:`A wrong program, its message, and the right program </errors/{page}>`", ""]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directives."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("names-of-facade", NamesOfFacade)
     app.connect("autodoc-skip-member", _without_internal)
+    app.connect("autodoc-process-docstring", _link_to_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
