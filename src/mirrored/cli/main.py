@@ -76,6 +76,21 @@ def demo(replicas: int, epochs: int | None, out: Path, quick: bool) -> None:
     run_demo(num_replicas=replicas, epochs=epochs or (2 if quick else 12), out=out, must_learn=not quick)
 
 
+@main.command()
+@click.option("--jax", "framework", flag_value="jax", default="jax", show_default=False,
+              help="Use plain JAX (the default).")  # fmt: skip
+@click.option("--keras", "framework", flag_value="keras", help="Use Keras 3.")
+@click.option("--nnx", "framework", flag_value="nnx", help="Use Flax NNX.")
+@click.option("--tf", "framework", flag_value="tf", help="Use TensorFlow's names (mirrored.tf).")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+def new(directory: Path, framework: str, as_json: bool) -> None:
+    """Create a small project in DIR that trains, has tests, and runs on several workers."""
+    from mirrored.cli.new.command import run_new
+
+    run_new(directory, framework, as_json=as_json)
+
+
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--replicas", type=click.IntRange(min=1), help="Run one process with this many replicas.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, help="Number of processes on this machine.")
