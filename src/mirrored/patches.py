@@ -103,6 +103,14 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             *(f"{kind}.{operator}" for kind in ("ArrayImpl", "Tracer") for operator in _OPERATORS),
         }
     ),
+    # Replaced by `_jax/array_likes.py` and never restored: functions that decide which classes JAX accepts as arrays.
+    "jax functions": frozenset(
+        {
+            "jax._src.core.canonicalize_value_dtype",  # JAX 0.10.0 only
+            "jax._src.lax.lax.asarray",
+            "jax._src.numpy.indexing.eliminate_deprecated_list_indexing",
+        }
+    ),
     # Replaced by `import mirrored.tf.keras`: names that TensorFlow has in these namespaces.
     "tf.keras": frozenset({"keras.src.utils.timeseries_dataset_utils.tf"}),
 }

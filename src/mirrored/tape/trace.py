@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import registered_read
+from mirrored._jax.array_likes import registered_read
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
 from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.jaxprs import aval_of, program_of

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import register_array_like
+from mirrored._jax.array_likes import register_array_like, register_index
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
@@ -413,3 +413,4 @@ register_array_like(
     read=lambda mirrored: jnp.asarray(mirrored.value),
     shape_of=lambda mirrored: ShapedArray(mirrored.shape, mirrored.dtype),
 )
+register_index(PerReplica, _refuse("__index__"))

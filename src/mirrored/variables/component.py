@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mirrored._jax.arrays import key_data, register_array_like
+from mirrored._jax.array_likes import register_array_like
+from mirrored._jax.arrays import key_data
 from mirrored._jax.traces import ShapedArray
 from mirrored._typing import Operand
 from mirrored.runtime.ambient import ambient

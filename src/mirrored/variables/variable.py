@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import is_key_dtype, key_data, register_array_like
+from mirrored._jax.array_likes import register_array_like
+from mirrored._jax.arrays import is_key_dtype, key_data
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.placement import movable
 from mirrored._jax.source_lines import user_line
