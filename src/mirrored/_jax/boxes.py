@@ -432,11 +432,6 @@ def another_object(array: object) -> Any:
     return array
 
 
-def is_eval_trace(trace: object) -> bool:
-    """Returns whether a JAX trace executes primitives immediately instead of tracing them."""
-    return trace is None or trace is _core.eval_trace
-
-
 _fill_in()
 _add_operators()
 _core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
@@ -447,4 +442,3 @@ if hasattr(_dtypes, "register_canonicalize_value_handler"):
 else:  # JAX 0.10.0
     _dtypes.canonicalize_value_handlers[Box] = _value_for_jax
 _pxla.shard_arg_handlers[Box] = _shard
-np_float0 = np.dtype(_dtypes.float0)

@@ -319,11 +319,6 @@ class Writer:
         if error is not None:
             raise error
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
     def join(self) -> None:
         """Waits until no checkpoint is being written; an error is raised later, by `wait`."""
         thread = self._thread

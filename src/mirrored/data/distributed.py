@@ -287,8 +287,6 @@ class DistributedDataset:
     TensorFlow: `tf.distribute.DistributedDataset`.
     """
 
-    is_distributed_dataset: Final = True
-
     def __init__(
         self,
         open_reader: Callable[[], Reader],
