@@ -54,7 +54,7 @@ def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
 
 
 def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Returns operands with arrays in place of instances of registered classes, which it reads within ``context()``.
+    """Replaces instances of registered array-like classes by their arrays; reads them inside ``context()``.
 
     JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
     derivative rule that a transformation such as `vmap` passes on.
