@@ -42,6 +42,10 @@ class Progress(Generic[T]):
         self._pending: collections.deque[dict[str, Any]] = collections.deque(maxlen=_PENDING)
         self._text = ""
 
+    def __repr__(self) -> str:
+        of = "" if self._total is None else f" of {self._total} steps"
+        return f"<Progress {self._description!r}{of}>"
+
     def show(self, **values: Any) -> None:
         """Shows values beside the bar, such as the loss, once they have been computed.
 

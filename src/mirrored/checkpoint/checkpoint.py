@@ -103,6 +103,9 @@ class Checkpoint:
             self._check_free(name, part)
             setattr(self, name, part)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([*self._root, *self._parts])})"
+
     # Parts
 
     def _check_free(self, name: str, part: object) -> None:

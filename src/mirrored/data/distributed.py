@@ -14,6 +14,7 @@ from mirrored.data.input_options import InputOptions
 from mirrored.data.options import Optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader
+from mirrored.data.specs import elements_html
 from mirrored.data.worker_steps import WorkerSteps, worker_steps
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
@@ -162,6 +163,10 @@ class DistributedIterator:
     def element_spec(self) -> Any:
         """The shapes and dtypes of the elements, as in `DistributedDataset.element_spec`."""
         return self._element_spec()
+
+    def __repr__(self) -> str:
+        count = self._placer.num_replicas
+        return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}, {self._handed[2]} examples read>"
 
     def get_state(self) -> dict[str, Any]:
         """Returns how far the iterator has read (after the element returned last), as data that a checkpoint can save.
@@ -325,6 +330,10 @@ class DistributedDataset:
     def __repr__(self) -> str:
         count = self._placer.num_replicas
         return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}>"
+
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: the leaves of an element, with the dtypes and shapes of global batches."""
+        return elements_html(repr(self).strip("<>"), self._element_spec)
 
     def __getattr__(self, name: str) -> NoReturn:
         refuse_transformation("DistributedDataset", name)

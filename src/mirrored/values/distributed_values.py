@@ -22,6 +22,7 @@ from mirrored._jax.array_likes import register_array_like, register_index
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
+from mirrored.values import html
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.stacking import stack_components, unequal, unstacked
 
@@ -48,6 +49,18 @@ class DistributedValues(abc.ABC):
 
     def __repr__(self) -> str:
         return distributed_repr(type(self).__name__, self.values)
+
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: each replica's component, and the device on which it is."""
+        if self._is_traced:
+            return html.text(repr(self))
+        values = self.values
+        return html.components(f"{type(self).__name__} of {html.counted(len(values), 'replica')}", values)
+
+    @property
+    def _is_traced(self) -> bool:
+        """Whether components are tracers, on which an operation would be recorded in the trace."""
+        return any(isinstance(component, Tracer) for component in self.values)
 
 
 def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
@@ -248,13 +261,18 @@ class PerReplica(_NotAnArray):
         shapes = {_shape_of(component) for component in self.values}
         return shapes.pop() if len(shapes) == 1 else None
 
-    def __repr__(self) -> str:
+    @property
+    def _is_traced(self) -> bool:
         # Indexing a tracer is an operation: it would be recorded in the trace, or fail after the trace has ended.
-        stacked = self._stacked
-        if stacked is not None and isinstance(stacked, Tracer):
-            count, *shape = stacked.shape
-            return traced_repr("PerReplica", count, [f"{stacked.dtype}[{','.join(map(str, shape))}]"])
-        if stacked is None and any(isinstance(component, Tracer) for component in self.values):
+        if self._stacked is not None:
+            return isinstance(self._stacked, Tracer)
+        return any(isinstance(component, Tracer) for component in self.values)
+
+    def __repr__(self) -> str:
+        if self._stacked is not None and self._is_traced:
+            count, *shape = self._stacked.shape
+            return traced_repr("PerReplica", count, [f"{self._stacked.dtype}[{','.join(map(str, shape))}]"])
+        if self._is_traced:
             return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.values])
         return DistributedValues.__repr__(self)
 
@@ -307,6 +325,10 @@ class LocalPerReplica(PerReplica):
     def __len__(self) -> int:
         assert self._device_assignment is not None
         return self._device_assignment.num_replicas
+
+    @property
+    def _is_traced(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         # It must not access `values`, which would record an all-gather in the program.

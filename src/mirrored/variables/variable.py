@@ -26,6 +26,7 @@ from mirrored.variables import access, copying
 from mirrored.variables.component import VariableComponent
 from mirrored.variables.copying import Reference
 from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
+from mirrored.variables.display import html_of
 from mirrored.variables.rules import (
     VariableAggregation,
     VariableSynchronization,
@@ -344,6 +345,10 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         value = np.array(key_data(self.stored())) if is_key_dtype(self.dtype) else self.on_host()
         return f"<Variable {self.name!r} shape={self.component_shape} dtype={self.dtype} value={value}>"
 
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: where the variable's copies or components are, and their values."""
+        return html_of(self)
+
 
 class DistributedVariable(Variable, DistributedValues):
     """A `Variable` that belongs to a strategy, with one copy or component per replica.
@@ -363,6 +368,8 @@ class DistributedVariable(Variable, DistributedValues):
         if ambient().store is not None or self.is_lost:
             return Variable.__repr__(self)
         return distributed_repr("SyncOnReadVariable" if self.per_replica else "MirroredVariable", self.values)
+
+    _repr_html_ = Variable._repr_html_
 
 
 def _check_options(name: str | None, shape: tuple[int, ...], declared: TensorShape, constraint: object) -> None:

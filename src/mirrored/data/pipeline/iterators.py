@@ -124,6 +124,9 @@ class DatasetIterator:
         """The shapes and dtypes of the elements, as in `Dataset.element_spec`."""
         return self._node.spec
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._node.name}>"
+
     def get_next_as_optional(self) -> Optional:
         """Returns the next element as an `Optional`, which has no value after the last element."""
         try:
