@@ -52,11 +52,11 @@ class InputOptions:
             ``"split"``: n replicas get ceil(m / n) of the m examples each. The last replicas get fewer or none, as in
             TensorFlow.
 
-            ``"pad"``: every batch is padded to one size and becomes a pair ``(batch, mask)``. The mask ``bool[batch]``
-            is True for real examples. All batches have one shape, so an epoch needs one compilation. Apply the mask to
-            every sum over examples, otherwise padding counts as examples: losses
-            (``average_loss(losses, sample_weight=mask)``), metrics (``update_state(y, p, sample_weight=mask)``), batch
-            statistics (Keras: ``normalize(x, mask=mask)``).
+            ``"pad"``: every batch is padded to the size of the first one and becomes a pair ``(batch, mask)``; a larger
+            batch raises `StructureError`. The mask ``bool[batch]`` is True for real examples. All batches have one
+            shape, so an epoch needs one compilation. Apply the mask to every sum over examples, otherwise padding
+            counts as examples: losses (``average_loss(losses, sample_weight=mask)``), metrics
+            (``update_state(y, p, sample_weight=mask)``), batch statistics (Keras: ``normalize(x, mask=mask)``).
 
             ``"drop"``: batches smaller than the first are dropped.
         prefetch: Number of batches placed on devices ahead of the step. None: the number of replicas. 0: none, and no
