@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
@@ -104,4 +106,8 @@ def bind(python_function: Callable[..., Any], instance: object) -> Callable[...,
             )
         return python_function(found, *args, **kwargs)
 
+    with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
+        signature = inspect.signature(python_function)
+        without_self = [*signature.parameters.values()][1:]
+        method.__signature__ = signature.replace(parameters=without_self)  # type: ignore[attr-defined]
     return method

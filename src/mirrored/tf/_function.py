@@ -114,7 +114,7 @@ def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _layers_converted_by(convert: Callable[..., Any]) -> AbstractContextManager[None]:
     """Returns a context in which Keras converts layers: Keras calls `Layer.call` outside the converted code."""
-    calls: Any = sys.modules.get("mirrored.integrations.keras.belonging")
+    calls: Any = sys.modules.get("mirrored.integrations.keras.calls")
     return nullcontext() if calls is None else calls.converted_by(convert)  # type: ignore[no-any-return]
 
 
