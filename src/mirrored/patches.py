@@ -119,7 +119,13 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     # Replaced by `import mirrored.tf.keras`: names that TensorFlow has in these namespaces.
-    "tf.keras": frozenset({"keras.src.utils.timeseries_dataset_utils.tf"}),
+    "tf.keras": frozenset(
+        {
+            "keras._tf_keras.keras.utils.split_dataset",
+            "keras.src.utils.timeseries_dataset_utils.tf",
+            "keras.utils.split_dataset",
+        }
+    ),
 }
 _ABSENT: Final = object()
 
