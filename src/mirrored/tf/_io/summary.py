@@ -59,11 +59,22 @@ class SummaryWriter:
     def __init__(self, logdir: str | os.PathLike[str], flush_millis: int, filename_suffix: str) -> None:
         module = load("tensorboardX", called="tf.summary.create_file_writer", extra="summary")
         suffix = filename_suffix or ""
-        self.events: Any = module.SummaryWriter(str(logdir), flush_secs=flush_millis / 1000, filename_suffix=suffix)
+        self._events: Any = module.SummaryWriter(str(logdir), flush_secs=flush_millis / 1000, filename_suffix=suffix)
+        self._flushing = threading.Lock()
+        self._is_pending = True
+
+    @property
+    def events(self) -> Any:
+        """The tensorboardX writer, to which values are passed."""
+        self._is_pending = True
+        return self._events
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` as the default step."""
+        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` as the default step.
+
+        The end of the block writes pending values to disk, as in TensorFlow.
+        """
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
         if step is not None:
@@ -72,6 +83,7 @@ class SummaryWriter:
             yield self
         finally:
             _defaults.writers, _defaults.step = before, before_step
+            self.flush()
 
     def set_as_default(self, step: SupportsIndex | None = None) -> None:
         """Makes `tf.summary.scalar` and similar functions use this writer, and `step` as the default step.
@@ -91,12 +103,19 @@ class SummaryWriter:
         Raises:
             WriteTimeoutError: They are not written within a minute.
         """
-        for writer in (self.events.all_writers or {}).values():
-            _flush_events(writer.event_writer)
+        with self._flushing:
+            if self._is_pending:
+                self._is_pending = False
+                try:
+                    for writer in (self._events.all_writers or {}).values():
+                        _flush_events(writer.event_writer)
+                except BaseException:
+                    self._is_pending = True
+                    raise
 
     def close(self) -> None:
         """Writes all pending values to disk and closes the event file."""
-        self.events.close()
+        self._events.close()
 
 
 def _flush_events(writer: Any) -> None:
