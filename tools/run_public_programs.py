@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Runs public programs that use `MirroredStrategy` on `mirrored.tf`, and reports which of them end without an error.
 
-    python tools/run_public_programs.py --sources FOLDER --report table.md
+    python tools/run_public_programs.py --sources FOLDER --record after
     python tools/run_public_programs.py --sources FOLDER --tensorflow .../bin/python    # the control
 
 `tools/public_programs/selection.json` names the programs: repository, commit and path, chosen by criteria before
@@ -14,6 +14,7 @@ steps of `fit` are bounded while the program is loaded. Every program runs in a 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from rich.console import Console
 
 _TOOLS: Final = Path(__file__).parent
 _SELECTION: Final = _TOOLS / "public_programs" / "selection.json"
+_RESULTS: Final = _TOOLS / "public_programs" / "results.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,13 +131,23 @@ def _error_in(written: str, status: int) -> str:
     return lines[-1][:300] if lines else f"exit status {status}"
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """Returns the outcomes as a table in Markdown, under the rate."""
-    passed = sum(one.passed for one in outcomes)
-    lines = [f"{passed} of {len(outcomes)} programs end without an error.", "", "| program | result |", "|---|---|"]
-    escaped = [(one.program, one.error.replace("|", "\\|")) for one in outcomes]
-    lines += [f"| `{name}` | {error or 'passes'} |" for name, error in escaped]
-    return "\n".join(lines) + "\n"
+def record_outcomes(outcomes: list[Outcome], run: str, results: Path) -> None:
+    """Records outcomes, for `tools/write_tallies.py`.
+
+    Args:
+        outcomes: The outcomes.
+        run: The name of the run, such as ``"first"``; its former outcomes of other programs are kept.
+        results: The file of the record.
+    """
+    record = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {"causes": {}}
+    kept = record.get(run, {}).get("outcomes", {})
+    shown = subprocess.run(["git", "-C", _TOOLS, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True)
+    record[run] = {
+        "date": datetime.date.today().isoformat(),
+        "commit": shown.stdout.strip(),
+        "outcomes": {**kept, **{one.program: one.error for one in outcomes}},
+    }
+    results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -148,7 +160,8 @@ def table(outcomes: list[Outcome]) -> str:
 @click.option("--examples", type=click.IntRange(min=1), default=300, help="Maximum number of examples of a data set.")
 @click.option("--tensorflow", type=click.Path(path_type=Path, exists=True), help="Python with TensorFlow: the control.")
 @click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Folder for the output of programs.")
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="File for the table.")
+@click.option("--record", type=click.Choice(["first", "after"]), help="Record the outcomes as those of this run.")
+@click.option("--results", type=click.Path(path_type=Path, dir_okay=False), default=_RESULTS, help="The record.")
 def main(
     sources: Path,
     selection: Path,
@@ -158,7 +171,8 @@ def main(
     examples: int,
     tensorflow: Path | None,
     logs: Path | None,
-    report: Path | None,
+    record: str | None,
+    results: Path,
 ) -> None:
     """Run the selected public programs; the exit status is 1 if one fails."""
     console, outcomes = Console(), []
@@ -176,8 +190,8 @@ def main(
             logs.mkdir(parents=True, exist_ok=True)
             (logs / (re.sub(r"\W+", "_", name) + ".txt")).write_text(outcome.output, encoding="utf-8")
     console.print(f"{sum(one.passed for one in outcomes)} of {len(outcomes)} programs end without an error")
-    if report is not None:
-        report.write_text(table(outcomes), encoding="utf-8")
+    if record is not None:
+        record_outcomes(outcomes, record, results)
     sys.exit(not all(one.passed for one in outcomes))
 
 

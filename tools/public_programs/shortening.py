@@ -10,7 +10,7 @@ from typing import Any, Final
 
 MOST_EPOCHS: Final = 2
 MOST_STEPS: Final = 10
-_EPOCHS: Final = re.compile(r"(^|_)(num_?|n_?|max_?|total_?)?epochs?($|_)", re.IGNORECASE)
+_EPOCHS: Final = re.compile(r"(^|_)(num|n|max|total)?_?epochs?$", re.IGNORECASE)
 _DEVICE: Final = re.compile(r"\bgpu:(\d)", re.IGNORECASE)
 
 
