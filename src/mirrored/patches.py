@@ -93,6 +93,10 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Variable.get_raw_value",
             "Variable.get_value",
             "Variable.set_value",
+            "flax.nnx.extract.from_tree",
+            "flax.nnx.rnglib._graph_updates_fork_rngs",
+            "flax.nnx.rnglib._graph_updates_split_rngs",
+            "flax.nnx.rnglib.restore_rngs",
             "flax.nnx.tracers.current_jax_trace",
         }
     ),

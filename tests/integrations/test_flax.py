@@ -15,7 +15,8 @@ import pytest
 from flax import nnx
 
 import mirrored as mr
-from mirrored.integrations.flax.holding import ReplicaKey, held
+from mirrored.integrations.flax.holding import held
+from mirrored.integrations.flax.random_state import ReplicaKey
 
 BATCH, STEPS = 8, 4
 both_ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -118,3 +118,32 @@ def test_a_module_of_a_finished_trace_may_be_changed_once_it_is_moved() -> None:
 def test_assignments_to_modules_are_checked_by_methods_that_are_replaced() -> None:
     assert list(inspect.signature(nnx.Pytree._setattr).parameters) == ["self", "name", "value"]
     assert len(inspect.signature(nnx.Pytree._check_valid_context).parameters) == 2
+
+
+# Random state and results of transforms
+
+
+def test_splitting_and_restoring_keys_call_the_functions_that_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in private.REPLACING + private.RESTORING:
+        function = getattr(private.random_state, name)
+        wrapped = lambda *args, name=name, function=function, **kwargs: (  # noqa: E731
+            called.append(name) or function(*args, **kwargs)
+        )
+        monkeypatch.setattr(private.random_state, name, wrapped)
+    rngs = nnx.Rngs(0)
+    with nnx.split_rngs(rngs, splits=2), nnx.fork_rngs(nnx.Rngs(1)):
+        assert rngs.default.key.shape == rngs.default.count.shape == (2,)
+    assert rngs.default.key.shape == ()
+    splitting, forking, restoring = private.REPLACING + private.RESTORING
+    assert called == [splitting, forking, restoring, restoring], "split keys are stored for all replicas"
+
+
+def test_results_of_transforms_come_from_the_function_that_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    from_tree = private.results.from_tree
+    monkeypatch.setattr(
+        private.results, "from_tree", lambda *args, **kwargs: made.append(from_tree(*args, **kwargs)) or made[-1]
+    )
+    model = nnx.jit(linear)()
+    assert any(one is model for one in jax.tree.leaves(made[-1], is_leaf=lambda one: one is model))

@@ -14,7 +14,7 @@ import jax
 from mirrored._jax.dispatch import Dispatch, consume
 from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
-from mirrored.errors import DisagreementError
+from mirrored.errors import DeviceError, DisagreementError
 from mirrored.variables.state_lock import lock, state, storing
 from mirrored.variables.storage import placed
 from mirrored.watchdog.collective_log import collective_log
@@ -343,3 +343,25 @@ class WorkerArguments:
 def _is_own(array: jax.Array) -> bool:
     """Returns whether `array` is only in this worker's memory."""
     return not isinstance(array, jax.Array) or array.is_fully_addressable
+
+
+_OF_EXPLICIT_AXES: Final = ("Resource axis", "sdy.manual_computation", "Explicit: (")
+
+
+def explained_device_error(called: str, error: ValueError) -> DeviceError | None:
+    """Converts JAX's error for an argument on other devices or of another mesh to a `DeviceError`; else None."""
+    if any(words in str(error) for words in _OF_EXPLICIT_AXES):
+        return DeviceError(
+            called,
+            found=f"an array of a mesh with explicit axes: {first_line(error)}",
+            rule="a run has a mesh of its own, so it takes arrays whose sharding is no part of their type",
+            remedy="copy the array first: jax.device_put(x, jax.devices()[0]), or make its mesh with Auto axes",
+        )
+    if "incompatible devices" not in str(error):
+        return None
+    return DeviceError(
+        called,
+        found=f"an argument is on other devices than the variables: {first_line(error)}",
+        rule="arguments of a compiled function must be on the devices of its strategy, or not committed to a device",
+        remedy="pass a NumPy array, or the batches of a distributed dataset; or move it: jax.device_put(x, device)",
+    )

@@ -21,9 +21,9 @@ from mirrored._jax.inlining import Staged, captured_arrays, digest_of, has_callb
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
-from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, first_line, lose_failed
+from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
 from mirrored.compilation.signature import Arguments
-from mirrored.errors import ContextError, DeviceError
+from mirrored.errors import ContextError
 from mirrored.runtime.ambient import announce_read, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, read_again
@@ -298,7 +298,7 @@ class Program:
                     return self._run(rest)
                 step = self._donating(rest)
             except ValueError as error:
-                raise _explained(self._name, error) or error from None
+                raise explained_device_error(self._name, error) or error from None
         if step.interruption is not None:  # an interrupt during the step, kept until its results were stored
             raise step.interruption
         return step.results
@@ -398,18 +398,6 @@ def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) 
             rule="a compiled function is one program, so it can use the devices of one strategy only",
             remedy="write one function for each strategy, and pass values between them as arrays on the host",
         )
-
-
-def _explained(called: str, error: ValueError) -> DeviceError | None:
-    """Converts a JAX error about arguments on the wrong devices to a `DeviceError`; returns None for other errors."""
-    if "incompatible devices" not in str(error):
-        return None
-    return DeviceError(
-        called,
-        found=f"an argument is on other devices than the variables: {first_line(error)}",
-        rule="arguments of a compiled function must be on the devices of its strategy, or not committed to a device",
-        remedy="pass a NumPy array, or the batches of a distributed dataset; or move it: jax.device_put(x, device)",
-    )
 
 
 def _several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:

@@ -20,6 +20,7 @@ from mirrored.strategies.checks import OutSpecs, mark_made_by, refuse_in_replica
 from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.eager_runner import nested_run, run_alone, run_eager, run_inside, run_plainly
+from mirrored.strategies.explicit_axes import explicit_axes_explained
 from mirrored.strategies.extended import StrategyExtended
 from mirrored.strategies.inputs import DistributesInput
 from mirrored.strategies.older_names import OlderNames
@@ -179,10 +180,13 @@ class Strategy(DistributesInput, OlderNames):
                 return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
             fn = fn.python_function
         with within(strategies=(*ambient().strategies, self)):
-            if self._device_assignment is None or self._device_assignment.num_replicas == 1 or specs.is_given:
+            if self._device_assignment is None or self._device_assignment.num_replicas == 1:
                 return self._run(fn, args, kwargs, specs)
-            made_by = warn_if_fed_back(fn, (args, kwargs))
-            result = self._run(fn, args, kwargs, specs)
+            made_by = None if specs.is_given else warn_if_fed_back(fn, (args, kwargs))
+            with explicit_axes_explained(fn, args, kwargs, here.store is not None):
+                result = self._run(fn, args, kwargs, specs)
+            if made_by is None:
+                return result
             mark_made_by(result, made_by)
             return result
 

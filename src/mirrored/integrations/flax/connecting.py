@@ -12,9 +12,20 @@ from mirrored._jax.traces import current_trace, recording_parent
 from mirrored._typing import PyTree
 from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.extras import load
-from mirrored.integrations.flax.holding import adopt, below_tapes, held, is_ours, name_by_path, renew, value_of
+from mirrored.integrations.flax.holding import (
+    adopt,
+    adopt_made_in_scope,
+    below_tapes,
+    held,
+    is_ours,
+    name_by_path,
+    renew,
+    strategy_of_scope,
+    value_of,
+)
 from mirrored.integrations.flax.optimizers import connect_optimizer
-from mirrored.integrations.flax.private import tracers
+from mirrored.integrations.flax.private import REPLACING, RESTORING, random_state, results, tracers
+from mirrored.integrations.flax.random_state import replacing, restoring
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo
 from mirrored.runtime.ambient import ambient
@@ -36,6 +47,10 @@ def connect() -> None:
     connect_variables()
     connect_optimizer()
     replace("flax", tracers, "current_jax_trace", below_tapes(tracers.current_jax_trace))
+    for names, wrap in ((REPLACING, replacing), (RESTORING, restoring)):
+        for name in names:
+            replace("flax", random_state, name, wrap(getattr(random_state, name)))
+    replace("flax", results, "from_tree", _adopting_modules(results.from_tree))
     pytree = nnx.Pytree
     replace("flax", pytree, "_setattr", _checked(pytree._setattr, pytree._check_valid_context))
     replace("flax", pytree, "_check_valid_context", _staging(pytree._check_valid_context))
@@ -77,11 +92,27 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
         check(self, lambda: f"Cannot mutate '{type(self).__name__}' from different trace level")
         set_attribute(self, name, value)
         if ambient().strategies:
+            adopt_made_in_scope(value)
             name_by_path(name, value)
         if is_expected():
             state_came(value)
 
     return checked
+
+
+def _adopting_modules(from_tree: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that makes the results of a transform, so that new modules belong to the current scope."""
+
+    @functools.wraps(from_tree)
+    def adopting(*args: Any, **kwargs: Any) -> Any:
+        made = from_tree(*args, **kwargs)
+        if strategy_of_scope() is not None:
+            for node in jax.tree.leaves(made, is_leaf=lambda one: isinstance(one, nnx.Pytree)):
+                if isinstance(node, nnx.Pytree):
+                    adopt_made_in_scope(node)
+        return made
+
+    return adopting
 
 
 class NNXBridge:

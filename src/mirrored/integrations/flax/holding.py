@@ -33,6 +33,7 @@ from mirrored.integrations.flax.private import (
     trace_of_module,
     trace_of_variable,
 )
+from mirrored.integrations.flax.random_state import ReplicaKey, borrowed
 from mirrored.integrations.trees import belongs_here, is_array, statistic_of
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
@@ -40,51 +41,6 @@ from mirrored.variables import Variable, VariableAggregation
 if TYPE_CHECKING:
     from flax.nnx import Pytree
     from flax.nnx import Variable as NNXVariable
-
-# NNX random keys: one stored key, from which each replica derives its own key in `run`.
-
-
-class ReplicaKey:
-    """A JAX random key that is stored once for all replicas; each replica that reads it gets a key of its own.
-
-    In replica context, reading returns `jax.random.fold_in` of the key and the replica number. So replicas draw
-    different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets the
-    key itself.
-
-    Args:
-        key: The key (an array of a ``key<...>`` dtype).
-        name: The variable's name.
-    """
-
-    def __init__(self, key: jax.Array, name: str) -> None:
-        self._implementation = jax.random.key_impl(key)
-        self.variable = Variable(jax.random.key_data(key), trainable=False, name=name)
-
-    def read_value(self) -> Any:
-        """Returns the key of the current replica inside `strategy.run`, and the stored key outside."""
-        key = self._wrapped(self.variable.read_value())
-        replica = ambient().replica
-        if replica is None or replica.num_replicas_in_sync == 1:
-            return key
-        number = replica.replica_id_in_sync_group
-        if isinstance(number, int):
-            return key if number == 0 else jax.random.fold_in(key, number)
-        folded = jax.random.key_data(jax.random.fold_in(key, number))
-        return self._wrapped(jnp.where(number == 0, jax.random.key_data(key), folded))
-
-    def assign(self, key: jax.Array) -> None:
-        """Replaces the stored key; has no effect inside `strategy.run` with several replicas.
-
-        NNX's transforms write back the key that they read. In a replica that is usually a folded key.
-        """
-        replica = ambient().replica
-        if replica is not None and replica.num_replicas_in_sync > 1:
-            return
-        self.variable.assign(jax.random.key_data(key), read_value=False)
-
-    def _wrapped(self, data: jax.Array) -> Any:
-        return jax.random.wrap_key_data(data, impl=self._implementation)
-
 
 # Names the variables that back NNX variables by their known path in the module.
 
@@ -98,14 +54,15 @@ def name_by_path(attribute: str, value: object) -> None:
         attribute: The attribute's name.
         value: The attribute: an NNX variable or a module. Other values are ignored.
     """
-    for path, variable in _variables(value):
+    for path, variable in variables_of(value):
         content = held(variable)
         owner = content.variable if isinstance(content, ReplicaKey) else content
         if isinstance(owner, Variable):
             owner.name = "/".join([attribute, *map(str, path)])
 
 
-def _variables(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
+def variables_of(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    """Returns the NNX variables of a module, or a variable itself, with their paths."""
     if isinstance(value, nnx.Variable):
         return [((), value)]
     if isinstance(value, nnx.Pytree):
@@ -149,7 +106,18 @@ def _marked(state: Any, trace: object) -> Any:
         state.of_function = trace is here.store.base_trace
     elif here.store is not None and here.runner is not None:
         state.run = weakref.ref(here.runner)
+    elif (strategy := strategy_of_scope()) is not None and is_eval(trace):
+        state.scope = weakref.ref(strategy)
     return state
+
+
+def strategy_of_scope() -> Any:
+    """Returns the strategy whose scope the caller is in, outside of runs and compiled functions; None if in none."""
+    here = ambient()
+    if not here.strategies or here.replica is not None or here.store is not None:
+        return None
+    strategy = here.strategies[-1]
+    return strategy if strategy.device_assignment is not None else None
 
 
 def renew(module: Pytree) -> None:
@@ -221,6 +189,8 @@ def value_of(content: Variable | ReplicaKey) -> Any:
     That is safe: they flatten and copy the model while they run and do not reuse the trace, so the constant cannot
     become stale.
     """
+    if (random_state := borrowed(content)) is not None:
+        return random_state
     here = ambient()
     captured = bool(here.listeners) or (here.store is not None and here.store.captures)
     if captured or is_eval(current_trace()) or not is_eval_below(current_trace()):
@@ -249,6 +219,24 @@ def adopt(variable: NNXVariable[Any], name: str = "") -> None:
     # Without a replica: NNX objects are shared by all replicas, so the first replica creates the variable for all.
     with within(replica=None, runner=None):
         hold(variable, ReplicaKey(content, name) if is_key else _made(variable, content, name))
+
+
+def adopt_made_in_scope(value: object) -> None:
+    """Moves values of NNX variables that a transform has made in the current scope to new `mirrored` variables.
+
+    `nnx.vmap` and `nnx.jit` make the variables of a module in their trace, where no `mirrored` variable can be created,
+    and then anew from the arrays that they return.
+
+    Args:
+        value: A module or an NNX variable. Variables that were created elsewhere, and other values, are left alone.
+    """
+    strategy = strategy_of_scope()
+    if strategy is None or not is_eval(recording_parent(current_trace())):
+        return
+    for path, variable in variables_of(value):
+        made_in = getattr(trace_of_variable(variable), "scope", None)
+        if made_in is not None and made_in() is strategy:
+            adopt(variable, "/".join(map(str, path)))
 
 
 def _made(variable: NNXVariable[Any], value: Array | HostArray, name: str) -> Variable:

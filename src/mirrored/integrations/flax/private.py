@@ -50,3 +50,14 @@ def move_to_current_trace(module: Pytree) -> None:
     """Makes NNX regard a module as created in the current JAX trace, so that it can be changed there."""
     state = module._pytree__state
     object.__setattr__(module, "_pytree__state", type(state)(state.initializing, state.is_setup))
+
+
+# Random state: the functions that replace keys for a while, which `nnx.split_rngs` and `nnx.fork_rngs` call.
+
+random_state: Any = nnx.rnglib
+REPLACING = ("_graph_updates_split_rngs", "_graph_updates_fork_rngs")
+RESTORING = ("restore_rngs",)
+
+# Transforms: the module whose `from_tree` makes the modules that a transform returns.
+
+results: Any = nnx.extract

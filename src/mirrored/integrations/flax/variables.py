@@ -20,16 +20,17 @@ from mirrored._typing import Operand
 from mirrored.errors import ArgumentTypeError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
-    ReplicaKey,
     adopt,
     held,
     hold,
     is_nested,
     is_ours,
     refuse_in_turn,
+    strategy_of_scope,
     value_of,
 )
 from mirrored.integrations.flax.private import metadata_of
+from mirrored.integrations.flax.random_state import ReplicaKey, assign_random_state, borrowed
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
@@ -61,7 +62,10 @@ def connect_variables() -> None:
 def _child(variable: NNXVariable[Any]) -> Any:
     """Returns what NNX flattens the variable to: the `mirrored.Variable` behind it if there is one, not its value."""
     content = held(variable)
-    return value_of(content) if isinstance(content, ReplicaKey) else content
+    if isinstance(content, ReplicaKey):
+        return value_of(content)
+    random_state = borrowed(content) if isinstance(content, Variable) else None
+    return content if random_state is None else random_state
 
 
 def _write(variable: NNXVariable[Any], value: object) -> None:
@@ -75,7 +79,7 @@ def _write(variable: NNXVariable[Any], value: object) -> None:
         _assign(variable, content, value)
 
 
-def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: Operand) -> None:
+def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: Operand, by_user: bool = False) -> None:
     if isinstance(value, Variable):
         value = value.read_value()
     if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex, np.generic))):
@@ -85,6 +89,8 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
             rule="the value of a strategy's variable must be an array with a fixed shape and dtype",
             remedy="store values of other types in an nnx.Variable that is created outside strategy.scope()",
         )
+    if isinstance(variable, nnx.RngState) and assign_random_state(content, value, by_user):
+        return
     if isinstance(content, ReplicaKey):
         content.assign(value)
     else:
@@ -102,9 +108,7 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def adopting(self: NNXVariable[Any], *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        here = ambient()
-        in_scope = here.strategies and here.replica is None and here.store is None
-        if in_scope and here.strategies[-1].device_assignment is not None:
+        if strategy_of_scope() is not None and not is_nested():
             adopt(self)
 
     return adopting
@@ -200,7 +204,7 @@ def _writing_by_index(write: Callable[..., None]) -> Callable[..., None]:
         value = _hooked(self, "on_set_value", value)
         if index is not _NO_INDEX and (index is not ... or np.shape(value) != np.shape(value_of(content))):
             value = value_of(content).at[index].set(value)
-        return _assign(self, content, value)
+        return _assign(self, content, value, by_user=True)
 
     return writing_by_index
 

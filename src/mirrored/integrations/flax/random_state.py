@@ -1,0 +1,200 @@
+"""Random state of NNX modules: one stored key for all replicas, and keys that `nnx.split_rngs` replaces for a while.
+
+`nnx.split_rngs` and `nnx.fork_rngs` write other keys and counts into the random state of a module, often arrays of
+them, and `nnx.restore_rngs` writes the original ones back. A mirrored variable has one shape, and the replicas' new
+keys differ. So until they are restored, such values are *borrowed*: they belong to one replica of one run (or to the
+code outside of runs) and are not stored in variables. A run drops those that it has not restored.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.errors import ContextError
+from mirrored.runtime.ambient import ambient
+from mirrored.variables import Variable
+
+
+class ReplicaKey:
+    """JAX random keys that are stored once for all replicas; each replica that reads them gets keys of its own.
+
+    In replica context, reading returns `jax.random.fold_in` of each key and the replica number. So replicas draw
+    different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets the
+    keys themselves.
+
+    Args:
+        key: The key, or an array of keys (of a ``key<...>`` dtype).
+        name: The variable's name.
+    """
+
+    def __init__(self, key: jax.Array, name: str) -> None:
+        self._implementation = jax.random.key_impl(key)
+        self.shape = key.shape
+        self.variable = Variable(jax.random.key_data(key), trainable=False, name=name)
+
+    def read_value(self) -> Any:
+        """Returns the keys of the current replica inside `strategy.run`, and the stored keys outside."""
+        key = self._wrapped(self.variable.read_value())
+        replica = ambient().replica
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return key
+        number = replica.replica_id_in_sync_group
+        if isinstance(number, int):
+            return key if number == 0 else _folded(key, number)
+        folded = jax.random.key_data(_folded(key, number))
+        return self._wrapped(jnp.where(number == 0, jax.random.key_data(key), folded))
+
+    def assign(self, key: jax.Array) -> None:
+        """Replaces the stored keys; has no effect inside `strategy.run` with several replicas.
+
+        NNX's transforms write back the keys that they read. In a replica those are usually folded keys.
+        """
+        if not in_replicas():
+            self.variable.assign(jax.random.key_data(key), read_value=False)
+
+    def _wrapped(self, data: jax.Array) -> Any:
+        return jax.random.wrap_key_data(data, impl=self._implementation)
+
+
+def _folded(key: jax.Array, number: int | jax.Array) -> jax.Array:
+    fold: Callable[..., jax.Array] = jax.random.fold_in
+    for _ in range(key.ndim):
+        fold = jax.vmap(fold, in_axes=(0, None))
+    return fold(key, number)
+
+
+def in_replicas() -> bool:
+    """Returns whether the caller is one of several replicas in `strategy.run`."""
+    replica = ambient().replica
+    return replica is not None and replica.num_replicas_in_sync > 1
+
+
+# Borrowed values: by content (`ReplicaKey`, or the variable of a count), then by place.
+
+
+class _Outside:
+    """The place of values that are borrowed outside of runs and compiled functions."""
+
+
+_Stacks = weakref.WeakKeyDictionary[Any, dict["int | None", list[Any]]]
+_OUTSIDE = _Outside()
+_borrowed: dict[int, tuple[weakref.ref[Any], _Stacks]] = {}
+_doing = threading.local()
+
+
+def borrowed(content: Variable | ReplicaKey) -> Any:
+    """Returns the value that stands for the random state of an NNX variable here; None if there is none.
+
+    Raises:
+        ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.
+    """
+    if id(content) not in _borrowed:
+        return None
+    stack = _stack(content)
+    if stack:
+        return stack[-1]
+    if _place()[0] is not _OUTSIDE and any(_borrowed[id(content)][1].get(_OUTSIDE, {}).values()):
+        raise ContextError(
+            "nnx.split_rngs",
+            found="the keys of a mirrored module were split outside strategy.run or mirrored.function, and read inside",
+            rule="split keys are not stored in variables, so they exist only in the context that has split them",
+            remedy="call nnx.split_rngs in the function that uses the keys",
+        )
+    return None
+
+
+def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: bool) -> bool:
+    """Assigns the random state of an NNX variable if the new value is borrowed, or replaces or restores a borrowed one.
+
+    Args:
+        content: The keys or the count.
+        value: The new keys or counts.
+        by_user: Whether the program assigns it (`set_value`), and not a transform of NNX that writes it back.
+
+    Returns:
+        Whether nothing is left to assign. False: the caller assigns the value to the variable.
+
+    Raises:
+        ContextError: The program assigns keys in a run of several replicas.
+    """
+    what, shape = getattr(_doing, "what", None), np.shape(value)
+    own_key = isinstance(content, ReplicaKey) and in_replicas()
+    stack = _stack(content)
+    if what == "replacing" and (own_key or shape != content.shape):
+        _borrow(content, value)
+        return True
+    if what == "restoring" and stack and (own_key or shape != np.shape(stack[-1])):
+        _give_back(content)
+        return own_key or shape != content.shape
+    if stack:
+        stack[-1] = value
+        return True
+    if own_key and by_user:
+        raise ContextError(
+            "nnx.RngKey.set_value",
+            found="a replica assigned random keys of a mirrored module in strategy.run",
+            rule="the keys are stored once for all replicas, and each replica derives its own keys from them",
+            remedy="assign keys outside strategy.run (nnx.reseed), or use nnx.split_rngs or nnx.fork_rngs in it",
+        )
+    return False
+
+
+def _borrow(content: Variable | ReplicaKey, value: Any) -> None:
+    content_id = id(content)
+    if content_id not in _borrowed:
+        reference = weakref.ref(content, lambda _: _borrowed.pop(content_id, None))
+        _borrowed[content_id] = (reference, weakref.WeakKeyDictionary())
+    place, replica = _place()
+    _borrowed[content_id][1].setdefault(place, {}).setdefault(replica, []).append(value)
+
+
+def _give_back(content: Variable | ReplicaKey) -> None:
+    _stack(content).pop()
+    if not any(any(stacks.values()) for stacks in _borrowed[id(content)][1].values()):
+        del _borrowed[id(content)]
+
+
+def _stack(content: Variable | ReplicaKey) -> list[Any]:
+    if id(content) not in _borrowed:
+        return []
+    place, replica = _place()
+    return _borrowed[id(content)][1].get(place, {}).get(replica, [])
+
+
+def _place() -> tuple[Any, int | None]:
+    here = ambient()
+    place = _OUTSIDE if here.store is None else here.store.outermost()
+    return place, here.replica.local_index if in_replicas() else None
+
+
+# NNX's functions that replace and restore random state.
+
+
+def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function of NNX that replaces keys for a while."""
+    return _during("replacing", function)
+
+
+def restoring(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function of NNX that writes original keys back."""
+    return _during("restoring", function)
+
+
+def _during(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before, _doing.what = getattr(_doing, "what", None), what
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _doing.what = before
+
+    return wrapped

@@ -1,0 +1,73 @@
+"""Explains why a run refuses arrays whose sharding is a part of their type: those of a mesh with explicit axes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType
+
+from mirrored.errors import DeviceError, MirroredError
+from mirrored.runtime.function_key import key_of
+from mirrored.values import structures
+
+
+@contextlib.contextmanager
+def explicit_axes_explained(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_traced: bool
+) -> Iterator[None]:
+    """Raises an error that names an array of a mesh with explicit axes if a run of `fn` fails because of it.
+
+    JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
+
+    Args:
+        fn: The function passed to `run`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        is_traced: Whether the run is compiled. Then an argument could fail only when the program is compiled.
+
+    Raises:
+        DeviceError: `fn` closes over such an array, or it is an argument.
+    """
+    if is_traced:
+        _refuse_arguments(args, kwargs, None)
+    try:
+        yield
+    except (KeyError, NotImplementedError, TypeError, ValueError) as error:
+        if isinstance(error, MirroredError):
+            raise
+        _refuse_arguments(args, kwargs, error)
+        for name, key in key_of(fn).arrays:
+            if _is_explicit(key.array):
+                raise _refused(f"the function closes over {name!r}", key.array) from error
+        code = getattr(fn, "__code__", None)
+        for name in code.co_names if code is not None else ():
+            if _is_explicit(value := fn.__globals__.get(name)):
+                raise _refused(f"the function uses {name!r}", value) from error
+        raise
+
+
+def _refuse_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception | None) -> None:
+    for leaf in structures.flatten((tuple(args), dict(kwargs)))[0]:
+        if _is_explicit(leaf):
+            raise _refused("it was passed as an argument", leaf) from error
+
+
+def _is_explicit(value: object) -> bool:
+    if not isinstance(value, jax.Array):
+        return False
+    mesh = getattr(getattr(jax.typeof(value), "sharding", None), "mesh", None)
+    return AxisType.Explicit in getattr(mesh, "axis_types", ())
+
+
+def _refused(how: str, array: jax.Array) -> DeviceError:
+    sharding = jax.typeof(array).sharding
+    return DeviceError(
+        "Strategy.run",
+        found=f"{how}, an array {jax.typeof(array)} of the mesh {sharding.mesh}, which has explicit axes",
+        rule="a run has a mesh of its own, so it takes arrays whose sharding is no part of their type",
+        remedy="copy the array before the run: jax.device_put(x, jax.devices()[0]), or make its mesh with "
+        "axis_types=(jax.sharding.AxisType.Auto,)",
+    )
