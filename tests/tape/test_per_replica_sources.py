@@ -85,3 +85,41 @@ def test_a_value_that_is_not_watched_has_no_gradient(devices: int, replicas: int
     with mr.GradientTape() as tape:
         total = (mr.function(loss) if compiled else loss)(x)
     assert tape.gradient(total, {"x": x}) == {"x": None}
+
+
+READS: dict[str, Callable[..., Any]] = {
+    "values": lambda strategy, x: x.values,
+    "local_results": lambda strategy, x: strategy.experimental_local_results(x),
+}
+
+
+@layouts
+@pytest.mark.parametrize("stored", ["rows", "components"])
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_components_that_are_read_in_the_block_are_tracked(devices: int, replicas: int, stored: str, read: Any) -> None:
+    """Alone, combined with each other, and beside a run."""
+    strategy, loss = made(devices, replicas)
+    x = value(strategy, stored)
+    read(strategy, x)  # what was read before the block is kept
+    with mr.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        parts = read(strategy, x)
+        first = (parts[0] ** 2).sum()
+        combined = sum(((number + 1) * part).sum() for number, part in enumerate(parts)) + loss(x)
+    rows = np.arange(2.0 * replicas).reshape(replicas, 2)
+    own = strategy.experimental_local_results(tape.gradient(first, x))
+    np.testing.assert_array_equal(own[0], 2 * rows[0])
+    assert not any(np.any(part) for part in own[1:] if part is not None)
+    gradient = np.stack(strategy.experimental_local_results(tape.gradient(combined, x)))
+    np.testing.assert_array_equal(gradient, 2 * rows + np.arange(1, replicas + 1)[:, None])
+    plain = strategy.experimental_local_results(x)
+    assert all(type(part) is type(rows_of) for part, rows_of in zip(plain, read(strategy, x), strict=True))
+
+
+@pytest.mark.parametrize("stored", ["rows", "components"])
+def test_components_stay_on_their_devices_under_a_tape(stored: str) -> None:
+    strategy, _ = made(2, 2)
+    x = value(strategy, stored)
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        assert [next(iter(part.devices())) for part in x.values] == jax.devices()[:2]

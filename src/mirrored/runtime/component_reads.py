@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax.placement import movable
 from mirrored.runtime.ambient import ReadableVariable, announce_read, is_tracked
+from mirrored.values.distributed_values import register_tracked_read
 from mirrored.values.stacking import stack_components
 
 if TYPE_CHECKING:
@@ -42,6 +44,19 @@ def component_of(value: PerReplica, local: int) -> Any:
     if value.is_stacked and is_tracked(value.first()):
         return value.first()[local]
     return value.values[local]
+
+
+def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
+    """Returns the components of a stacked value that a tape tracks, as rows of it on the replicas' devices, or None."""
+    if device_assignment is None or device_assignment.spans_processes or not is_tracked(stacked):
+        return None
+    return tuple(
+        movable(jax.device_put(stacked[replica], device_assignment.device_of(replica)))
+        for replica in range(device_assignment.num_replicas)
+    )
+
+
+register_tracked_read(_components_tracked)
 
 
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:

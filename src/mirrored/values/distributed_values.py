@@ -167,6 +167,23 @@ _EVEN: Final = _Batch(False)
 _UNEVEN: Final = _Batch(True)
 
 
+_TrackedRead = Callable[[jax.Array, "DeviceAssignment | None"], "tuple[Any, ...] | None"]
+_tracked_reads: list[_TrackedRead] = []
+
+
+def register_tracked_read(read: _TrackedRead) -> None:
+    """Registers the function that reads the components of a stacked value which a tape watches.
+
+    Args:
+        read: Returns the components such that tapes record the read; None if no tape tracks the stacked array.
+    """
+    _tracked_reads.append(read)
+
+
+def _read_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
+    return next((found for read in _tracked_reads if (found := read(stacked, device_assignment)) is not None), None)
+
+
 class PerReplica(_NotAnArray):
     """A value with one component per replica; the components can differ, also in shape.
 
@@ -230,6 +247,8 @@ class PerReplica(_NotAnArray):
     @property
     def values(self) -> tuple[Any, ...]:
         """The components of this process's replicas, each on its replica's device."""
+        if self._stacked is not None and (tracked := _read_tracked(self._stacked, self._device_assignment)) is not None:
+            return tracked  # not kept: they belong to the tape
         if self._components is None:
             assert self._stacked is not None
             self._components = unstacked(self._stacked, self._device_assignment)
