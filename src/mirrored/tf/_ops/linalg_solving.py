@@ -177,7 +177,7 @@ def eigh_tridiagonal(
             rule='`select` must be "a" for all eigenvalues or "i" for those with indices in select_range',
             remedy="compute all and filter them: e = tf.linalg.eigh_tridiagonal(a, b); e[(e > low) & (e <= high)]",
         )
-    # Not `jax.scipy.linalg.eigh_tridiagonal`, which computes no eigenvectors.
+    # Not `jax.scipy.linalg.eigh_tridiagonal`, which has no gradient and refuses a complex superdiagonal.
     matrix = jnp.diag(alpha) + jnp.diag(beta, 1) + jnp.diag(jnp.conj(beta), -1)
     kept = slice(None) if select == "a" else slice(int(select_range[0]), int(select_range[1]) + 1)
     if eigvals_only:
