@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from mirrored.cluster.resolver import ClusterResolver, master_url
+from mirrored.cluster.resolver import AddressResolver
 from mirrored.cluster.spec import ClusterSpec
 from mirrored.errors import AllocationError, ArgumentError
 from mirrored.extras import load
@@ -33,7 +33,7 @@ class PodClient(Protocol):
         ...
 
 
-class KubernetesClusterResolver(ClusterResolver):
+class KubernetesClusterResolver(AddressResolver):
     """A cluster resolver whose tasks are the running Kubernetes pods with given labels, sorted by name.
 
     Every call queries Kubernetes again.
@@ -108,18 +108,6 @@ class KubernetesClusterResolver(ClusterResolver):
                 )
             addresses.append(f"{pod.status.host_ip}:{self._port}")
         return addresses
-
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns a task's address (default: this process's); "" if this process's task is not known.
-
-        Raises:
-            ClusterError: There is no such task.
-        """
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
-        if job is None or index is None:
-            return ""
-        return master_url(self.cluster_spec().task_address(job, index), rpc_layer or self._rpc_layer)
 
 
 def _client(location: ExecutableLocation) -> Any:

@@ -102,3 +102,19 @@ class ClusterResolver(abc.ABC):
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
+
+
+class AddressResolver(ClusterResolver):
+    """Base class of resolvers whose `cluster_spec` has an address for every task, also for a single one."""
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """Returns a task's address (default: this process's); "" if this process's task is not known.
+
+        Raises:
+            ClusterError: There is no such task.
+        """
+        job = self.task_type if task_type is None else task_type
+        index = self.task_id if task_id is None else task_id
+        if job is None or index is None:
+            return ""
+        return master_url(self.cluster_spec().task_address(job, index), rpc_layer or self._rpc_layer)

@@ -7,12 +7,12 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 
-from mirrored.cluster.resolver import ClusterResolver, master_url
+from mirrored.cluster.resolver import AddressResolver
 from mirrored.cluster.spec import ClusterSpec
 from mirrored.errors import AllocationError, ClusterError
 
 
-class SlurmClusterResolver(ClusterResolver):
+class SlurmClusterResolver(AddressResolver):
     """A cluster resolver for a Slurm job step; arguments that are not given are read from the environment.
 
     Tasks are numbered as Slurm numbers them: node by node, in the order of the list of nodes.
@@ -100,18 +100,6 @@ class SlurmClusterResolver(ClusterResolver):
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Returns the job name and index of this process's task."""
         return self.task_type, self.task_id
-
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task (default: this process's).
-
-        Raises:
-            ClusterError: There is no such task.
-        """
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
-        if job is None or index is None:
-            return ""
-        return master_url(self.cluster_spec().task_address(job, index), rpc_layer or self._rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
