@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from mirrored import MirroredStrategy, get_replica_context
 from mirrored.errors import ArgumentError
 from mirrored.tape import GradientTape, custom_gradient
 
@@ -199,3 +200,19 @@ def test_implicit_derivatives_of_solvers(times):
             tape.watch(x)
             y = root(x)
         assert (float(y), float(tape.gradient(y, x))) == (2.0, float(jax.grad(root)(x)))
+
+
+def test_replicas_return_one_value_each_of_a_merged_result():
+    """A public program reads `run(...).values` of a custom gradient around `merge_call`, which TensorFlow has."""
+    strategy = MirroredStrategy(jax.devices()[:2])
+
+    @custom_gradient
+    def total(x):
+        merged = get_replica_context().merge_call(lambda _, parts: sum(parts.values), args=(x,))
+        return merged, lambda upstream: upstream
+
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(1.0 + context.replica_id_in_sync_group)
+    )
+    result = strategy.run(total, args=(values,))
+    assert [float(one) for one in result.values] == [3.0, 3.0]

@@ -17,7 +17,7 @@ from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError
-from mirrored.runtime.ambient import ReadableVariable, listen, unlisten
+from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
 from mirrored.tape.backward import is_variable
 from mirrored.tape.record import Key, Pulled, Record, Runner, closed_over, completed
 from mirrored.tape.trace import TapeTrace
@@ -82,11 +82,17 @@ def custom_gradient(function: F) -> F:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         trace = current_trace()
         if is_eval(trace):
-            return function(*args, **kwargs)[0]
+            result = function(*args, **kwargs)[0]
+            return result if ambient().replica is None else jax.tree.map(_separate, result, is_leaf=is_variable)
         call = _Call(function, args, kwargs)
         return call.on_tapes(trace) if isinstance(trace, TapeTrace) else call.under_transform()
 
     return wrapped  # type: ignore[return-value]
+
+
+def _separate(leaf: Any) -> Any:
+    """Returns a copy of an array, so that replicas that return one merged array return one each, as in TensorFlow."""
+    return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
 
 class _Call:
