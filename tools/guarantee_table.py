@@ -41,7 +41,7 @@ def page() -> str:
 
 def _introduction() -> Iterator[str]:
     refused = sum(cell.refusal is not None for cell in CELLS)
-    yield "# Guarantees"
+    yield "# Guarantee matrix"
     yield ""
     yield "`tools/guarantee_table.py` generates this page from the tables that the tests use; do not edit it."
     yield ""

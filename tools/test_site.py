@@ -28,8 +28,16 @@ TERMS = (
     *("LossScaleWarning", "experimental_distribute_dataset", "num_replicas_in_sync"),
 )
 PAGES = (
-    *("index", "installation", "is_this_for_me", "tutorials/quickstart", "examples", "frameworks"),
-    *("coming_from_tensorflow", "guarantees", "errors", "reference/variables"),
+    *("index", "is_this_for_me", "tutorials/quickstart", "tutorials/from_keras", "tutorials/several_workers"),
+    *(
+        "tutorials/cookbook",
+        "examples",
+        "performance",
+        "assumptions",
+        "troubleshooting",
+        "design/0004_replication_check",
+    ),
+    *("coming_from_tensorflow", "errors", "reference/variables"),
 )
 WIDTHS = {"desktop": (1300, 1600), "phone": (500, 1600)}  # Chromium's window is at least 500 wide.
 

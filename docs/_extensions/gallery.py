@@ -15,14 +15,22 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 HEADING = re.compile(r"^## \[(\w+)\.py\]\(\w+\.py\): (.*)$", re.MULTILINE)
 
 
+def _table(text: str) -> list[str]:
+    """Returns the lines of the overview, with the names of the programs as code: the sections below show them."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    return [re.sub(r"\[(\w+\.py)\]\(\w+\.py\)", r"`\1`", row) for row in rows]
+
+
 class Gallery(SphinxDirective):
     """Shows each example: its description, figure and source."""
 
     def run(self) -> list[nodes.Node]:
-        """Returns one section per example."""
+        """Returns the overview of all examples, and one section per example."""
         self.env.note_dependency(str(EXAMPLES / "README.md"))
-        _, *parts = HEADING.split((EXAMPLES / "README.md").read_text(encoding="utf-8"))
-        sections: list[nodes.Node] = []
+        head, *parts = HEADING.split((EXAMPLES / "README.md").read_text(encoding="utf-8"))
+        overview = nodes.Element()
+        self.state.nested_parse(StringList(_table(head), source="examples"), self.content_offset, overview)
+        sections: list[nodes.Node] = list(overview.children)
         for name, title, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             section = nodes.section(ids=[name])
             section += nodes.title("", "", *with_code(title[0].upper() + title[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -96,6 +97,105 @@ def test_equinox_spirals_equals_one_device() -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_audio_instruments() -> None:
+    example = load("audio_instruments")
+    losses, parameters = example.train(25, replicas(4))
+    assert losses[-1] < 0.8 * losses[0]
+    confusion = example.confusion_of(parameters, 100)
+    assert confusion.sum() == 100
+    assert np.trace(confusion) > 40  # One of four by chance.
+
+
+def test_graph_rings_equals_one_device() -> None:
+    example = load("graph_rings")
+    losses, _ = example.train(6, replicas(4))
+    expected, _ = example.train(6, replicas(1))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_graph_rings_have_the_labelled_ring() -> None:
+    edges, kinds = load("graph_rings").graphs(20, seed=0)
+    for one, kind in zip(edges, kinds, strict=True):
+        np.testing.assert_array_equal(one, one.T)
+        assert one.sum() / 2 == len(one)  # One cycle: as many edges as nodes.
+        while (leaves := one.sum(0) == 1).any():
+            one = one[~leaves][:, ~leaves]
+        assert len(one) == (6 if kind else 4)
+
+
+@pytest.mark.slow
+def test_graph_rings_learns() -> None:
+    example = load("graph_rings")
+    _, parameters = example.train(300, replicas(4))
+    assert example.accuracy_of(parameters) > 0.8
+
+
+def test_digits_diffusion_draws_other_noise_on_each_replica() -> None:
+    example = load("digits_diffusion")
+    losses, parameters = example.train(40, replicas(4))
+    assert losses[0] == pytest.approx(1.0, abs=0.1)
+    assert losses[-1] < 0.6
+    assert example.sample(parameters, np.arange(4, dtype=np.int32)).shape == (4, 64)
+
+
+@pytest.mark.slow
+def test_digits_diffusion_makes_digits() -> None:
+    example = load("digits_diffusion")
+    _, parameters = example.train(600, replicas(4))
+    assert example.likeness_of(parameters) > 0.8
+
+
+def test_pendulum_control_equals_one_device() -> None:
+    example = load("pendulum_control")
+    costs, _ = example.train(3, replicas(4))
+    expected, _ = example.train(3, replicas(1))
+    np.testing.assert_allclose(costs, expected, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_pendulum_control_learns() -> None:
+    example = load("pendulum_control")
+    costs, policy = example.train(200, replicas(4))
+    assert np.mean(costs[-10:]) < 0.5 * costs[0]
+    assert example.upright_of(policy) > 0.5
+
+
+def test_contrastive_digits_equals_one_device() -> None:
+    example = load("contrastive_digits")
+    losses, _ = example.train(5, replicas(4))
+    expected, _ = example.train(5, replicas(1))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_contrastive_digits_learns() -> None:
+    example = load("contrastive_digits")
+    _, parameters = example.train(200, replicas(4))
+    arrays = mr.unmirror(parameters)
+    untrained = example.make_parameters()
+    before = example.neighbour_accuracy(lambda x: example.embedding_of(untrained, x))
+    after = example.neighbour_accuracy(lambda x: example.embedding_of(arrays, x))
+    assert after > before + 0.05
+
+
+def test_lora_digits_changes_the_adapters_only() -> None:
+    example = load("lora_digits")
+    strategy = replicas(4)
+    (first, second), accuracies, network, adapters = example.experiment(40, strategy)
+    assert first[-1] < 0.5 * first[0]
+    assert second[-1] < 0.7 * second[0]
+    assert accuracies["upright, adapters off"] == accuracies["upright"]
+    assert accuracies["turned, adapted"] > accuracies["turned, not adapted"] + 0.2
+    assert example.size_of(adapters) < 0.02 * example.size_of(network)
+
+
+def test_text_sources() -> None:
+    history, model = load("text_sources").train(4, replicas(2))
+    assert history["accuracy"][-1] > 0.8
+    assert history["val_accuracy"][-1] > 0.4
+    assert model.output_shape == (None, 5)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_examples_are_short_and_shown(name: str) -> None:
     lines = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
@@ -103,6 +203,7 @@ def test_examples_are_short_and_shown(name: str) -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert f"{name}.py" in page
     assert f"pictures/{name}.png" in page
+    assert re.search(rf"^\| \[{name}\.py\].*\| \d+ s \| .+ \|$", page, re.MULTILINE)
     picture = EXAMPLES / "pictures" / f"{name}.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size < 60_000
