@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import recording
+
+from mirrored.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,3 +51,53 @@ def test_files_exist():
     assert named
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_links_and_figures_exist():
+    for page in ("README.md", "CONTRIBUTING.md", "AGENTS.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+        assert targets
+        assert [target for target in targets if not (ROOT / target).exists()] == []
+        assert set(re.findall(r"\bmake ([a-z][a-z-]*)", text)) <= targets_of_makefile(), page
+
+
+def targets_of_makefile() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)[1].split())
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "AGENTS.md"])
+def test_files_and_folders_for_contributors_exist(page):
+    named = set(re.findall(r"(?:tests|docs|tools|src|examples)/[\w/.-]*\w", (ROOT / page).read_text(encoding="utf-8")))
+    assert named
+    assert [name for name in sorted(named) if "NAME" not in name and not (ROOT / name).exists()] == ["tests/FOLDER"] * (
+        page == "AGENTS.md"
+    )
+
+
+COMMANDS = re.findall(r"\.venv/bin/mirrored ([^`\n]*)", README)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_program_are_accepted(command):
+    """Parses each command; `spirals/train.py` is created by an earlier one."""
+    name, *arguments = command.split()
+    arguments = [__file__ if argument == "spirals/train.py" else argument for argument in arguments]
+    main.commands[name].make_context(name, arguments)
+
+
+def test_programs_of_the_commands_exist():
+    """A fresh clone has no train.py: each program is in the repository or made by an earlier command."""
+    programs = set(re.findall(r"(?<![\w/])[\w/]+\.py\b", "\n".join(COMMANDS)))
+    assert programs <= {"spirals/train.py"}
+    assert "new spirals" in COMMANDS
+
+
+def test_the_recording_shows_commands_of_the_readme_and_needs_no_network():
+    figure = (ROOT / "docs" / "figures" / "first_training.svg").read_text(encoding="utf-8")
+    assert set(re.findall(r"https?://[^\s\"<]+", figure)) <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
+    shown = re.sub(r"<[^>]*>", "", figure).replace("&#160;", " ")
+    for command in recording.COMMANDS:
+        assert command in shown
+    assert "4 replicas: loss" in shown
