@@ -100,4 +100,4 @@ def test_the_recording_shows_commands_of_the_readme_and_needs_no_network():
     shown = re.sub(r"<[^>]*>", "", figure).replace("&#160;", " ")
     for command in recording.COMMANDS:
         assert command in shown
-    assert "4 replicas: loss" in shown
+    assert "replicas 4, loss" in shown

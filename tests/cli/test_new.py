@@ -112,8 +112,8 @@ def test_the_project_passes_its_tests_and_runs_on_two_workers(tmp_path, framewor
     run = ("-m", "mirrored.cli", "run", "--workers", "2", "--replicas-per-worker", "2", "train.py")
     for steps in (60, 120):
         output = started(tmp_path / "spirals", *run, "--steps", str(steps), "--checkpoints", "checkpoints")
-        assert re.search(r"\[worker 0\] 4 replicas: loss [\d.]+, accuracy [\d.]+%", output), output
-        assert "[worker 1] 4 replicas" not in output
+        assert re.search(r"\[worker 0\] replicas 4, loss [\d.]+, accuracy [\d.]+%", output), output
+        assert "[worker 1] replicas" not in output
     assert (tmp_path / "spirals" / "checkpoints" / "ckpt-120").is_dir()
 
 
