@@ -8,12 +8,16 @@ from jax import Array
 from numpy import dtype, ndarray
 
 from mirrored.data import AutoShardPolicy as AutoShardPolicy
+from mirrored.data import AutotuneAlgorithm as AutotuneAlgorithm
+from mirrored.data import AutotuneOptions as AutotuneOptions
 from mirrored.data import DistributeOptions as DistributeOptions
+from mirrored.data import OptimizationOptions as OptimizationOptions
 from mirrored.data import Optional as Optional
 from mirrored.data.pipeline.iterators import Steps
 from mirrored.data.pipeline.sampling import NamedDType
 from mirrored.tf._data.experimental import Reducer as Reducer
 from mirrored.tf.data import Dataset
+from mirrored.tf.data import ThreadingOptions as ThreadingOptions
 
 AUTOTUNE: int
 INFINITE_CARDINALITY: int
