@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -22,6 +23,9 @@ import mirrored as mr
 from checkpoint.damages import HOW, damage
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, checkpoints_in
 from mirrored.errors import CheckpointError, DamagedCheckpointError, MissingExtraError
+
+# Orbax leaves futures behind whose loop is gone when a write fails.
+unraisable = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 TRAIN = """
 import sys
@@ -115,6 +119,16 @@ def test_a_folder_of_something_else(tmp_path):
         target().restore(tmp_path)
 
 
+@contextlib.contextmanager
+def files_of_at_most(size):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 @pytest.fixture
 def full_disk(tmp_path):
     """A folder on a small file system; if mounting is not permitted, a file size limit has a similar effect."""
@@ -122,10 +136,8 @@ def full_disk(tmp_path):
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
     if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        yield folder, "raise the file size limit"
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with files_of_at_most(100_000):
+            yield folder, "raise the file size limit"
         return
     yield folder, r"\(0\.\d MB are free on its file system\)(?s:.*)free space on its file system"
     subprocess.run(["umount", "--lazy", folder], check=True)
@@ -151,8 +163,7 @@ def unprivileged():
             set_rights(False)
 
 
-# Orbax leaves futures behind whose loop is gone when a write fails.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@unraisable
 def test_a_disk_that_fills_is_named_with_what_is_free_and_training_goes_on(full_disk):
     folder, remedy = full_disk
     v = mr.Variable(np.zeros(1000, np.float32))
@@ -175,7 +186,7 @@ def test_a_disk_that_fills_is_named_with_what_is_free_and_training_goes_on(full_
     assert not v.numpy().any()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@unraisable
 def test_a_read_only_folder_is_named_with_the_remedy_and_may_be_restored_from(unprivileged):
     folder, set_rights = unprivileged
     v = mr.Variable(1.0)
@@ -201,22 +212,17 @@ def test_a_read_only_folder_is_named_with_the_remedy_and_may_be_restored_from(un
     assert [os.path.basename(one) for one in manager.checkpoints] == ["ckpt-1", "ckpt-2"]
 
 
-# Orbax leaves futures behind whose loop is gone when a write fails.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@unraisable
 def test_full_disk_leaves_the_previous_one(tmp_path):
     v = mr.Variable(jnp.zeros(100_000))
     manager = CheckpointManager(Checkpoint(v=v), tmp_path)
     manager.save(1)
     manager.wait()
     v.assign(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    with files_of_at_most(20_000):
         manager.save(2)
         with pytest.raises(CheckpointError, match="ckpt-2 could not be written"):
             manager.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert visible(tmp_path) == ["ckpt-1"]
     assert manager.restore_latest() == 1
     assert not v.numpy().any()
@@ -224,19 +230,14 @@ def test_full_disk_leaves_the_previous_one(tmp_path):
     assert [os.path.basename(one) for one in manager.checkpoints] == ["ckpt-1", "ckpt-3"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@unraisable
 def test_a_failed_replacement_leaves_the_old_one(tmp_path):
     v = mr.Variable(1.0)
     checkpoint = Checkpoint(v=v)
     checkpoint.write(tmp_path / "c")
     v.assign(2.0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-        with pytest.raises(CheckpointError, match="could not be written"):
-            checkpoint.write(tmp_path / "c")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(10), pytest.raises(CheckpointError, match="could not be written"):
+        checkpoint.write(tmp_path / "c")
     checkpoint.read(tmp_path / "c").assert_consumed()
     assert v.numpy() == 1.0
 

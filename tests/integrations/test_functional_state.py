@@ -45,19 +45,29 @@ def averaged(gradients: Any) -> Any:
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
+def optax_step(
+    average: Callable[[Any], Any],
+    gradients_of: Callable[..., tuple[Any, Any]],
+    apply: Callable[..., Any] = optax.apply_updates,
+) -> Step:
+    """Returns a step whose state is parameters and optax's state; `gradients_of` gives the loss and the gradients."""
+
+    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        params, opt_state = state
+        loss, gradients = gradients_of(params, x, y)
+        updates, opt_state = TRANSFORM.update(average(gradients), opt_state, params)
+        return (apply(params, updates), opt_state), loss
+
+    return step
+
+
 def plain_optax(average: Callable[[Any], Any]) -> tuple[Any, Step]:
     params = {"w": jnp.full((3, 1), 0.3), "b": jnp.zeros((1,))}
 
     def loss_of(params: Any, x: Any, y: Any) -> Any:
         return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
 
-    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        params, opt_state = state
-        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
-        updates, opt_state = TRANSFORM.update(average(gradients), opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
-
-    return (params, TRANSFORM.init(params)), step
+    return (params, TRANSFORM.init(params)), optax_step(average, jax.value_and_grad(loss_of))
 
 
 class Linen(linen.Module):
@@ -83,46 +93,29 @@ def linen_train_state(average: Callable[[Any], Any]) -> tuple[Any, Step]:
 
 def nnx_split(average: Callable[[Any], Any]) -> tuple[Any, Step]:
     graph, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), nnx.Param)
-    opt_state = TRANSFORM.init(params)
 
-    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        params, opt_state = state
-        loss, gradients = jax.value_and_grad(lambda params: jnp.mean((nnx.merge(graph, params)(x) - y) ** 2))(params)
-        updates, opt_state = TRANSFORM.update(average(gradients), opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
+    def loss_of(params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((nnx.merge(graph, params)(x) - y) ** 2)
 
-    return (params, opt_state), step
+    return (params, TRANSFORM.init(params)), optax_step(average, jax.value_and_grad(loss_of))
 
 
 def nnx_value_and_grad(average: Callable[[Any], Any]) -> tuple[Any, Step]:
     graph, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), nnx.Param)
-    opt_state = TRANSFORM.init(params)
 
-    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        params, opt_state = state
-        model = nnx.merge(graph, params)
-        loss, gradients = nnx.value_and_grad(lambda model: jnp.mean((model(x) - y) ** 2))(model)
-        updates, opt_state = TRANSFORM.update(average(gradients), opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
+    def gradients_of(params: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        return nnx.value_and_grad(lambda model: jnp.mean((model(x) - y) ** 2))(nnx.merge(graph, params))  # type: ignore[no-any-return]
 
-    return (params, opt_state), step
+    return (params, TRANSFORM.init(params)), optax_step(average, gradients_of)
 
 
 def equinox(average: Callable[[Any], Any]) -> tuple[Any, Step]:
     params, static = eqx.partition(eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0)), eqx.is_array)
-    opt_state = TRANSFORM.init(params)
 
-    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        params, opt_state = state
+    def loss_of(params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((jax.vmap(eqx.combine(params, static))(x) - y) ** 2)
 
-        def loss_of(params: Any) -> Any:
-            return jnp.mean((jax.vmap(eqx.combine(params, static))(x) - y) ** 2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        updates, opt_state = TRANSFORM.update(average(gradients), opt_state, params)
-        return (eqx.apply_updates(params, updates), opt_state), loss
-
-    return (params, opt_state), step
+    return (params, TRANSFORM.init(params)), optax_step(average, jax.value_and_grad(loss_of), eqx.apply_updates)
 
 
 LIBRARIES = {make.__name__: make for make in (plain_optax, linen_train_state, nnx_split, nnx_value_and_grad, equinox)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,20 +16,12 @@ from mirrored.compilation import function
 from mirrored.errors import ArgumentError, ReplicaDivergenceError, StructureError, VariableError
 from mirrored.optimizers import SGD, Adam, Optimizer
 from mirrored.values.sparse_rows import SparseRows, as_pytree
+from optimizers.steps import step_of
 
 
 @as_pytree
 class IndexedSlices(SparseRows):
     pass
-
-
-def _step(way: Any, update: Callable[[], Any]) -> Any:
-    """A step that calls `update` on every replica, and returns nothing."""
-
-    def replica_step() -> None:
-        update()
-
-    return way.compile(lambda: way.strategy.run(replica_step))
 
 
 def _replica_number() -> Any:
@@ -48,7 +39,7 @@ def test_sparse_rows_are_added(way, dense_shape):
         v = mr.Variable(jnp.zeros((3, 2)))
         optimizer = SGD(1.0)
     rows, indices = np.ones((2, 2), np.float32), np.array([1, 1])
-    _step(way, lambda: optimizer.apply_gradients([(IndexedSlices(rows, indices, dense_shape), v)]))()
+    step_of(way, lambda: optimizer.apply_gradients([(IndexedSlices(rows, indices, dense_shape), v)]))()
     replicas = way.strategy.num_replicas_in_sync
     np.testing.assert_array_equal(v.numpy(), [[0, 0], [-2 * replicas, -2 * replicas], [0, 0]])
 
@@ -64,7 +55,7 @@ def test_replicas_gradients_are_summed(way):
         variable = mr.Variable([0.0, 0.0])
         optimizer = SGD(0.5)
     gradient = jnp.array([1.0, 2.0])
-    step = _step(way, lambda: optimizer.apply_gradients([(gradient * _replica_number(), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(gradient * _replica_number(), variable)]))
     step()
     step()
     expected = -np.array([1.0, 2.0]) * _sum_of_numbers(way.num_replicas)
@@ -77,7 +68,7 @@ def test_slots_are_mirrored_and_the_same_everywhere(way):
     with way.strategy.scope():
         variable = mr.Variable(1.0)
         optimizer = Adam(0.1)
-    step = _step(way, lambda: optimizer.apply_gradients([(_replica_number(), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(_replica_number(), variable)]))
     step()
     total = _sum_of_numbers(way.num_replicas)
     slots = optimizer.slots(variable)
@@ -95,7 +86,7 @@ def test_clipping_acts_on_the_sum(way, options):
     with way.strategy.scope():
         variable = mr.Variable(0.0)
         optimizer = SGD(1.0, **options)
-    step = _step(way, lambda: optimizer.apply_gradients([(_replica_number(), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(_replica_number(), variable)]))
     step()
     np.testing.assert_allclose(variable.numpy(), -min(2.5, _sum_of_numbers(way.num_replicas)), rtol=1e-6)
 
@@ -186,7 +177,7 @@ def test_an_optimizer_made_outside_the_scope_counts_once(way):
     optimizer = SGD(0.5)
     with way.strategy.scope():
         variable = mr.Variable(0.0)
-    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array(1.0), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(jnp.array(1.0), variable)]))
     step()
     assert int(optimizer.iterations.numpy()) == 1
     assert optimizer.iterations.strategy is way.strategy
@@ -237,7 +228,7 @@ def test_errors_leave_everything_as_it_was(way, pairs, error, match):
         optimizer.apply_gradients([(jnp.ones(2), v), (1.0, w)])
     before = [variable.numpy() for variable in (v, w, *optimizer.variables)]
     with pytest.raises(error, match=match):
-        _step(way, lambda: optimizer.apply_gradients(pairs(v, w)))()
+        step_of(way, lambda: optimizer.apply_gradients(pairs(v, w)))()
     for variable, value in zip((v, w, *optimizer.variables), before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
@@ -419,7 +410,7 @@ def test_a_complex_variable_descends(way, make):
             loss = jnp.abs(c.value()) ** 2 / way.strategy.num_replicas_in_sync
         optimizer.apply_gradients(zip(tape.gradient(loss, [c]), [c], strict=True))
 
-    step = _step(way, replica_step)
+    step = step_of(way, replica_step)
     for _ in range(3):
         step()
     now = complex(c.numpy())

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,15 +8,7 @@ import pytest
 import mirrored as mr
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import SGD, Optimizer
-
-
-def _step(way: Any, update: Callable[[], Any]) -> Any:
-    """A step that calls `update` on every replica, and returns nothing."""
-
-    def replica_step() -> None:
-        update()
-
-    return way.compile(lambda: way.strategy.run(replica_step))
+from optimizers.steps import step_of
 
 
 @pytest.mark.ways(replicas=(1, 2))
@@ -27,7 +16,7 @@ def test_a_change_is_seen_without_a_new_trace(way):
     with way.strategy.scope():
         variable = mr.Variable(0.0)
         optimizer = SGD(0.1)
-    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array(1.0), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(jnp.array(1.0), variable)]))
     step()
     first = float(variable.numpy())
     optimizer.learning_rate = 0.5
@@ -65,7 +54,7 @@ def test_a_schedule_is_read_at_each_step(way):
     with way.strategy.scope():
         variable = mr.Variable(0.0)
         optimizer = SGD(schedule)
-    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array(0.5), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(jnp.array(0.5), variable)]))
     seen = []
     for _ in range(4):
         step()

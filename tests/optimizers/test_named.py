@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import mirrored as mr
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import SGD, Adagrad, Adam, AdamW, Lamb, Lion, Momentum, Optimizer, RMSprop
 from mirrored.testing.parity import assert_close_by_norm
+from optimizers.steps import step_of
 
 SCHEDULE = optax.cosine_decay_schedule(0.3, 6)
 
@@ -61,15 +61,6 @@ def _reference(transform: optax.GradientTransformation) -> dict[str, jax.Array]:
     return parameters
 
 
-def _step(way: Any, update: Callable[[], Any]) -> Any:
-    """A step that calls `update` on every replica, and returns nothing."""
-
-    def replica_step() -> None:
-        update()
-
-    return way.compile(lambda: way.strategy.run(replica_step))
-
-
 @pytest.mark.ways(replicas=(2,))
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(4)
@@ -99,7 +90,7 @@ def test_bfloat16_parameters_stay_bfloat16(way):
         variable = mr.Variable(jnp.ones(3, jnp.bfloat16))
         optimizer = AdamW(0.5)
     gradient = jnp.ones(3, jnp.float32)
-    step = _step(way, lambda: optimizer.apply_gradients([(gradient, variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(gradient, variable)]))
     step()
     assert variable.dtype == jnp.bfloat16
     assert variable.read_value().dtype == jnp.bfloat16

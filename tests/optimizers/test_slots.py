@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,15 +14,7 @@ import mirrored as mr
 from mirrored.errors import ArgumentError
 from mirrored.gradients import aggregate_gradients
 from mirrored.optimizers import Adam, Optimizer
-
-
-def _step(way: Any, update: Callable[[], Any]) -> Any:
-    """A step that calls `update` on every replica, and returns nothing."""
-
-    def replica_step() -> None:
-        update()
-
-    return way.compile(lambda: way.strategy.run(replica_step))
+from optimizers.steps import step_of
 
 
 @pytest.mark.ways(replicas=(1, 2))
@@ -133,7 +124,7 @@ def test_state_that_starts_at_the_parameters(way):
     with way.strategy.scope():
         variable = mr.Variable([2.0, 3.0])
         optimizer = Optimizer(optax.chain(keep, optax.sgd(1.0)))
-    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array([1.0, 1.0]), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(jnp.array([1.0, 1.0]), variable)]))
     step()
     step()
     np.testing.assert_array_equal(optimizer.slots(variable)["start"].numpy(), [2.0, 3.0])
@@ -156,7 +147,7 @@ def test_random_keys_are_kept_as_slots(way):
     with way.strategy.scope():
         variable = mr.Variable(jnp.zeros(3))
         optimizer = Optimizer(optax.chain(optax.add_noise(1.0, 0.0, key=jax.random.key(0)), optax.sgd(1.0)))
-    step = _step(way, lambda: optimizer.apply_gradients([(jnp.zeros(3), variable)]))
+    step = step_of(way, lambda: optimizer.apply_gradients([(jnp.zeros(3), variable)]))
     step()
     first = variable.numpy()
     step()

@@ -116,44 +116,33 @@ def test_an_exception_in_the_merge_reaches_the_starter():
         run([lambda lockstep: lambda: lockstep.run_merge(Merge("bad", merge), 1)] * 2)
 
 
-def test_an_exception_in_the_cleanup_of_an_unwound_replica_does_not_hide_the_first():
-    def first(lockstep):
+def in_cleanup(act):
+    """A replica that calls `act` while a failure of another replica unwinds it."""
+
+    def body(lockstep):
         def call():
             try:
                 lockstep.run_merge(SUM, 1)
             finally:
-                raise ValueError("in the cleanup")
+                act(lockstep)
 
         return call
 
-    def second(lockstep):
-        def call():
-            raise KeyError("first")
+    return body
 
-        return call
 
+def fail(error):
+    raise error
+
+
+def test_an_exception_in_the_cleanup_of_an_unwound_replica_does_not_hide_the_first():
     with pytest.raises(KeyError, match="first"):
-        run([first, second])
+        run([in_cleanup(lambda _: fail(ValueError("in the cleanup"))), lambda _: lambda: fail(KeyError("first"))])
 
 
 def test_a_replica_that_meets_again_while_unwinding_ends_too():
-    def stubborn(lockstep):
-        def call():
-            try:
-                lockstep.run_merge(SUM, 1)
-            finally:
-                lockstep.run_merge(SUM, 2)
-
-        return call
-
-    def failing(lockstep):
-        def call():
-            raise KeyError("boom")
-
-        return call
-
     with pytest.raises(KeyError, match="boom"):
-        run([stubborn, failing])
+        run([in_cleanup(lambda lockstep: lockstep.run_merge(SUM, 2)), lambda _: lambda: fail(KeyError("boom"))])
 
 
 def test_unequal_numbers_of_merges():
