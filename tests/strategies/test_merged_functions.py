@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -161,6 +162,37 @@ def test_a_merged_function_must_not_close_over_what_a_tape_tracks(devices: int, 
 
     with pytest.raises(TapeError, match=r"closes over 'doubled'(.|\n)*args=\(doubled,\)"):
         run(replica)
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["no inner tape", "inner tape"])
+@pytest.mark.parametrize("where", ["eager", "compiled", "tape in the compiled function"])
+@layouts
+def test_a_merged_function_closes_over_what_an_outer_tape_tracks(
+    devices: int, replicas: int, where: str, inner: bool
+) -> None:
+    strategy, _ = made(devices, replicas, compiled=False)
+    with strategy.scope():
+        variable = mr.Variable(3.0, name="v")
+
+    def replica(tracked: Any) -> Any:
+        context = mr.get_replica_context()
+        with mr.GradientTape() if inner else contextlib.nullcontext():
+            merged = context.merge_call(lambda strategy: tracked * 5.0)
+        return merged * (context.replica_id_in_sync_group + 1)
+
+    def step(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            tracked = x * variable
+            call: Any = lambda tracked: strategy.run(lambda: replica(tracked))  # noqa: E731
+            shares = (mr.function(call) if where == "compiled" else call)(tracked)
+            total = strategy.reduce("SUM", shares, axis=None)
+        return total, tape.gradient(total, [x, variable])
+
+    total, gradients = (mr.function(step) if where.startswith("tape") else step)(jnp.float32(2.0))
+    ids = sum(range(1, replicas + 1))
+    assert float(total) == 30.0 * ids
+    assert [float(gradient) for gradient in gradients] == [15.0 * ids, 10.0 * ids]
 
 
 @layouts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mirrored._jax import caches
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored._typing import Leaf
-from mirrored.runtime.ambient import ambient
+from mirrored.runtime.ambient import ReadListener, ambient
 from mirrored.runtime.overlay_store import OverlayStore
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class ReplicaRunner(abc.ABC):
         store: The variable store of the run.
         created: The variables that the replicas have created, by the line of user code and its number of executions.
         creations: The number of variables that each local replica has created at a line.
+        outer_listeners: The tapes and stores that were open when the run began.
     """
 
     device_assignment: DeviceAssignment
@@ -45,6 +46,7 @@ class ReplicaRunner(abc.ABC):
     store: ReplicaStore
     created: dict[tuple[str, int], Any]
     creations: dict[tuple[int, str], int]
+    outer_listeners: tuple[ReadListener, ...] = ()
 
     def current_store(self) -> VariableStore:
         """Returns the variable store for replicas that start now: the run's store, or an `OverlayStore` on top of it.

@@ -107,6 +107,7 @@ class EagerRunner(ReplicaRunner):
         self.base_trace = current_trace()
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
+        self.outer_listeners = ambient().listeners
         self.store = EagerReplicaStore(self)
         self._lockstep = LockStep("Strategy.run")
         self._outer_by_copy: dict[int, tuple[Any, Any]] = {}

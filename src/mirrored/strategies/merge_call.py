@@ -19,7 +19,7 @@ from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import MergeError, TapeError
-from mirrored.runtime.ambient import ReadListener, ambient, is_tracked, within
+from mirrored.runtime.ambient import ReadListener, ambient, within
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
 from mirrored.runtime.merge import Given, Merge, is_outside, or_undone, run_merge
 from mirrored.runtime.variable_store import VariableStore
@@ -253,19 +253,25 @@ def call_merged(
 
     key = key_of(merge_fn)
     given = (Given(key, "the function", ShownFunction(merge_fn)),)
-    merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key))
+    merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key, runner.outer_listeners))
     *arrays, rest = run_merge(merge, _payload(*structures.flatten((args, kwargs))))
     return rest.restored(arrays)
 
 
-def enclosed_by(called: str, key: FunctionKey) -> tuple[tuple[str, Any], ...]:
+def enclosed_by(called: str, key: FunctionKey, outer: Sequence[ReadListener] = ()) -> tuple[tuple[str, Any], ...]:
     """Returns the values that a user's function for `merge_call` closes over, in the format of `Merge.enclosed`.
 
+    Args:
+        called: The name of the call, for messages.
+        key: The key of the function.
+        outer: The tapes that record what the function does: those that were open when the run began.
+
     Raises:
-        TapeError: The function closes over an array that a tape tracks.
+        TapeError: The function closes over an array that another tape tracks.
     """
+    tapes = [tape for tape in ambient().listeners if tape not in outer]
     for name, array_key in key.arrays:
-        if is_tracked(array_key.array):
+        if any(tape.tracks(array_key.array) for tape in tapes):
             raise TapeError(
                 called,
                 found=f"the function closes over {name!r}, which a GradientTape tracks",

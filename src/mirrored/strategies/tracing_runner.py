@@ -70,6 +70,7 @@ class TracingRunner(ReplicaRunner):
         self.base_trace: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
+        self.outer_listeners = ambient().listeners
         self.group_info = group_of(self.device_assignment)
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1)
