@@ -44,7 +44,8 @@ def explicit_axes_explained(
                 raise _refused(f"the function closes over {name!r}", key.array) from error
         code = getattr(fn, "__code__", None)
         for name in code.co_names if code is not None else ():
-            if _is_explicit(value := fn.__globals__.get(name)):
+            value = fn.__globals__.get(name)
+            if value is not None and _is_explicit(value):
                 raise _refused(f"the function uses {name!r}", value) from error
         raise
 
