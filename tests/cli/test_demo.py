@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import click
 import jax
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mirrored.cli import main
-from mirrored.cli.demo.command import _check, _devices_for
+from mirrored.cli.demo.command import _check, _devices_for, as_data
 from mirrored.cli.demo.copies import Copies, copies_of, hash_arrays, hash_variables
 from mirrored.cli.demo.digits import Examples, load_digits
 from mirrored.cli.demo.report import Findings, write_report
@@ -42,6 +43,14 @@ def test_demo_shows_everything_and_writes_the_report(tmp_path):
     assert "NOT" not in done.output
     assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "predictions.png", "summary.md"}
     assert "2 on 2 devices (cpu)" in (tmp_path / "summary.md").read_text()
+
+
+def test_results_as_json(findings):
+    found = json.loads(json.dumps(as_data(findings)))
+    assert (found["replicas"], found["devices"], found["accuracy"]) == (2, 1, 1.0)
+    assert found["losses"] == [2.0, 1.0, 0.5, 0.25]
+    assert found["hashes_by_number_of_devices"] == {"1": "0f", "2": "0f"}
+    assert json.loads(json.dumps(as_data(spoilt(findings, hashes={1: "0f", 2: "1f"}))))["bits_are_equal"] is False
 
 
 def test_prediction_sees_every_image_once_and_in_order():

@@ -19,11 +19,15 @@ PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encodi
 WITHOUT_JSON = {"run"}  # its output is that of the program
 
 
-def started(*arguments: str, folder: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+def started(
+    *arguments: str, folder: Path | None = None, seconds: float = 50, **settings: str
+) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MIRRORED_", "XLA_FLAGS"))}
     environment = {**kept, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path), **settings}
     command = [sys.executable, "-m", "mirrored.cli", *arguments]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False
+    )
 
 
 # Exit statuses
@@ -112,8 +116,10 @@ def test_doctor_of_two_workers_as_json(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.timeout(300)  # two trainings and what they compile
 def test_demo_as_json(tmp_path):
-    done = started("demo", "--quick", "--replicas", "1", "--epochs", "1", "--out", str(tmp_path), "--json")
+    arguments = ("--quick", "--replicas", "1", "--epochs", "1", "--out", str(tmp_path), "--json")
+    done = started("demo", *arguments, seconds=280)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["replicas"], found["test_examples"], found["bits_are_equal"]) == (1, 357, True)

@@ -67,11 +67,16 @@ dataset = mr.data.Dataset.from_tensor_slices({"x": np.ones((8, 2))}).shuffle(8, 
 options = mirrored.data.InputOptions(experimental_fetch_to_device=False)
 for batch in strategy.experimental_distribute_dataset(dataset, options):
     print(batch["x"])
+bar: mr.Progress[int] = mr.progress(range(3), total=3, description="epoch")
+for index in bar:
+    bar.show(index=index + 1, norm=norm(y))
 checkpoint = mr.checkpoint.Checkpoint(v=v, optimizer=optimizers[0])
 with tempfile.TemporaryDirectory() as folder:
     manager = CheckpointManager(checkpoint, folder, max_to_keep=2)
     manager.save()
     manager.restore_newest(partial=True)
+    manifest: mr.checkpoint.Manifest = mr.checkpoint.read_manifest(checkpoint.save(f"{folder}/once"))
+    print(manifest.shape_and_dtype["v"])
 try:
     mr.Variable()
 except (ArgumentError, mr.errors.ContextError) as error:
