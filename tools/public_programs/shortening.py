@@ -48,7 +48,8 @@ def shortened(text: str, filename: str) -> ast.Module:
     Raises:
         SyntaxError: The text is not a program.
     """
-    return ast.fix_missing_locations(_Shortener().visit(ast.parse(text, filename)))
+    module: ast.Module = _Shortener().visit(ast.parse(text, filename))
+    return ast.fix_missing_locations(module)
 
 
 def on_cpus(text: str) -> str:
