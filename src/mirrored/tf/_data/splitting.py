@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from mirrored.data import Dataset
-from mirrored.data.pipeline.transformations import Batched
 from mirrored.tf._errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from mirrored.data import Dataset
 
 
 def splitting(original: Callable[..., Any], sizes_of: Callable[..., tuple[int, int]]) -> Callable[..., Any]:
@@ -32,7 +34,7 @@ def splitting(original: Callable[..., Any], sizes_of: Callable[..., tuple[int, i
         seed: int | None = None,
         preferred_backend: str | None = None,
     ) -> Any:
-        if preferred_backend == "torch" or not isinstance(dataset, (Dataset, np.ndarray, list, tuple)):
+        if preferred_backend == "torch" or not (_is_ours(dataset) or isinstance(dataset, (np.ndarray, list, tuple))):
             return original(dataset, left_size, right_size, shuffle, seed, preferred_backend)
         if left_size is None and right_size is None:
             raise InvalidArgumentError.of(
@@ -51,11 +53,18 @@ def splitting(original: Callable[..., Any], sizes_of: Callable[..., tuple[int, i
     return split_dataset
 
 
+def _is_ours(dataset: object) -> bool:
+    """Returns whether an object is a dataset of this package, without loading the pipelines."""
+    pipelines = sys.modules.get("mirrored.data.pipeline.dataset")
+    return pipelines is not None and isinstance(dataset, pipelines.Dataset)
+
+
 def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
     """Returns the examples, and the size of the batches that they came in; None without batches."""
-    if isinstance(dataset, Dataset):
-        node = dataset._node
-        batch_size = node.size if isinstance(node, Batched) else None
+    if _is_ours(dataset):
+        from mirrored.data.pipeline.transformations import Batched
+
+        batch_size = dataset._node.size if isinstance(dataset._node, Batched) else None
         return list(dataset if batch_size is None else dataset.unbatch()), batch_size
     if isinstance(dataset, np.ndarray):
         return list(dataset), None
@@ -71,4 +80,6 @@ def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
 
 
 def _dataset_of(examples: list[Any]) -> Dataset:
+    from mirrored.data import Dataset  # loads the pipelines, which `tf.keras` alone does not need
+
     return Dataset.from_tensor_slices(jax.tree.map(lambda *leaves: np.stack(leaves), *examples)).prefetch()
