@@ -18,6 +18,7 @@ import click
 
 _TOOLS: Final = Path(__file__).parent
 PAGE: Final = _TOOLS.parent / "docs" / "tf_programs.md"
+_SELECTION: Final = _TOOLS / "public_programs" / "selection.json"
 _CELLS: Final = ("cells", "passed", "failed", "out of scope")
 _TWO_RUNS: Final = (
     "cells", "first run: passed", "failed", "out of scope", "second run: passed", "failed", "out of scope",
@@ -43,7 +44,7 @@ def page() -> str:
 def _programs(record: Mapping[str, Any]) -> list[str]:
     first, after, causes = record["first"], record["after"], record["causes"]
     rows = [
-        (f"`{name}`", error or "passes", after["outcomes"].get(name, "") or "passes", causes.get(name, ""))
+        (f"`{name}`", error or "passes", after["outcomes"].get(name, "not run again") or "passes", causes.get(name, ""))
         for name, error in first["outcomes"].items()
     ]
     return [
@@ -57,6 +58,7 @@ def _programs(record: Mapping[str, Any]) -> list[str]:
         "arrays of the same "
         "shape replace data that would be downloaded, and epochs and steps of `fit` are bounded:",
         "    python tools/run_public_programs.py --sources FOLDER",
+        f"Selection: {json.loads(_SELECTION.read_text(encoding='utf-8'))['examined']}.",
         _table(("program", "first try", "after fixes", "cause"), rows),
     ]
 
