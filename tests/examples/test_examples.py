@@ -130,23 +130,18 @@ def test_graph_rings_learns() -> None:
     assert example.accuracy_of(parameters) > 0.8
 
 
-def test_digits_diffusion_draws_other_noise_on_each_replica() -> None:
-    example = load("digits_diffusion")
-    losses, parameters = example.train(40, replicas(4))
-    assert losses[0] == pytest.approx(1.0, abs=0.1)
-    assert losses[-1] < 0.6
-    assert example.sample(parameters, np.arange(4, dtype=np.int32)).shape == (4, 64)
-
-
 @pytest.mark.slow
 def test_digits_diffusion_makes_digits() -> None:
     example = load("digits_diffusion")
-    _, parameters = example.train(600, replicas(4))
+    losses, parameters = example.train(600, replicas(4))
+    assert losses[0] == pytest.approx(1.0, abs=0.1)  # The network sees no noise at first.
+    assert losses[-1] < 0.4
     assert example.likeness_of(parameters) > 0.8
 
 
-def test_pendulum_control_equals_one_device() -> None:
+def test_pendulum_control_equals_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     example = load("pendulum_control")
+    monkeypatch.setattr(example, "TIME_STEPS", 20)
     costs, _ = example.train(3, replicas(4))
     expected, _ = example.train(3, replicas(1))
     np.testing.assert_allclose(costs, expected, rtol=1e-3)
@@ -189,6 +184,7 @@ def test_lora_digits_changes_the_adapters_only() -> None:
     assert example.size_of(adapters) < 0.02 * example.size_of(network)
 
 
+@pytest.mark.slow
 def test_text_sources() -> None:
     history, model = load("text_sources").train(4, replicas(2))
     assert history["accuracy"][-1] > 0.8
