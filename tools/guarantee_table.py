@@ -24,7 +24,7 @@ from guarantees.rows import FACTORS, ROWS  # noqa: E402
 
 _PAGE: Final = ROOT / "docs" / "guarantees.md"
 _MODES: Final = {
-    "eager": "Replica functions run one after the other, one replica per device",
+    "eager": "Replica functions run one after the other, one replica per device; in 8/3 up to three",
     "compiled": "`mirrored.function`, one replica per device",
     "virtual replicas": "`mirrored.function`, several replicas per device",
     "steps_per_call": "`mirrored.function(steps_per_call=2)`; `steps_per_execution=2` for Keras `fit`",

@@ -37,6 +37,12 @@ def test_shows_folded_replicas_and_the_devices_left_out():
     assert '3 on each: MirroredStrategy(["CPU:1", "CPU:4"], num_replicas=6)' in done.output
 
 
+def test_shows_replicas_that_the_devices_do_not_divide():
+    done = run("CPU:0", "CPU:1", "CPU:2", "--replicas", "8")
+    assert [row(done.output, f"CPU:{i}")[4] for i in range(3)] == ["0 1 2", "3 4 5", "6 7"]
+    assert "8 replicas on 3 devices, 2 or 3 on each: MirroredStrategy([" in done.output
+
+
 def test_virtual_devices_stand_for_gpus(real_kind):
     done = run("--virtual", "8", "--kind", "gpu", "GPU:2")
     assert row(done.output, "GPU:2")[:2] == ["GPU:2", "GPU (virtual)"]
@@ -47,7 +53,7 @@ def test_virtual_devices_stand_for_gpus(real_kind):
     [
         (("CPU:64",), "'CPU:64' is not on this machine"),
         (("CPU:0", "cpu:0"), "CPU:0 is named twice"),
-        (("CPU:0", "CPU:1", "--replicas", "3"), "num_replicas=3 on 2 devices"),
+        (("CPU:0", "CPU:1", "--replicas", "1"), "num_replicas=1 on 2 devices"),
         (("--virtual", "0"), "the number of virtual devices must be an int, 1 or more"),
     ],
 )

@@ -24,10 +24,13 @@ pytestmark = [
 
 
 def _default(cells: list[Cell]) -> set[Cell]:
-    """A cell of each path with one way after the other, eagerly and compiled; another layout for each."""
+    """A cell of each path with one way after the other, eagerly, compiled and uneven; another layout for each."""
     chosen = set()
     for number, path in enumerate(PATHS):
-        of_path = [cell for cell in cells if cell.path == path and cell.replicas < 8 and cell.devices > 1]
+        of_path = [cell for cell in cells if cell.path == path and cell.devices > 1]
+        uneven = [cell for cell in of_path if cell.is_uneven]
+        chosen.add(uneven[(3 * number) % len(uneven)])
+        of_path = [cell for cell in of_path if cell.replicas < 8 and not cell.is_uneven]
         for eager in (True, False):
             candidates = [cell for cell in of_path if (cell.way == "eager") is eager]
             chosen.add(candidates[(5 * number) % len(candidates)])

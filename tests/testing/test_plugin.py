@@ -37,12 +37,13 @@ def test_way_is_every_way_of_running(project):
             assert step(1) == 2
         """
     )
-    done.assert_outcomes(passed=11)
+    done.assert_outcomes(passed=12)
     names = {line.partition("[")[2].partition("]")[0] for line in done.outlines if "::test_way[" in line}
     assert names == {
         *(f"eager-{n}" for n in (1, 2, 4, 8)),
         *(f"compiled-{n}" for n in (1, 2, 4, 8)),
         *(f"folded-{n}" for n in (2, 4, 8)),
+        "uneven-4",
     }
 
 

@@ -153,20 +153,30 @@ def test_mixed_kinds_say_which_is_which(monkeypatch):
 
 @pytest.mark.parametrize("count", [0, -4, True, 2.0, "4"])
 def test_a_number_of_replicas_that_is_no_count_is_refused(count):
-    with pytest.raises(DeviceError, match="num_replicas must be an int, 1 or more"):
+    with pytest.raises(DeviceError, match="num_replicas must be an int, at least the number of devices"):
         make_device_assignment(["CPU:0"], num_replicas=count)
 
 
-def test_replicas_that_the_devices_do_not_divide_name_what_fits():
-    with pytest.raises(DeviceError, match="6 fit on 1, 2, 3 or 6 devices") as caught:
-        make_device_assignment([f"CPU:{i}" for i in range(4)], num_replicas=6)
-    assert "num_replicas=4 or 8" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("devices", "replicas", "shown"),
+    [
+        (3, 8, "CPU:0 {0 1 2}, CPU:1 {3 4 5}, CPU:2 {6 7}"),
+        (4, 6, "CPU:0 {0 1}, CPU:1 {2 3}, CPU:2 {4}, CPU:3 {5}"),
+        (2, 5, "CPU:0 {0 1 2}, CPU:1 {3 4}"),
+    ],
+)
+def test_replicas_that_the_devices_do_not_divide_differ_by_one(devices, replicas, shown):
+    layout = make_device_assignment([f"CPU:{i}" for i in range(devices)], num_replicas=replicas)
+    assert repr(layout) == f"DeviceAssignment({replicas} replicas on {devices} devices: {shown})"
+    assert layout.is_uneven
+    assert [r for device in layout.devices for r in layout.replicas_on(device)] == list(range(replicas))
+    assert all(r in layout.replicas_on(layout.device_of(r)) for r in range(replicas))
 
 
-def test_fewer_replicas_than_devices_name_what_fits():
-    with pytest.raises(DeviceError, match="2 fit on 1 or 2 devices") as caught:
+def test_fewer_replicas_than_devices_are_refused():
+    with pytest.raises(DeviceError, match="num_replicas=2 on 8 devices") as caught:
         make_device_assignment(num_replicas=2)
-    assert "num_replicas=8," in caught.value.remedy
+    assert "pass 2 devices, or num_replicas=8 or more" in caught.value.remedy
 
 
 def test_errors_name_the_caller_and_pickle():

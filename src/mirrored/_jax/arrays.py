@@ -166,18 +166,31 @@ def _canonical(array: np.ndarray) -> np.ndarray:
 def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
     """Copies a host array to several devices of this process, sharded evenly along dimension 0.
 
-    Equivalent to `jax.device_put(rows, sharding)` for a `sharding` of dimension 0. CPU devices alias an aligned buffer
-    that `mirrored` owns. Any other buffer has been read when the call returns.
+    Equivalent to `jax.device_put(rows, sharding)` for a `sharding` of dimension 0.
 
     Args:
         rows: ``[n * len(devices), ...]``.
         sharding: The sharding of the result.
         devices: Its devices.
     """
-    rows = _canonical(rows)
     each = rows.shape[0] // len(devices)
-    parts = [rows[first : first + each] for first in range(0, rows.shape[0], each)]
-    return _put(_aval(rows.shape, rows.dtype), sharding, parts, devices, is_owned(rows))
+    return put_parts([rows[first : first + each] for first in range(0, rows.shape[0], each)], sharding, devices)
+
+
+def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
+    """Copies host arrays to several devices of this process, as one array that is sharded along dimension 0.
+
+    CPU devices alias an aligned buffer
+    that `mirrored` owns. Any other buffer has been read when the call returns.
+
+    Args:
+        parts: The rows of each device, equally many.
+        sharding: The sharding of the result.
+        devices: Its devices.
+    """
+    parts = [_canonical(part) for part in parts]
+    aval = _aval((len(parts) * parts[0].shape[0], *parts[0].shape[1:]), parts[0].dtype)
+    return _put(aval, sharding, parts, devices, all(map(is_owned, parts)))
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:

@@ -147,6 +147,13 @@ def stage(
     return Staged(closed.jaxpr, tuple(closed.consts))
 
 
+def calls_python(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation calls a Python function while the program runs, `jax.debug.print` included."""
+    if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
+        return True
+    return any(calls_python(one) for inner in jaxprs_in_params(eqn.params) for one in inner.eqns)
+
+
 def has_callbacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Returns whether a program calls back into Python while it runs, so that it may fail midway."""
     for equation in jaxpr.eqns:

@@ -132,8 +132,10 @@ def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, repli
     sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas)
     replica = _impls[NUMBER](local)
     if replica is None:
-        device = jax.lax.axis_index("replica")
-        replica = device * (replicas // jax.lax.axis_size("replica")) + local
+        device, devices = jax.lax.axis_index("replica"), jax.lax.axis_size("replica")
+        each = -(-replicas // devices)
+        full = devices - (devices * each - replicas)  # the other devices have one replica less
+        replica = device * (each - 1) + jax.numpy.minimum(device, full) + local
     return [jax.lax.dynamic_index_in_dim(total, replica, keepdims=False) for total in sums]
 
 

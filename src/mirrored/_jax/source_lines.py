@@ -42,6 +42,12 @@ def user_line() -> str:
     return "unknown line"
 
 
+def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Returns the names of the `jax.named_scope` blocks in which an equation was traced, outermost first."""
+    # Transformations, such as `jvp`, are in the stack as well.
+    return tuple(str(one.name) for one in eqn.source_info.name_stack.stack)
+
+
 def user_stacklevel() -> int:
     """Returns the `stacklevel` with which `warnings.warn` points to the innermost line of user code."""
     frame: FrameType | None = sys._getframe(1)

@@ -83,7 +83,9 @@ def device_table(device_assignment: DeviceAssignment) -> Table:
 def layout_sentence(device_assignment: DeviceAssignment) -> str:
     """Returns a sentence that says how many replicas run on each device, and the `MirroredStrategy(...)` call."""
     names = ", ".join(f'"{name_device(device)}"' for device in device_assignment.devices)
-    each = f"{device_assignment.local} on each" if device_assignment.is_folded else "one on each"
+    most = device_assignment.local
+    each = f"{most - 1} or {most} on each" if device_assignment.is_uneven else f"{most} on each"
+    each = each if device_assignment.is_folded else "one on each"
     devices = f"{device_assignment.num_devices} device{'s' * (device_assignment.num_devices != 1)}"
     folded = f", num_replicas={device_assignment.num_replicas}" if device_assignment.is_folded else ""
     replicas = f"{device_assignment.num_replicas} replica{'s' * (device_assignment.num_replicas != 1)}"

@@ -41,7 +41,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             address is known.
         communication_options: Accepted for compatibility with TensorFlow; has no effect, since JAX runs the
             collectives.
-        num_replicas: The number of replicas on all workers, a multiple of the number of all devices. Default: one per
+        num_replicas: The number of replicas on all workers, at least the number of all devices. Default: one per
             device.
         deterministic: Whether to sum in one fixed order, so that results are bit-identical on any number of devices
             and workers.

@@ -15,7 +15,7 @@ from jax import lax
 
 from mirrored._jax.arrays import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype, check_reduction
-from mirrored.collectives.summation import Group, floating, narrow, not_constant, tree_sum, widen
+from mirrored.collectives.summation import Group, apart, floating, narrow, not_constant, tree_sum, widen
 from mirrored.errors import StructureError
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class CrossDeviceOps(abc.ABC):
         """Sums each array over all replicas, inside the `shard_map` body that every device executes.
 
         Args:
-            arrays: For each array, its components on this device: `group.local` arrays of equal shape and dtype.
+            arrays: For each array, its components on this device: `group.local` arrays of equal shape and dtype. The
+                component of a padded slot (`group.padded`) is the neutral element, -0.0.
             group: The placement of the replicas on devices.
 
         Returns:
@@ -65,6 +66,11 @@ class CrossDeviceOps(abc.ABC):
     @property
     def as_written(self) -> bool:
         """Whether XLA must not merge equal computations (CSE) in programs that use this algorithm."""
+        return False
+
+    @property
+    def drops_padding(self) -> bool:
+        """Whether `sum` itself, and its gradient, ignore what padded slots hold."""
         return False
 
     @property
@@ -102,18 +108,18 @@ class CrossDeviceOps(abc.ABC):
         op = as_reduce_op(op)
         lists = [checked(op, components) for components in arrays]
         if op is ReduceOp.SUM:
-            return self.sum(lists, group)
+            return self._sum(lists, group)
         if op is ReduceOp.MEAN:
             # The sum of 16-bit floats may overflow although their mean does not, so the sum is computed in float32.
             wide = [[widen(floating(component)) for component in components] for components in lists]
-            sums = self.sum(wide, group)
+            sums = self._sum(wide, group)
             return [
                 [narrow(total / group.num_replicas, floating(components[0]).dtype) for total in totals]
                 for totals, components in zip(sums, lists, strict=True)
             ]
         stacks = self.stack_each(lists, group)
         return [
-            [custom(op, components[0], each[0], group)] * group.local
+            group.for_each_local(custom(op, components[0], each[0], group))
             for components, each in zip(lists, stacks, strict=True)
         ]
 
@@ -122,7 +128,13 @@ class CrossDeviceOps(abc.ABC):
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """
-        return [[stack_all(components, group)] * group.local for components in arrays]
+        return [group.for_each_local(stack_all(components, group)) for components in arrays]
+
+    def _sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
+        if not group.padded or self.drops_padding:
+            return self.sum(arrays, group)
+        sums = self.sum([group.with_neutral(components) for components in arrays], group)
+        return [[*copies[:-1], apart(copies[-1], group.is_real())] for copies in sums]
 
     @final
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int, group: Group) -> list[Any]:
@@ -133,7 +145,7 @@ class CrossDeviceOps(abc.ABC):
 def stack_all(components: Sequence[Any], group: Group) -> Any:
     """All-gathers the components of all replicas as ``[replicas, ...]``, in replica order."""
     stacked = jnp.stack(list(components))
-    return stacked if group.axis is None else lax.all_gather(stacked, group.axis, axis=0, tiled=True)
+    return stacked if group.axis is None else group.slots.rows(lax.all_gather(stacked, group.axis, axis=0, tiled=True))
 
 
 def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:

@@ -24,6 +24,7 @@ from mirrored.collectives.summation import (
     tree_sum,
     widen,
 )
+from mirrored.topology.slots import Slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class OrderedTree(CrossDeviceOps):
 
     The tree is balanced, over replica indices, with pairs of neighbours first.
 
-    The R replicas are placed on devices in equal blocks of consecutive indices. The tree does not depend on the number
+    Devices hold blocks of consecutive replicas. The tree does not depend on the number
     of devices, so the sum is bit-identical on any number of them. Each device computes the lower levels of the tree for
     its own replicas, behind a fusion boundary (`collectives.summation`). The upper levels are all-reduces between pairs
     of devices. Each is one addition, which gives the same bits in either order. On D devices these are log2(D)
@@ -42,7 +43,8 @@ class OrderedTree(CrossDeviceOps):
     The exchange in pairs needs complete subtrees on each device, and a complete tree over the devices: the number of
     devices and the number of replicas per device must be powers of two. Otherwise each device first computes the levels
     whose pairs all lie within devices. Then an all-to-all gives each device the same slice of every device's partial
-    sums. It computes the remaining levels for this slice, and an all-gather returns all slices to all devices.
+    sums. It computes the remaining levels for this slice, and an all-gather returns all slices to all devices. If the
+    devices have padded slots, the all-to-all exchanges all components, and the rows of padded slots are dropped.
 
     Floats of at most 16 bits are summed in float32 and rounded once.
 
@@ -70,6 +72,11 @@ class OrderedTree(CrossDeviceOps):
         """True: XLA must not merge equal computations of a device's replicas, which would change bits."""
         return True
 
+    @property
+    def drops_padding(self) -> bool:
+        """True: the tree has no leaf for a padded slot, in the backward pass either."""
+        return True
+
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """Sums arrays over replicas by a fixed binary tree, with equal bits on any number of devices."""
         if group.num_replicas == 1:
@@ -87,7 +94,7 @@ class OrderedTree(CrossDeviceOps):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _stack_each(group: Group, components: list[Any]) -> list[Any]:
     [stacked] = stack_isolated([components])
-    whole = stacked if group.axis is None else lax.all_gather(stacked, group.axis, axis=0, tiled=True)
+    whole = stacked if group.axis is None else group.slots.rows(lax.all_gather(stacked, group.axis, axis=0, tiled=True))
     return [whole] * group.local
 
 
@@ -98,8 +105,9 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
     """Returns, for each replica on this device, its row of the sum of all replicas' cotangents ``[replicas, ...]``."""
     total = cotangents[0] if group.num_replicas == 1 else _all_sum(group, [cotangents])[0][0]
-    first = 0 if group.axis is None else lax.axis_index(group.axis) * group.local
-    return ([lax.dynamic_index_in_dim(total, first + k, keepdims=False) for k in range(group.local)],)
+    device = 0 if group.axis is None else lax.axis_index(group.axis)
+    rows = [group.slots.replica_at(device, k) for k in range(group.local)]
+    return ([lax.dynamic_index_in_dim(total, row, keepdims=False) for row in rows],)
 
 
 _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
@@ -179,17 +187,17 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
     """Sums non-empty arrays over all replicas, in the order of a fixed binary tree."""
     levels, left = 0, group.local
     # An odd count would pair a value with one of the next device; on a single device it is passed through.
-    while left > 1 and (left % 2 == 0 or group.axis is None):
+    while left > 1 and not group.padded and (left % 2 == 0 or group.axis is None):
         levels, left = levels + 1, (left + 1) // 2
     rows = _sum_locally(arrays, levels)
     if group.axis is None:
         return [values[0] for values in rows]
     rows = [[not_constant(value) for value in values] for values in rows]
-    if left == 1 and group.devices & (group.devices - 1) == 0:
+    if left == 1 and not group.padded and group.devices & (group.devices - 1) == 0:
         pairs = functools.partial(_sum_by_pairs, axis=group.axis, devices=group.devices)
         totals = [values[0] for values in rows]
         return over_small_buckets(pairs, totals, kernel=isolate) if group.spans_processes else pairs(totals)
-    exchange = functools.partial(_sum_own_piece, axis=group.axis, devices=group.devices, count=left)
+    exchange = functools.partial(_sum_own_piece, axis=group.axis, count=left, slots=group.slots)
     return over_buckets_of_rows(exchange, rows, group.devices)
 
 
@@ -260,11 +268,11 @@ def _pack_rows(rows: Sequence[Any], num_arrays: int, multiple: int) -> list[Any]
     return [jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % multiple)))]
 
 
-def _sum_own_piece(rows: jax.Array, axis: str, devices: int, count: int) -> Any:
+def _sum_own_piece(rows: jax.Array, axis: str, count: int, slots: Slots) -> Any:
     """Sums the rows ``[count, n]`` of all devices to ``[n]``: each device adds some columns of all rows by the tree.
 
     An all-gather joins the columns.
     """
-    pieces = rows.reshape(count, devices, -1).swapaxes(0, 1)
-    exchanged = lax.all_to_all(pieces, axis, 0, 0).reshape(devices * count, -1)
+    pieces = rows.reshape(count, slots.devices, -1).swapaxes(0, 1)
+    exchanged = slots.rows(lax.all_to_all(pieces, axis, 0, 0).reshape(slots.devices * count, -1))
     return lax.all_gather(tree_sum(list(exchanged)), axis, tiled=True)

@@ -1,4 +1,4 @@
-"""Reduces and gathers arrays ``[replicas, ...]``, sharded over devices, in code outside of `Strategy.run`."""
+"""Reduces and gathers arrays ``[slots, ...]``, one row per replica and sharded over devices, outside of a run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,19 @@ if TYPE_CHECKING:
 def group_of(device_assignment: DeviceAssignment) -> Group:
     """Returns the replicas of a device assignment as a `Group`, for use inside `shard_map`."""
     devices = len(device_assignment.devices)
-    return Group(AXIS if devices > 1 else None, devices, device_assignment.local, device_assignment.spans_processes)
+    return Group(
+        AXIS if devices > 1 else None,
+        devices,
+        device_assignment.local,
+        device_assignment.spans_processes,
+        device_assignment.slots.padded,
+    )
 
 
 def over_devices(
     body: Callable[..., Any], device_assignment: DeviceAssignment, num_inputs: int, *, equal: bool
 ) -> Callable[..., Any]:
-    """Wraps `body` in a `shard_map` over the devices, for inputs that are stacked ``[replicas, ...]``.
+    """Wraps `body` in a `shard_map` over the devices, for inputs that are stacked ``[slots, ...]``.
 
     Args:
         body: Maps the shards to a list of arrays.
@@ -82,7 +88,7 @@ def reduce_stacked(
     arrays: Sequence[Any],
     device_assignment: DeviceAssignment,
 ) -> list[Any]:
-    """Reduces arrays ``[replicas, ...]`` over their first axis with a given all-reduce algorithm.
+    """Reduces stacked arrays ``[slots, ...]`` over the replicas with a given all-reduce algorithm.
 
     One program reduces all arrays.
 
@@ -94,7 +100,7 @@ def reduce_stacked(
     if any(is_live_box(array) for array in arrays):
         one_device = Group(axis=None, devices=1, local=device_assignment.num_replicas)
         together = _on_same_devices(arrays, device_assignment)
-        lists = [[array[k] for k in range(device_assignment.num_replicas)] for array in together]
+        lists = [_components(array, device_assignment) for array in together]
         return [
             on_all_devices(reduced, device_assignment) for reduced in algorithm.reduce_arrays(op, lists, one_device)
         ]
@@ -106,7 +112,7 @@ def reduce_stacked(
     if calls_user_code and not device_assignment.spans_processes:
         one_device = Group(axis=None, devices=1, local=device_assignment.num_replicas)
         near = [jax.device_put(array, device_assignment.devices[0]) for array in arrays]
-        lists = [[array[k] for k in range(device_assignment.num_replicas)] for array in near]
+        lists = [_components(array, device_assignment) for array in near]
         return [
             jax.device_put(reduced, device_assignment.replicated)
             for reduced in algorithm.reduce_arrays(op, lists, one_device)
@@ -115,6 +121,11 @@ def reduce_stacked(
     compile_ = _compiled_reduction.__wrapped__ if calls_user_code else _compiled_reduction
     compiled = compile_(algorithm, op, device_assignment, len(placed))
     return list(_logged(f"reduce {op!r}", device_assignment, lambda: compiled(*placed)))
+
+
+def _components(stacked: jax.Array, device_assignment: DeviceAssignment) -> list[Any]:
+    """Returns the replicas' components of an array ``[slots, ...]``, in replica order."""
+    return [stacked[device_assignment.slots.of(replica)] for replica in range(device_assignment.num_replicas)]
 
 
 def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment) -> Sequence[Any]:
@@ -158,11 +169,12 @@ def _logged(label: str, device_assignment: DeviceAssignment, compute: Callable[[
 
 @functools.lru_cache(maxsize=256)
 def _compiled_gather(axis: int, device_assignment: DeviceAssignment) -> Callable[..., Any]:
-    return jax.jit(lambda array: _concatenated(array, axis), out_shardings=device_assignment.replicated)
+    gather = functools.partial(_concatenated, axis=axis, device_assignment=device_assignment)
+    return jax.jit(gather, out_shardings=device_assignment.replicated)
 
 
-def _concatenated(stacked: jax.Array, axis: int) -> Any:
-    return jnp.concatenate([stacked[i] for i in range(stacked.shape[0])], axis=axis)
+def _concatenated(stacked: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
+    return jnp.concatenate(_components(stacked, device_assignment), axis=axis)
 
 
 @functools.lru_cache(maxsize=256)
@@ -170,19 +182,20 @@ def _compiled_ragged_gather(
     axis: int, sizes: tuple[int, ...], device_assignment: DeviceAssignment
 ) -> Callable[..., Any]:
     def gather(stacked: jax.Array) -> Any:
-        parts = [jax.lax.slice_in_dim(stacked[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
+        components = zip(_components(stacked, device_assignment), sizes, strict=True)
+        parts = [jax.lax.slice_in_dim(component, 0, size, axis=axis) for component, size in components]
         return jnp.concatenate(parts, axis=axis)
 
     return jax.jit(gather, out_shardings=device_assignment.replicated)
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the replicas' rows of an array ``[replicas, ...]`` along `axis`, after removing the rows' padding.
+    """Concatenates the replicas' rows of an array ``[slots, ...]`` along `axis`, after removing the rows' padding.
 
     Each row is the component of one replica.
 
     Args:
-        array: A concrete array ``[replicas, ...]``.
+        array: A concrete array ``[slots, ...]``.
         axis: The dimension of the components, not negative.
         sizes: The size along `axis` of each replica's component without padding.
         device_assignment: The devices.
@@ -200,7 +213,7 @@ def _compiled_first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns the first replica's component of an array ``[replicas, ...]``.
+    """Returns the first replica's component of an array ``[slots, ...]``.
 
     In a job of several processes it is copied to every device.
     """
@@ -213,19 +226,19 @@ def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
-    return jax.jit(lambda array: array, out_shardings=device_assignment.replicated)
+    return jax.jit(device_assignment.slots.rows, out_shardings=device_assignment.replicated)
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """All-gathers an array ``[replicas, ...]`` if this process cannot read all its rows; else returns it unchanged."""
+    """Returns the rows ``[replicas, ...]`` of a stacked array, all readable by this process (by an all-gather)."""
     if not device_assignment.spans_processes:
-        return array
+        return device_assignment.slots.rows(array)
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))
 
 
 def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the replicas' components of an array ``[replicas, ...]`` along `axis`, in replica order."""
+    """Concatenates the replicas' components of an array ``[slots, ...]`` along `axis`, in replica order."""
     if isinstance(array, Tracer) or is_live_box(array):
-        return on_all_devices(_concatenated(array, axis), device_assignment)
+        return on_all_devices(_concatenated(array, axis, device_assignment), device_assignment)
     placed = jax.device_put(array, device_assignment.sharded)
     return _logged("gather", device_assignment, lambda: _compiled_gather(axis, device_assignment)(placed))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._typing import DTypeLike
+from mirrored.topology.slots import Slots
 
 # `Group`, which describes how replicas are placed on the devices of a mesh axis.
 
@@ -20,15 +21,17 @@ from mirrored._typing import DTypeLike
 class Group:
     """The replicas that take part in a reduction, as seen from the `shard_map` body of one device.
 
-    There are R = `devices` x `local` replicas. Replica r is virtual replica ``r % local`` of device ``r // local``.
-    (In the code, *folding* means several replicas per device. The *local* replicas of a group are those of one device,
-    as in a compiled run; `runtime.lockstep` defines the term for all runs.)
+    There are R = `devices` x `local` - `padded` replicas. Every device computes `local` components. On the last
+    `padded` devices the last component belongs to no replica (`topology.slots`), and no reduction may include it. (In
+    the code, *folding* means several replicas per device. The *local* replicas of a group are those of one device, as
+    in a compiled run; `runtime.lockstep` defines the term for all runs.)
 
     Attributes:
         axis: The mesh axis of the devices. None if there is one device, which needs no collectives.
         devices: D, the size of the axis.
-        local: K, the number of virtual replicas per device.
+        local: K, the number of slots per device: virtual replicas, and on some devices one padded slot.
         spans_processes: Whether the devices belong to several processes. Each buffer then costs a separate message.
+        padded: The number of padded slots, 0 if D divides R.
 
     Example:
         >>> Group(axis="replica", devices=2, local=2).num_replicas
@@ -39,11 +42,58 @@ class Group:
     devices: int
     local: int
     spans_processes: bool = False
+    padded: int = 0
 
     @property
     def num_replicas(self) -> int:
         """The total number of replicas that take part in the reduction (R)."""
-        return self.devices * self.local
+        return self.devices * self.local - self.padded
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of the replicas."""
+        return Slots(self.devices, self.num_replicas)
+
+    def is_real(self) -> Any:
+        """Returns, on each device, whether its last slot has a replica; only for groups with padded slots."""
+        assert self.axis is not None
+        return lax.axis_index(self.axis) < self.slots.full
+
+    def with_neutral(self, components: Sequence[Any]) -> list[Any]:
+        """Returns the components for a sum, with the neutral element in place of that of a padded slot.
+
+        It is -0.0, because 0.0 + -0.0 is 0.0.
+        """
+        if not self.padded:
+            return list(components)
+        *others, last = components
+        neutral = jnp.full_like(last, complex(-0.0, -0.0) if jnp.iscomplexobj(last) else -0.0)
+        return [*others, jnp.where(self.is_real(), last, neutral)]
+
+    def for_each_local(self, value: Any) -> list[Any]:
+        """Returns a value once per slot of this device; no gradient flows to it from a padded slot."""
+        copies = [value] * self.local
+        return [*copies[:-1], apart(value, self.is_real())] if self.padded else copies
+
+
+@jax.custom_jvp
+def _apart(value: Any, is_real: Any) -> Any:
+    return value
+
+
+@_apart.defjvp
+def _apart_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    value, is_real = primals
+    return _apart(value, is_real), jnp.where(is_real, tangents[0], jnp.zeros_like(tangents[0]))
+
+
+def apart(value: Any, is_real: Any) -> Any:
+    """Returns a value unchanged, as a padded slot receives it: no gradient flows back if `is_real` is False.
+
+    The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
+    """
+    is_inexact = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
+    return _apart(value, is_real) if is_inexact else value
 
 
 # The dtypes of sums and means: that of the addends, but float32 for the mean of integers.

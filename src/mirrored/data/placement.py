@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import aligned_empty, owned, put, put_rows
+from mirrored._jax.arrays import aligned_empty, owned, put, put_parts
 from mirrored._typing import HostArray
 from mirrored.data.elements import Element
 from mirrored.errors import ArgumentError, StructureError
@@ -200,9 +200,10 @@ class Placer:
     def batch(self, batch: Element) -> Any:
         """Splits a global batch into per-replica batches, and moves each to its replica's device.
 
-        Per-replica batches of equal size become one array ``[replicas, per_replica_batch, ...]``, sharded over all
-        devices; otherwise they become a tuple of arrays. Devices alias memory that the pipeline owns if they can read
-        it. Other memory is copied, since the source may reuse it. With one replica, the result is a plain array.
+        Per-replica batches of equal size become one array ``[slots, per_replica_batch, ...]`` (`topology.slots`),
+        sharded over all devices; otherwise they become a tuple of arrays. Devices alias memory that the pipeline owns
+        if they can read it. Other memory is copied, since the source may reuse it. With one replica, the result is a
+        plain array.
         """
         if self.device_assignment is None or self.device_assignment.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
@@ -241,11 +242,22 @@ class Placer:
             return [PerReplica([part[r] for r in here], self.device_assignment) for part in parts]
         rows = [leaf.reshape(shared_by, size, *leaf.shape[1:]) for leaf in leaves]
         if sharding.is_fully_addressable:
-            placed = [put_rows(leaf, sharding, self.device_assignment.devices) for leaf in rows]
+            placed = [put_parts(self._parts(leaf), sharding, self.device_assignment.devices) for leaf in rows]
         else:
-            copies = [owned(leaf) for leaf in rows]
+            copies = [self.device_assignment.slots.stacked(owned(leaf)) for leaf in rows]
             placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in copies]
         return [PerReplica.from_stacked(array, self.device_assignment) for array in placed]
+
+    def _parts(self, rows: HostArray) -> list[HostArray]:
+        """Returns each device's rows of an array ``[replicas, ...]``: one per slot, without a copy where possible."""
+        assert self.device_assignment is not None
+        slots, parts = self.device_assignment.slots, []
+        for device in range(slots.devices):
+            first = slots.first_on(device)
+            # A padded slot may hold any row, such as that of the next device's first replica.
+            part = rows[first : first + slots.local]
+            parts.append(part if len(part) == slots.local else _filled(part, slots.local))
+        return parts
 
     def _components(self, batches: Sequence[Any], is_ragged: bool = False) -> PerReplica:
         assert self.device_assignment is not None

@@ -42,7 +42,8 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
 def component_of(value: PerReplica, local: int) -> Any:
     """Returns one local replica's component by indexing the stacked array, which tapes record."""
     if value.is_stacked and is_tracked(value.first()):
-        return value.first()[local]
+        device_assignment = value.device_assignment
+        return value.first()[local if device_assignment is None else device_assignment.slots.of(local)]
     return value.values[local]
 
 
@@ -51,7 +52,7 @@ def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment 
     if device_assignment is None or device_assignment.spans_processes or not is_tracked(stacked):
         return None
     return tuple(
-        movable(jax.device_put(stacked[replica], device_assignment.device_of(replica)))
+        movable(jax.device_put(stacked[device_assignment.slots.of(replica)], device_assignment.device_of(replica)))
         for replica in range(device_assignment.num_replicas)
     )
 
@@ -60,7 +61,7 @@ register_tracked_read(_components_tracked)
 
 
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:
-    """Returns a per-replica value as one array ``[replicas, ...]``; tapes record the stacking.
+    """Returns a per-replica value as one array ``[slots, ...]``; tapes record the stacking.
 
     `PerReplica.stacked` keeps the array for later calls; no tape would connect it with the components.
     """

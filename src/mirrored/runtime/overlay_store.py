@@ -80,6 +80,10 @@ class OverlayStore(VariableStore):
     def _moved(self, value: jax.Array, replica: int) -> Any:
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
+    def _row_of(self, replica: int) -> int:
+        """Returns the row of a local replica in a stacked value, which in an eager run has one row per slot."""
+        return int(self._runner.device_assignment.slots.of(replica)) if self._is_eager() else replica
+
     def _spread(self, variable: VariableLike, value: jax.Array) -> Any:
         if not self._is_eager():
             return value
@@ -94,7 +98,10 @@ class OverlayStore(VariableStore):
         if not any(key[0] == id(variable) for key in self._staged):
             return self._moved(variable.stored() if self._below is None else self._below.whole(variable), 0)
         locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
-        return jnp.stack(locals_) if variable.per_replica else locals_[0]
+        if not variable.per_replica:
+            return locals_[0]
+        stacked = jnp.stack(locals_)
+        return self._runner.device_assignment.slots.stacked(stacked) if self._is_eager() else stacked
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self.note(variable)
@@ -106,7 +113,7 @@ class OverlayStore(VariableStore):
             return self._staged[id(variable), replica][1]
         if (id(variable), None) in self._staged:
             whole = self._staged[id(variable), None][1]
-            return whole[replica] if variable.per_replica else whole
+            return whole[self._row_of(replica)] if variable.per_replica else whole
         return variable.stored_component(replica) if self._below is None else self._below.local(variable, replica)
 
     def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
@@ -114,7 +121,7 @@ class OverlayStore(VariableStore):
         whole = self._staged.pop((id(variable), None), None)
         if whole is not None:
             for other in range(self.num_local):
-                part = whole[1][other] if variable.per_replica else whole[1]
+                part = whole[1][self._row_of(other)] if variable.per_replica else whole[1]
                 self._staged[id(variable), other] = (variable, part, whole[2])
         self._staged[id(variable), replica] = (variable, value, where)
 

@@ -42,6 +42,7 @@ from mirrored.strategies.checks import (
     would_differ,
 )
 from mirrored.strategies.fusing import fuse
+from mirrored.strategies.padding import contain
 from mirrored.strategies.tracing_runner import Passed, TracingRunner
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
@@ -100,7 +101,8 @@ class _Run:
         ]
         if self._as_written:
             # An id that the program computes is a constant on one device, and XLA then computes in another way.
-            self._inputs.append(("the replica id", jnp.arange(self._device_assignment.num_replicas)))
+            ids = jnp.arange(self._device_assignment.num_replicas)
+            self._inputs.append(("the replica id", self._device_assignment.slots.stacked(ids)))
         shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for _, x in self._inputs for _ in range(self._local)]
 
         def flat_body(*parts: Any) -> list[Any]:
@@ -108,7 +110,8 @@ class _Run:
 
         with within(listeners=(self._runner.store,)):
             axes = [(AXIS, len(self._device_assignment.devices))]
-            body = fuse(stage(flat_body, shapes, axes=axes), self._runner, axes)
+            body = contain(stage(flat_body, shapes, axes=axes), self._runner, shapes, axes)
+            body = fuse(body, self._runner, axes)
         self._outermost.rereads |= self._runner.store.rereads
         body = self._without_gradients(self._without_enclosed(body))
         if self._fixed_order:
@@ -328,7 +331,10 @@ class _Run:
     # depend on the number of local replicas.
 
     def _unstack(self, arrays: Sequence[jax.Array]) -> list[list[Any]]:
-        """Returns the components of each array ``[local, ...]``."""
+        """Returns the components of each array ``[local, ...]``; a padded slot gets those of the slot before it."""
+        group = self._runner.group_info
+        if group.padded:
+            arrays = [group.slots.repeated(array, group.is_real()) for array in arrays]
         if self._fixed_order:
             return tracing_runner.unstack_unfused(arrays)
         if self._as_written:

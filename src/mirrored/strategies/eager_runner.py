@@ -325,8 +325,9 @@ class EagerRunner(ReplicaRunner):
 
     def whole(self, components: Sequence[Any]) -> Any:
         """Builds one replicated array from the equal arrays on the replicas' devices, without copying them."""
-        firsts = components[:: self.device_assignment.local]
         devices = self.device_assignment.addressable_devices
+        before = self.device_assignment.addressable_replicas[0]
+        firsts = [components[self.device_assignment.replicas_on(device)[0] - before] for device in devices]
         placed = [jax.device_put(one, device) for one, device in zip(firsts, devices, strict=True)]
         return jax.make_array_from_single_device_arrays(np.shape(firsts[0]), self.device_assignment.replicated, placed)
 

@@ -9,7 +9,7 @@ body contains the whole collective. Equations at the same position in each repli
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -31,6 +31,7 @@ from mirrored._jax.source_lines import source_line
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import MergeError
+from mirrored.strategies.padding import Calls
 
 if TYPE_CHECKING:
     from mirrored._jax.jaxprs import Jaxpr, JaxprEqn, Var
@@ -62,6 +63,7 @@ class _Body:
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
         """Evaluates equations once their operands are known, and each group of corresponding equations as one."""
+        self._calls = Calls(self._runner.group_info)
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
         groups = self._groups(jaxpr)
         group_of = {id(eqn): group for group in groups for eqn in group}
@@ -121,7 +123,10 @@ class _Body:
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
         """Evaluates one jaxpr per local replica, from one fused collective to the next; returns their results."""
-        walks = [_walk(jaxpr, values) for jaxpr, values in zip(jaxprs, inputs, strict=True)]
+        walks = [
+            _walk(jaxpr, values, functools.partial(self._calls.bind, k))
+            for k, (jaxpr, values) in enumerate(zip(jaxprs, inputs, strict=True))
+        ]
         results: list[_Values | None] = [None] * self._count
         stops = [_advance(walk, None, results, k) for k, walk in enumerate(walks)]
         while any(stop is not None for stop in stops):
@@ -193,12 +198,12 @@ def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
     return scanned[0].shape[0] if scanned else None
 
 
-def _walk(jaxpr: Jaxpr, inputs: _Values) -> _Walk:
+def _walk(jaxpr: Jaxpr, inputs: _Values, bind: Callable[[JaxprEqn, _Values], _Values]) -> _Walk:
     known = dict(zip(jaxpr.constvars, constants_of(jaxpr), strict=False))
     known.update(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:
         operands = [_read(known, atom) for atom in eqn.invars]
-        results = bind_equation(eqn, operands) if local_replica_of(eqn) is None else (yield eqn, operands)
+        results = bind(eqn, operands) if local_replica_of(eqn) is None else (yield eqn, operands)
         known.update(zip(eqn.outvars, results, strict=True))
     return [_read(known, atom) for atom in jaxpr.outvars]
 

@@ -327,7 +327,9 @@ def _eagerly(store: VariableStore | None) -> Iterator[None]:
 
 
 def _group_outside(runner: ReplicaRunner, components: Sequence[Any]) -> PerReplica:
-    return PerReplica(list(components) * len(runner.device_assignment.devices), runner.device_assignment)
+    slots = runner.device_assignment.slots
+    values = [components[k] for device in range(slots.devices) for k in range(slots.number_on(device))]
+    return PerReplica(values, runner.device_assignment)
 
 
 def _components_outside(runner: ReplicaRunner, value: object) -> Sequence[Any]:
@@ -335,8 +337,8 @@ def _components_outside(runner: ReplicaRunner, value: object) -> Sequence[Any]:
         value = value.value
     if not isinstance(value, PerReplica):
         return [value] * runner.num_local
-    values = value.values
-    if all(one is values[replica % runner.num_local] for replica, one in enumerate(values)):
+    values, slots = value.values, runner.device_assignment.slots
+    if all(one is values[slots.of(replica) % runner.num_local] for replica, one in enumerate(values)):
         return values[: runner.num_local]
     raise MergeError(
         "ReplicaContext.merge_call",

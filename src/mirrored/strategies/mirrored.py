@@ -22,15 +22,16 @@ class MirroredStrategy(Strategy):
         devices: Names in TensorFlow's format (``"GPU:0"``, ``"/cpu:1"``) or `jax.Device` objects. Default: all
             accelerators, or all CPU devices if there are none.
         cross_device_ops: The algorithm that reduces values over replicas. Default: an all-reduce.
-        num_replicas: The number of replicas, a multiple of the number of devices; more than one replica per device are
-            virtual replicas. Default: one per device.
+        num_replicas: The number of replicas, at least that of the devices; more than one replica per device are virtual
+            replicas. Default: one per device. If the devices do not divide it, the first ones have one replica more
+            than the others. A compiled step takes as long as on devices with that larger number each.
         deterministic: Whether sums have one fixed order, so that results are bit-identical on any number of devices.
             Keras' `fit` then computes each batch whole, on the first device. A known limit, with the flag that removes
             it, is in docs/architecture.md, "Why results are bit-identical on any number of devices".
 
     Raises:
-        DeviceError: A device is unknown, named twice or of another kind, or `num_replicas` is not a multiple of the
-            number of devices.
+        DeviceError: A device is unknown, named twice or of another kind, or `num_replicas` is smaller than the number
+            of devices.
         ArgumentError: `cross_device_ops` is not a `CrossDeviceOps`, or is given together with `deterministic`.
 
     Warns:

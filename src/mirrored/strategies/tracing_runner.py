@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +20,7 @@ from mirrored._typing import Operand
 from mirrored.collectives.fixed_order_tree import fan_out, fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of, reduce_stacked
-from mirrored.collectives.summation import bounded, stack_isolated, unstack_isolated
+from mirrored.collectives.summation import apart, bounded, stack_isolated, unstack_isolated
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.lockstep import LockStep
@@ -28,6 +29,7 @@ from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import Bookkeeping, Captured, TracedReplicaStore
 from mirrored.strategies.checks import is_given
 from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.padding import scope_of
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
@@ -73,7 +75,7 @@ class TracingRunner(ReplicaRunner):
         self.outer_listeners = ambient().listeners
         self.group_info = group_of(self.device_assignment)
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
-        self.group_of_devices = dataclasses.replace(self.group_info, local=1)
+        self.group_of_devices = dataclasses.replace(self.group_info, local=1, padded=0)
         self.summed: list[tuple[str, list[Any]]] = []
         self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
@@ -96,8 +98,8 @@ class TracingRunner(ReplicaRunner):
 
         def body(local: int) -> Callable[[], Any]:
             def call() -> Any:
-                own = structures.map_leaves(lambda leaf: self._argument(leaf, local), (tuple(args), kwargs))
-                with caches.for_replica(self.trace_key(local)):
+                with self._marked(local), caches.for_replica(self.trace_key(local)):
+                    own = structures.map_leaves(lambda leaf: self._argument(leaf, local), (tuple(args), kwargs))
                     return fn(*own[0], **own[1])
 
             return call
@@ -115,6 +117,10 @@ class TracingRunner(ReplicaRunner):
                 self._lockstep = previous
                 caches.moved()
 
+    def _marked(self, local: int) -> AbstractContextManager[Any]:
+        """Marks the equations of a slot, where `padding.contain` must tell the slots apart."""
+        return jax.named_scope(scope_of(local)) if self.group_info.padded else nullcontext()
+
     def _argument(self, leaf: object, local: int) -> Any:
         value = self.component(leaf, local)
         if (
@@ -130,9 +136,12 @@ class TracingRunner(ReplicaRunner):
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
             given = self.replica_ids
-            return lax.axis_index(AXIS) * self.num_local + local if given is None else given[local]
+            return self._replica_at(local) if given is None else given[local]
 
         return ReplicaContext(self.strategy, replica_id, local)
+
+    def _replica_at(self, local: int) -> Any:
+        return self.device_assignment.slots.replica_at(lax.axis_index(AXIS), local)
 
     # ReplicaRunner
 
@@ -165,7 +174,7 @@ class TracingRunner(ReplicaRunner):
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
         if not self.strategy.cross_device_ops.as_written:
-            return [[whole] * self.num_local for whole in self.gather(arrays, axis)]
+            return [self.group_info.for_each_local(whole) for whole in self.gather(arrays, axis)]
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -197,9 +206,8 @@ class TracingRunner(ReplicaRunner):
         if isinstance(value, Mirrored):
             return value.value
         if isinstance(value, PerReplica):
-            return lax.dynamic_index_in_dim(
-                value.stacked(self.device_assignment), lax.axis_index(AXIS) * self.num_local + local, keepdims=False
-            )
+            rows = self.device_assignment.slots.rows(value.stacked(self.device_assignment))
+            return lax.dynamic_index_in_dim(rows, self._replica_at(local), keepdims=False)
         return value
 
     def components_each(self, value: object) -> list[Any]:
@@ -212,8 +220,13 @@ class TracingRunner(ReplicaRunner):
             or self.device_assignment.num_replicas == 1
             or not _is_inexact_tracer(first)
         ):
-            return self.isolated(values)
+            return self._apart_in_padding(self.isolated(values))
         return fan_out_once(self.group_info, self.isolated([first])[0])
+
+    def _apart_in_padding(self, values: list[Any]) -> list[Any]:
+        if not self.group_info.padded or self.strategy.cross_device_ops.drops_padding:
+            return values
+        return [*values[:-1], apart(values[-1], self.group_info.is_real())]
 
     def isolated(self, values: Sequence[Any]) -> list[Any]:
         # A merge computes once per device what all of the device's replicas read, and its backward pass likewise.
@@ -241,7 +254,7 @@ class TracingRunner(ReplicaRunner):
         parts = [jnp.asarray(component) for component in components]
         stacked = stack_isolated([parts])[0] if self.strategy.cross_device_ops.as_written else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:
-            stacked = lax.all_gather(stacked, AXIS, axis=0, tiled=True)
+            stacked = self.device_assignment.slots.rows(lax.all_gather(stacked, AXIS, axis=0, tiled=True))
         return [stacked[i] for i in range(self.device_assignment.num_replicas)]
 
 

@@ -22,7 +22,7 @@ from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation
 from mirrored.tape.record import Key, NoDerivative, Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
-from mirrored.values.distributed_values import PerReplica
+from mirrored.values.distributed_values import PerReplica, is_padded
 
 # Flattens the sources and targets of gradients, which are structures of arrays and variables.
 
@@ -68,6 +68,17 @@ def is_array(value: object) -> bool:
     return isinstance(value, jax.Array)
 
 
+def is_leaf(value: object) -> bool:
+    """Returns whether `value` is a leaf for a tape, not only for JAX: None, a variable, a value with padded rows."""
+    return value is None or is_variable(value) or is_padded(value)
+
+
+def whole_leaves(structure: PyTree) -> list[Any]:
+    """Returns the leaves of a structure, with None, and with the whole array of a value that has padded rows."""
+    leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
+    return [leaf.first() if is_padded(leaf) else leaf for leaf in leaves]
+
+
 def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """Flattens the sources of a gradient to a list, after checking that each is an array or a variable.
 
@@ -82,7 +93,9 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
     """
     leaves: list[Any]
     treedef: Any
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=lambda x: x is None or is_variable(x))
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=is_leaf)
+    likes = {position: leaf for position, (_, leaf) in enumerate(leaves) if is_padded(leaf)}
+    leaves = [(path, leaf.first() if is_padded(leaf) else leaf) for path, leaf in leaves]
     positions = []
     for position, (path, leaf) in enumerate(leaves):
         if is_variable(leaf) or is_array(leaf):
@@ -93,7 +106,8 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
     def rebuild(results: Sequence[Any]) -> Any:
         full: list[Any] = [None] * len(leaves)
         for position, result in zip(positions, results, strict=True):
-            full[position] = result
+            like = None if result is None else likes.get(position)
+            full[position] = result if like is None else like.with_stacked(result)
         rebuilt = treedef.unflatten(full)
         if all(result is not None for result in results):
             return rebuilt
@@ -105,6 +119,21 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
         )
 
     return [leaves[position][1] for position in positions], rebuild
+
+
+def refuse_padded(structure: PyTree, called: str) -> None:
+    """Raises an error if a structure contains a per-replica value with padded rows, which a Jacobian would show.
+
+    Raises:
+        ArgumentTypeError: It does.
+    """
+    if any(is_padded(leaf) for leaf in jax.tree.leaves(structure, is_leaf=is_leaf)):
+        raise ArgumentTypeError(
+            called,
+            found="a per-replica value of a strategy whose devices do not divide its replicas",
+            rule="only gradients are defined with respect to such a value",
+            remedy="compute the derivatives inside the replica function, or of its components (value.values)",
+        )
 
 
 def flatten_targets(target: PyTree, called: str) -> list[Any]:
@@ -120,7 +149,7 @@ def flatten_targets(target: PyTree, called: str) -> list[Any]:
             rule="a target must be an array, a variable or a structure of them, computed in the tape's block",
             remedy="check that the function that computes the target also returns it",
         )
-    leaves = jax.tree.leaves(target, is_leaf=lambda x: x is None or is_variable(x))
+    leaves = whole_leaves(target)
     for leaf in leaves:
         if not (is_variable(leaf) or is_array(leaf)):
             raise ArgumentTypeError(

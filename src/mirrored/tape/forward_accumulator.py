@@ -14,7 +14,7 @@ from mirrored._jax.boxes import payload_of
 from mirrored._typing import PyTree
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient
-from mirrored.tape.backward import UnconnectedGradients, is_variable, zeros_like_source
+from mirrored.tape.backward import UnconnectedGradients, is_variable, refuse_padded, zeros_like_source
 from mirrored.tape.gradient_tape import GradientTape, target_value
 
 
@@ -43,6 +43,7 @@ class ForwardAccumulator:
     """
 
     def __init__(self, primals: PyTree, tangents: PyTree) -> None:
+        refuse_padded(primals, "ForwardAccumulator")
         leaves, treedef = _leaves(primals)
         directions, other = _leaves(tangents)
         if treedef != other:
@@ -105,6 +106,7 @@ class ForwardAccumulator:
             array that does not depend on the accumulator's primals.
         """
         unconnected = UnconnectedGradients.of(unconnected_gradients)
+        refuse_padded(primals, "ForwardAccumulator.jvp")
         leaves, treedef = _leaves(primals)
         with contextlib.ExitStack() as stack:
             # The accumulators around this one also differentiate its results, even if their blocks have ended.

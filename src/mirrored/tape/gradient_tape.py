@@ -25,6 +25,8 @@ from mirrored.tape.backward import (
     flatten_sources,
     flatten_targets,
     is_variable,
+    refuse_padded,
+    whole_leaves,
     zeros_like_source,
 )
 from mirrored.tape.record import Key
@@ -154,6 +156,7 @@ class GradientTape(Recording):
         unconnected = UnconnectedGradients.of(unconnected_gradients)
         self._check_unused(called)
         jacobians.check_single(target, called)
+        refuse_padded(sources, called)
         leaves, rebuild = flatten_sources(sources, called)
         rows = jacobians.rows(target.shape, target.dtype)
         results = self._pull_rows(target, rows, leaves, vectorized=experimental_use_pfor)
@@ -286,7 +289,7 @@ def target_value(target: jax.Array | ReadableVariable) -> Any:
 def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree) -> list[Any]:
     if output_gradients is None:
         return [None] * len(targets)
-    weights = jax.tree.leaves(output_gradients, is_leaf=lambda x: x is None or is_variable(x))
+    weights = whole_leaves(output_gradients)
     if len(targets) == 1 and not isinstance(structure, (list, tuple, dict)) and not _is_leaf(output_gradients):
         weights = [output_gradients]
     if len(weights) != len(targets):

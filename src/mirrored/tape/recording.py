@@ -21,6 +21,7 @@ from mirrored.runtime.ambient import ReadableVariable, listen, unlisten
 from mirrored.tape.backward import (
     is_array,
     is_variable,
+    whole_leaves,
 )
 from mirrored.tape.operation import is_deriving
 from mirrored.tape.record import Recorder
@@ -164,7 +165,7 @@ class Recording:
 
         TensorFlow: the same.
         """
-        for leaf in jax.tree.leaves(tensor, is_leaf=lambda x: x is None or is_variable(x)):
+        for leaf in whole_leaves(tensor):
             if not (is_variable(leaf) or is_array(leaf)):
                 raise ArgumentError(
                     "GradientTape.watch",

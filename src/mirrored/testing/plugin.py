@@ -1,7 +1,8 @@
 """The pytest plugin: simulates devices, and runs a test eagerly and compiled, with 1 to 8 replicas.
 
 Fixtures:
-    way: A `mirrored.testing.Way`, parametrized over (eager, compiled, folded) x (1, 2, 4, 8 replicas).
+    way: A `mirrored.testing.Way`, parametrized over (eager, compiled, folded) x (1, 2, 4, 8 replicas), and 4 replicas
+        on 3 devices (uneven).
     strategy: `way.strategy`.
 
 Marker:

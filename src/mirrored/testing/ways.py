@@ -1,4 +1,4 @@
-"""The execution modes of the fixture `way`: eager, compiled, or with virtual replicas, on 1 to 8 replicas."""
+"""The execution modes of the fixture `way`: eager, compiled, with virtual replicas, or uneven, on 1 to 8 replicas."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mirrored.errors import ArgumentError, DeviceError
 from mirrored.strategies import MirroredStrategy
 
 F = TypeVar("F", bound=Callable[..., Any])
-Mode = Literal["eager", "compiled", "folded"]
-MODES: Final[tuple[Mode, ...]] = ("eager", "compiled", "folded")
+Mode = Literal["eager", "compiled", "folded", "uneven"]
+MODES: Final[tuple[Mode, ...]] = ("eager", "compiled", "folded", "uneven")
 REPLICA_COUNTS: Final = (1, 2, 4, 8)
 
 
@@ -25,6 +25,7 @@ class WaySpec:
     Attributes:
         mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one
             replica per device. ``"folded"``: inside `mirrored.function`, two virtual replicas per device.
+            ``"uneven"``: inside `mirrored.function`, 4 replicas on 3 devices, of which one has two virtual replicas.
         num_replicas: The number of replicas.
 
     Example:
@@ -39,6 +40,8 @@ class WaySpec:
     @property
     def num_devices(self) -> int:
         """The number of devices that this mode and number of replicas need."""
+        if self.mode == "uneven":
+            return self.num_replicas - 1
         return self.num_replicas // 2 if self.mode == "folded" else self.num_replicas
 
     @property
@@ -90,7 +93,7 @@ class Way:
 
     @property
     def mode(self) -> Mode:
-        """How replicas run: ``"eager"``, ``"compiled"``, or ``"folded"`` (two virtual replicas per device)."""
+        """How replicas run: ``"eager"``, ``"compiled"``, ``"folded"`` or ``"uneven"``, which `WaySpec` describes."""
         return self.spec.mode
 
     @property
@@ -116,7 +119,10 @@ class Way:
 
 
 WAYS: Final = tuple(
-    WaySpec(mode, count) for mode in MODES for count in REPLICA_COUNTS if not (mode == "folded" and count == 1)
+    WaySpec(mode, count)
+    for mode in MODES
+    for count in REPLICA_COUNTS
+    if not (mode == "folded" and count == 1) and not (mode == "uneven" and count != 4)
 )
 """All execution modes on 1, 2, 4 and 8 replicas, a `WaySpec` each: the parameters of the fixture `way`."""
 

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from mirrored.config import virtual_kind
 from mirrored.errors import DeviceError
 from mirrored.settings import KINDS
+from mirrored.topology.slots import Slots
 
 # Device names: converts TensorFlow's device strings to `jax.Device` objects and back.
 
@@ -191,10 +192,10 @@ def _names(devices: Sequence[jax.Device]) -> str:
     return ", ".join(str(name_device(device)) for device in devices)
 
 
-# `DeviceAssignment`: assigns R replicas to D devices, K = R / D to each device.
+# `DeviceAssignment`: assigns R replicas to D devices, R / D to each device, rounded up or down.
 #
-# Replica r is local replica ``r % K`` of device ``r // K``. With K > 1 a device holds several *virtual replicas*; this
-# is called *folding* in the code.
+# Devices hold consecutive replicas (`Slots`). A device that holds several has *virtual replicas*; this is called
+# *folding* in the code.
 
 AXIS: Final = "replica"
 """The mesh axis of the replicas."""
@@ -208,7 +209,7 @@ class DeviceAssignment:
 
     Attributes:
         devices: The D devices, which are distinct and of one kind.
-        num_replicas: R, a multiple of D.
+        num_replicas: R, at least D.
     """
 
     devices: tuple[jax.Device, ...]
@@ -219,15 +220,25 @@ class DeviceAssignment:
         """The number of devices (D)."""
         return len(self.devices)
 
+    @functools.cached_property
+    def slots(self) -> Slots:
+        """The places of the replicas in a compiled program, of which every device has the same number."""
+        return Slots(len(self.devices), self.num_replicas)
+
     @property
     def local(self) -> int:
-        """The number of replicas per device (K)."""
-        return self.num_replicas // len(self.devices)
+        """The number of slots per device (K): the largest number of replicas on one device."""
+        return self.slots.local
 
     @property
     def is_folded(self) -> bool:
-        """Whether several virtual replicas share each device."""
+        """Whether several virtual replicas share a device."""
         return self.local > 1
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some devices have one replica less than others, because D does not divide R."""
+        return self.slots.padded > 0
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -244,7 +255,7 @@ class DeviceAssignment:
     def sharded(self) -> NamedSharding:
         """The `NamedSharding` of an array whose axis 0 is sharded over the devices in replica order.
 
-        The length of axis 0 is R or a multiple of it.
+        The length of axis 0 is the number of slots (R, unless the layout is uneven) or another multiple of D.
         """
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 
@@ -276,7 +287,7 @@ class DeviceAssignment:
         Args:
             replica: 0 to R - 1.
         """
-        return self.devices[replica // self.local]
+        return self.devices[self.slots.device_of(replica)]
 
     def name_of(self, replica: int) -> str:
         """Returns the full name of a replica's device, in TensorFlow's format.
@@ -288,8 +299,9 @@ class DeviceAssignment:
 
     def replicas_on(self, device: jax.Device) -> range:
         """Returns the indices of the replicas on the given device."""
-        first = self.devices.index(device) * self.local
-        return range(first, first + self.local)
+        position = self.devices.index(device)
+        first = self.slots.first_on(position)
+        return range(first, first + self.slots.number_on(position))
 
     def __repr__(self) -> str:
         places = ", ".join(f"{name_device(device)} {_braced(self.replicas_on(device))}" for device in self.devices)
@@ -308,7 +320,8 @@ def make_device_assignment(
     Args:
         devices: Device names as TensorFlow writes them, or `jax.Device` objects. None or empty: all accelerators of
             this process if there are any, else all its CPU devices.
-        num_replicas: R, a multiple of the number of devices. Default: one replica per device.
+        num_replicas: R, at least the number of devices. Default: one replica per device. If the number of devices does
+            not divide it, the first devices have one replica more than the others.
         called: What the user called, for messages.
 
     Raises:
@@ -318,6 +331,8 @@ def make_device_assignment(
     Example:
         >>> make_device_assignment(["CPU:0"], num_replicas=4)
         DeviceAssignment(4 replicas on 1 device: CPU:0 {0 1 2 3})
+        >>> make_device_assignment(["CPU:0", "CPU:1", "CPU:2"], num_replicas=8)
+        DeviceAssignment(8 replicas on 3 devices: CPU:0 {0 1 2}, CPU:1 {3 4 5}, CPU:2 {6 7})
 
     TensorFlow: `MirroredStrategy` does not have `num_replicas`; it has one replica per device.
     """
@@ -349,28 +364,16 @@ def _check_count(num_replicas: int, num_devices: int, *, called: str) -> None:
         raise DeviceError(
             called,
             found=f"num_replicas={num_replicas!r} ({type(num_replicas).__name__})",
-            rule="num_replicas must be an int, 1 or more, and a multiple of the number of devices",
+            rule="num_replicas must be an int, at least the number of devices",
             remedy=f"pass num_replicas={num_devices} for one replica per device, or omit it",
         )
-    if num_replicas % num_devices:
-        below = num_replicas // num_devices * num_devices
-        nearest = [count for count in (below, below + num_devices) if count]
+    if num_replicas < num_devices:
         raise DeviceError(
             called,
             found=f"num_replicas={num_replicas} on {num_devices} devices",
-            rule=f"every device must hold the same number of replicas: {num_replicas} fit on "
-            f"{_listed(_divisors(num_replicas))} device{'s' * (num_replicas > 1)}",
-            remedy=f"pass num_replicas={_listed(nearest)}, or a number of devices that divides num_replicas",
+            rule="every device must hold at least one replica: a device without one would only wait for the others",
+            remedy=f"pass {num_replicas} device{'s' * (num_replicas > 1)}, or num_replicas={num_devices} or more",
         )
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _braced(replicas: Sequence[int]) -> str:

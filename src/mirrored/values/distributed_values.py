@@ -2,7 +2,8 @@
 
 A `PerReplica` has one of three representations:
 
-- *stacked*: one array ``[replicas, ...]``, sharded over the devices. Compiled steps take and return it.
+- *stacked*: one array ``[slots, ...]``, sharded over the devices, with one row per replica (`topology.slots`). Compiled
+  steps take and return it.
 - *components*: one object per replica; shapes can differ. Eager runs return it.
 - *local*: inside a compiled run, the components of the replicas that share a device. One SPMD program represents all
   devices.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -223,7 +224,7 @@ class PerReplica(_NotAnArray):
     def from_stacked(
         cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NO_MAKERS
     ) -> PerReplica:
-        """Creates a per-replica value from one array ``[replicas, ...]`` that is sharded over the devices."""
+        """Creates a per-replica value from one array ``[slots, ...]`` that is sharded over the devices."""
         value = cls.__new__(cls)
         value._components, value._stacked, value._device_assignment, value._unstack = (
             None,
@@ -241,7 +242,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the components are stored as one array ``[replicas, ...]`` over all devices."""
+        """Whether the components are stored as one array ``[slots, ...]`` over all devices."""
         return self._stacked is not None
 
     @property
@@ -268,6 +269,13 @@ class PerReplica(_NotAnArray):
             and not isinstance(self._stacked, Tracer)
         ):
             return len(self._device_assignment.addressable_replicas)
+        return self._num_rows()
+
+    def _num_rows(self) -> int:
+        """The number of components of a stacked value: its rows without those of padded slots."""
+        assert self._stacked is not None
+        if self._device_assignment is not None and self._device_assignment.is_uneven:
+            return self._device_assignment.num_replicas
         return int(self._stacked.shape[0])
 
     @property
@@ -289,14 +297,16 @@ class PerReplica(_NotAnArray):
 
     def __repr__(self) -> str:
         if self._stacked is not None and self._is_traced:
-            count, *shape = self._stacked.shape
-            return traced_repr("PerReplica", count, [f"{self._stacked.dtype}[{','.join(map(str, shape))}]"])
+            shape = self._stacked.shape[1:]
+            return traced_repr("PerReplica", self._num_rows(), [f"{self._stacked.dtype}[{','.join(map(str, shape))}]"])
         if self._is_traced:
             return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.values])
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components as one array ``[replicas, ...]``, sharded over the devices.
+        """Returns the components as one array ``[slots, ...]``, sharded over the devices.
+
+        The row of a padded slot (`topology.slots`) is unspecified.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
@@ -307,6 +317,23 @@ class PerReplica(_NotAnArray):
             self._stacked = stack_components(self.values, device_assignment)
             self._device_assignment = device_assignment
         return self._stacked
+
+    def with_stacked(self, stacked: jax.Array) -> PerReplica:
+        """Returns a value of other components ``[slots, ...]``, with the devices and the provenance of this one."""
+        assert self._device_assignment is not None
+        value = PerReplica.from_stacked(stacked, self._device_assignment, self.made_by)
+        value.of_uneven_batch = self.of_uneven_batch
+        return value
+
+
+def is_padded(value: object) -> TypeGuard[PerReplica]:
+    """Returns whether a value is stacked with padded rows, so that its components are its leaves in a pytree.
+
+    Tapes track the stacked array itself: a row that is taken from a tracer is another tracer each time.
+    """
+    if not isinstance(value, PerReplica) or not value.is_stacked:
+        return False
+    return value.device_assignment is not None and value.device_assignment.is_uneven
 
 
 def _shape_of(component: object) -> tuple[int, ...] | None:
@@ -422,7 +449,9 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
     batch = _UNEVEN if value.of_uneven_batch else _EVEN
     if isinstance(value, LocalPerReplica):
         return value.values, ("components", value.device_assignment, value.made_by, batch)
-    if value._stacked is not None or value._components is None:  # pytree functions also put None in place of arrays
+    # Padded rows are not visible outside: in an uneven layout, the leaves are the components.
+    is_stacked = value._stacked is not None and not is_padded(value)
+    if is_stacked or (value._stacked is None and value._components is None):  # pytree functions may put None for arrays
         return (value._stacked,), ("stacked", value.device_assignment, value.made_by, batch)
     return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by, batch)
 

@@ -1,4 +1,7 @@
-"""Converts between the components of per-replica values and one sharded array ``[replicas, ...]``."""
+"""Converts between the components of per-replica values and one sharded array ``[slots, ...]``.
+
+The array has one row per slot (`topology.slots`). Without padded slots these are the replicas.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 def stack_components(
     components: Sequence[Any], device_assignment: DeviceAssignment, *, is_tracked: bool = False
 ) -> Any:
-    """Stacks the components of this process's replicas into one array ``[replicas, ...]`` over all devices.
+    """Stacks the components of this process's replicas into one array ``[slots, ...]`` over all devices.
 
     Args:
         components: The components, of one shape.
@@ -40,10 +43,10 @@ def stack_components(
         # A tape outside `run` tracks the components. It records array operations, so they must be
         # ordinary operations on one device and not the assembly of a sharded array from per-device buffers.
         stacked = jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
-        return jax.device_put(stacked, device_assignment.sharded)
+        return jax.device_put(device_assignment.slots.stacked(stacked), device_assignment.sharded)
     components = [payload_of(component) for component in components]
     if any(isinstance(component, Tracer) for component in components):
-        return jnp.stack([as_array(component) for component in components])
+        return device_assignment.slots.stacked(jnp.stack([as_array(component) for component in components]))
     with eager():
         return _stacked_over_devices(components, device_assignment)
 
@@ -70,18 +73,18 @@ def _recorded() -> ValuesError:
 def _stacked_over_devices(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
     if not device_assignment.spans_processes and _are_on_host(components):
         # CPU devices share the host's memory: NumPy stacks the components without compiling a program.
-        return jax.device_put(np.stack([np.asarray(component) for component in components]), device_assignment.sharded)
+        rows = np.stack([np.asarray(component) for component in components])
+        return jax.device_put(device_assignment.slots.stacked(rows), device_assignment.sharded)
     if len(device_assignment.devices) == 1:
         return jax.device_put(jnp.stack([as_array(component) for component in components]), device_assignment.sharded)
-    on_devices = [
-        [
+    remaining = iter(components)
+    on_devices = []
+    for device in device_assignment.addressable_devices:
+        own = [
             jax.device_put(as_array(component), device)
-            for component in components[start : start + device_assignment.local]
+            for component in itertools.islice(remaining, len(device_assignment.replicas_on(device)))
         ]
-        for start, device in zip(
-            itertools.count(0, device_assignment.local), device_assignment.addressable_devices, strict=False
-        )
-    ]
+        on_devices.append(own + own[-1:] * (device_assignment.local - len(own)))
     first = on_devices[0][0]
     if device_assignment.local == 1 and first.ndim and first.size and not device_assignment.spans_processes:
         return _by_replica(
@@ -126,7 +129,7 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 
 
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
-    """Splits an array ``[replicas, ...]`` into the components of the replicas.
+    """Splits an array ``[slots, ...]`` into the components of the replicas.
 
     Those of this process are returned, on their devices, if these are known. They are not committed to the devices, so
     that components of different replicas can be combined.
@@ -144,12 +147,17 @@ def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: Devi
             movable(jax.device_put(empty, device_assignment.device_of(replica)))
             for replica in device_assignment.addressable_replicas
         )
-    if device_assignment is None or not isinstance(stacked, jax.Array) or isinstance(stacked, Tracer):
+    if device_assignment is None:
         return tuple(stacked[i] for i in range(stacked.shape[0]))
-    if len(stacked.addressable_shards) != len(device_assignment.addressable_devices):
-        return tuple(stacked[i] for i in range(stacked.shape[0]))
+    if (
+        not isinstance(stacked, jax.Array)
+        or isinstance(stacked, Tracer)
+        or len(stacked.addressable_shards) != len(device_assignment.addressable_devices)
+    ):
+        return tuple(stacked[device_assignment.slots.of(r)] for r in range(device_assignment.num_replicas))
     spread = stacked
     if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # for example a gradient
         spread = jax.device_put(stacked, device_assignment.sharded)
     shards = sorted(spread.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return tuple(movable(shard.data[k]) for shard in shards for k in range(shard.data.shape[0]))
+    replicas = [device_assignment.replicas_on(device) for device in device_assignment.addressable_devices]
+    return tuple(movable(shard.data[k]) for shard, own in zip(shards, replicas, strict=True) for k in range(len(own)))

@@ -28,7 +28,7 @@ from mirrored.values.stacking import stack_components
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, near, own, placed, uncommitted
-from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, write_components
+from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, row_of, write_components
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -209,7 +209,7 @@ def component(variable: Variable, replica: int) -> Any:
     if here.replica is not None and here.replica.local_index == replica:
         return store.local(variable, replica)
     whole = store.whole(variable)
-    return whole[replica] if variable.per_replica else whole
+    return whole[row_of(variable, replica, here)] if variable.per_replica else whole
 
 
 # Assignments
@@ -318,9 +318,9 @@ def write_component(assignment: Assignment, replica: int, value: object) -> Any:
     if store is None:
         with turn(), lock:
             return _store_component(assignment, replica, value)
-    whole = store.whole(variable)
-    new = assignment.combined(whole[replica], value)
-    store.set_whole(variable, whole.at[replica].set(new), assignment.where)
+    whole, row = store.whole(variable), row_of(variable, replica, ambient())
+    new = assignment.combined(whole[row], value)
+    store.set_whole(variable, whole.at[row].set(new), assignment.where)
     return new
 
 
@@ -331,9 +331,9 @@ def _store_component(assignment: Assignment, replica: int, value: object) -> Any
         parts[replica] = new = assignment.combined(parts[replica], near(value, parts[replica]))
         variable.store(stack_components(parts, variable.device_assignment))
         return new
-    whole = variable.stored()
-    new = assignment.combined(whole[replica], value)
-    variable.store(jax.device_put(whole.at[replica].set(new), variable.device_assignment.sharded))
+    whole, row = variable.stored(), variable.device_assignment.slots.of(replica)
+    new = assignment.combined(whole[row], value)
+    variable.store(jax.device_put(whole.at[row].set(new), variable.device_assignment.sharded))
     return new
 
 

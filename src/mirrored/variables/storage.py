@@ -37,13 +37,13 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
         per_replica: Whether each replica has its own component.
 
     Returns:
-        ``[...]``, or ``[replicas, ...]`` if per replica.
+        ``[...]``, or ``[slots, ...]`` if per replica.
     """
     with eager(), caches.using(None):
         if device_assignment is None:
             return jnp.asarray(value)
         if per_replica:
-            whole = (device_assignment.num_replicas, *np.shape(value))
+            whole = (device_assignment.slots.count, *np.shape(value))
             if device_assignment.spans_processes:
                 local_values = (jnp if is_key(value) else np).broadcast_to(
                     _own(value), (device_assignment.local, *np.shape(value))
@@ -72,11 +72,12 @@ def _over(
 def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replica: bool) -> tuple[Any, ...]:
     """Splits a variable's stored value into one array per replica of this process, each on its replica's device."""
     by_device = {shard.device: shard.data for shard in whole.addressable_shards}
-    shards = [by_device[device] for device in device_assignment.addressable_devices]
-    local = device_assignment.local
+    shards = [
+        (by_device[device], device_assignment.replicas_on(device)) for device in device_assignment.addressable_devices
+    ]
     if per_replica:
-        return tuple(shard[k] for shard in shards for k in range(local))
-    return tuple(shard for shard in shards for _ in range(local))
+        return tuple(shard[k] for shard, own in shards for k in range(len(own)))
+    return tuple(shard for shard, own in shards for _ in own)
 
 
 def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
@@ -180,7 +181,7 @@ class VariableStorage(Awaiting):
         self._shared = False
 
     def stored(self) -> Any:
-        """Returns the whole stored value: one mirrored array, or all components stacked ``[replicas, ...]``.
+        """Returns the whole stored value: one mirrored array, or all components stacked ``[slots, ...]``.
 
         It marks the value as shared, so that a step that donates the buffer copies it first.
 
@@ -234,10 +235,14 @@ class VariableStorage(Awaiting):
                     array = self._array
                     if state.step is None and state.version == version:
                         self._check_kept()
-                        return np.array(array)
+                        return self._without_padding(np.array(array))
                 settle()
         finally:
             state.reading.pop(key, None)
+
+    def _without_padding(self, whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        is_padded = self.per_replica and self.device_assignment is not None
+        return np.asarray(self.device_assignment.slots.rows(whole)) if is_padded else whole
 
     def _check_kept(self) -> None:
         if self.is_lost:
@@ -255,8 +260,11 @@ class VariableStorage(Awaiting):
         return self._lost is not None and self._lost[0] is self._array
 
     def stored_shape(self) -> tuple[int, ...]:
-        """Returns the shape of the stored value, including the replica axis if there is one."""
-        return (self.num_replicas, *self.component_shape) if self.per_replica else self.component_shape
+        """Returns the shape of the stored value, including the axis of the slots if there is one."""
+        if not self.per_replica:
+            return self.component_shape
+        rows = 1 if self.device_assignment is None else self.device_assignment.slots.count
+        return (rows, *self.component_shape)
 
     def stored_component(self, replica: int) -> Any:
         """Returns one replica's stored component of the variable, on that replica's device."""

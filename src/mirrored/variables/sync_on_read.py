@@ -63,6 +63,13 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
     return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]
 
 
+def row_of(variable: Variable, replica: int, here: Ambient) -> int:
+    """Returns the row of a replica in the variable's whole value: its slot, but in a compiled run its number."""
+    if here.runner is not None and here.runner.store.captures:
+        return replica
+    return replica if variable.device_assignment is None else int(variable.device_assignment.slots.of(replica))
+
+
 def write_components(assignment: Assignment, value: Operand, store: VariableStore | None, here: Ambient) -> None:
     """Assigns all replicas' components of a sync-on-read variable, from a per-replica value or one value for all."""
     _check_determines_all(assignment, value)
@@ -73,9 +80,10 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
     if store is not None:
         every = range(variable.num_replicas)
         parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, k) for k in every]
-        olds = list(store.whole(variable))
+        slots = variable.device_assignment.slots
+        olds = list(slots.rows(store.whole(variable)))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
-        store.set_whole(variable, jnp.stack(new), assignment.where)
+        store.set_whole(variable, slots.stacked(jnp.stack(new)), assignment.where)
         return
     local_replicas = variable.device_assignment.addressable_replicas
     value = _checked(assignment, value)

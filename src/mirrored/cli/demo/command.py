@@ -82,14 +82,12 @@ def as_data(findings: Findings) -> dict[str, object]:
 
 
 def _devices_for(num_replicas: int) -> list[jax.Device]:
-    """Returns as many devices as possible among which the replicas divide evenly, if necessary virtual CPU devices."""
+    """Returns one device per replica if there are as many, else all; if necessary virtual CPU devices."""
     try:
         mr.config.set_virtual_devices(num_replicas)
     except mr.errors.ContextError:
         pass  # JAX has started: use its devices, with several replicas on each if necessary
-    devices = default_devices()
-    fitting = max(n for n in range(1, len(devices) + 1) if num_replicas % n == 0)
-    return devices[:fitting]
+    return default_devices()[:num_replicas]
 
 
 def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: Console) -> History:
@@ -115,10 +113,10 @@ def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: 
 def _train_deterministically(
     num_replicas: int, devices: list[jax.Device], train: Examples, epochs: int, console: Console
 ) -> dict[int, str]:
-    """Repeats one training on 1, 2, 4, ... devices, and returns a hash of the final weights of each."""
+    """Repeats one training on 1, 2, 4, ... and all devices, and returns a hash of the final weights of each."""
     console.rule("[bold]Bitwise reproducible on any number of devices")
     hashes: dict[int, str] = {}
-    for count in (n for n in range(1, len(devices) + 1) if num_replicas % n == 0):
+    for count in (n for n in range(1, len(devices) + 1) if num_replicas % n == 0 or n == len(devices)):
         strategy = mr.MirroredStrategy(devices[:count], num_replicas=num_replicas, deterministic=True)
         trainer = Trainer(strategy)
         history = trainer.train(train, epochs, lambda *_: None)

@@ -33,6 +33,7 @@ from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_read, announce_write, within
 from mirrored.runtime.variable_store import FunctionStore
+from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
@@ -109,19 +110,21 @@ def _store_components(made: Variable, value: jax.Array) -> bool:
         return False
     how = "copies" if not is_sum else "first" if getattr(made.strategy, "deterministic", False) else "parts"
     whole = jax.device_put(value, made.device_assignment.replicated)
-    made.store(_spread(made.num_replicas, how, made.device_assignment.sharded)(whole))
+    made.store(_spread(made.device_assignment, how)(whole))
     return True
 
 
 @functools.lru_cache(maxsize=64)
-def _spread(replicas: int, how: str, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
+def _spread(device_assignment: DeviceAssignment, how: str) -> Callable[[Any], Any]:
+    slots = device_assignment.slots
+
     def spread(value: jax.Array) -> Any:
         if how == "first":
-            return jnp.zeros((replicas, *value.shape), value.dtype).at[0].set(value)
-        part = value / replicas if how == "parts" else value
-        return jnp.broadcast_to(part, (replicas, *value.shape))
+            return jnp.zeros((slots.count, *value.shape), value.dtype).at[0].set(value)
+        part = value / slots.replicas if how == "parts" else value
+        return jnp.broadcast_to(part, (slots.count, *value.shape))
 
-    return jax.jit(spread, out_shardings=sharding)
+    return jax.jit(spread, out_shardings=device_assignment.sharded)
 
 
 # Makes `mirrored` variables (`tf.Variable`) that are attributes of Keras layers part of the layer's weights.

@@ -1,0 +1,134 @@
+"""Keeps what padded slots compute inside them: gradients to values from outside, and calls of Python functions.
+
+If the number of devices does not divide the number of replicas, the program of every device has a slot that some
+devices do not need (`topology.slots`). There it is *padded*: it computes the same as the slot before it, from the same
+inputs and with the same replica id. So it meets no zeros or NaNs that no replica has, and its loops end. What leaves it
+is excluded:
+
+- Collectives and `merge_call` drop it (`collectives.summation.Group`).
+- Its row of results and of per-replica variables is never read.
+- No gradient flows from it to values from outside, in the program that `contain` returns. (Under an algorithm with
+  `drops_padding`, the sums of gradients drop it, without operations that could change bits.)
+- Calls of Python functions (`jax.debug.print`, `io_callback`, `pure_callback`) are made only where the slot has a
+  replica. Elsewhere their results are those of the slot before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored._jax.inlining import Staged, calls_python, stage
+from mirrored._jax.jaxprs import Literal
+from mirrored._jax.local_collectives import bind_equation, local_replica_of
+from mirrored._jax.source_lines import scopes_of
+from mirrored.collectives.summation import Group, apart
+
+if TYPE_CHECKING:
+    from mirrored._jax.jaxprs import JaxprEqn
+    from mirrored.strategies.tracing_runner import TracingRunner
+
+
+def scope_of(local: int) -> str:
+    """Returns the name of the `jax.named_scope` in which a slot is traced. It marks the slot's equations."""
+    return f"mirrored_slot_{local}"
+
+
+class Calls:
+    """Applies equations of all slots of a device; equations that call Python are skipped in padded slots.
+
+    The slot before the last one is applied first, as replicas are traced in order.
+
+    Args:
+        group: The replicas.
+
+    Context: creating it adds operations to the program. They must be outside of loops and branches, where GSPMD cannot
+        compute the position of a device.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._is_real = group.is_real() if group.padded else None
+        self._results: deque[list[Any]] = deque()
+
+    def bind(self, local: int | None, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+        """Applies an equation of a slot, or one of no slot (None), to operands."""
+        before, last = self._group.local - 2, self._group.local - 1
+        if not self._group.padded or local not in (before, last) or not calls_python(eqn):
+            return bind_equation(eqn, operands)
+        if local == before:
+            results = bind_equation(eqn, operands)
+            if results:
+                self._results.append(results)
+            return results
+        avals: list[Any] = [variable.aval for variable in eqn.outvars]
+        others = self._results.popleft() if avals and self._results else []
+        if [(other.shape, other.dtype) for other in others] != [(aval.shape, aval.dtype) for aval in avals]:
+            others = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]  # the slots were traced differently
+        called = lax.cond(self._is_real, lambda: bind_equation(eqn, operands), lambda: others)
+        return list(called)
+
+
+def contain(
+    body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
+) -> Staged:
+    """Rewrites the traced program of a run so that neither gradients nor calls of Python leave padded slots.
+
+    Equations that contain collectives of one slot are only separated from other slots' values; `fuse` replaces them.
+
+    Args:
+        body: The body, whose equations are marked by `scope_of`.
+        runner: The runner that traced it.
+        shapes: The shapes and dtypes of its inputs.
+        axes: The mesh axis and its size.
+    """
+    group = runner.group_info
+    if not group.padded:
+        return body
+    keeps_gradients = not runner.strategy.cross_device_ops.drops_padding
+    return stage(lambda *inputs: _Contained(group, keeps_gradients).run(body, inputs), shapes, axes=axes)
+
+
+class _Contained:
+    def __init__(self, group: Group, keeps_gradients: bool) -> None:
+        self._group = group
+        self._slots = {scope_of(local): local for local in range(group.local)}
+        self._keeps_gradients = keeps_gradients
+        self._known: dict[Any, Any] = {}
+        self._apart: dict[Any, Any] = {}
+        self._own: set[Any] = set()
+
+    def run(self, body: Staged, inputs: Sequence[Any]) -> list[Any]:
+        self._is_real, self._calls = self._group.is_real(), Calls(self._group)
+        variables = (*body.jaxpr.constvars, *body.jaxpr.invars)
+        self._known.update(zip(variables, (*body.constants, *inputs), strict=True))
+        for eqn in body.jaxpr.eqns:
+            self._known.update(zip(eqn.outvars, self._applied(eqn), strict=True))
+        return [self._read(atom) for atom in body.jaxpr.outvars]
+
+    def _applied(self, eqn: JaxprEqn) -> list[Any]:
+        local = next((self._slots[name] for name in scopes_of(eqn) if name in self._slots), None)
+        if local == self._group.local - 1:
+            operands = [self._read_apart(atom) for atom in eqn.invars]
+            self._own.update(eqn.outvars)
+        else:
+            operands = [self._read(atom) for atom in eqn.invars]
+        if local_replica_of(eqn) is not None:
+            return bind_equation(eqn, operands)
+        return self._calls.bind(local, eqn, operands)
+
+    def _read(self, atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else self._known[atom]
+
+    def _read_apart(self, atom: Any) -> Any:
+        """Returns the operand of an equation of the last slot; a value from outside of the slot is set apart."""
+        if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
+            return self._read(atom)
+        if atom not in self._apart:
+            self._apart[atom] = apart(self._known[atom], self._is_real)
+        return self._apart[atom]

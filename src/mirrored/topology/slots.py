@@ -1,0 +1,117 @@
+"""`Slots`: which replica each of a device's equal number of places in a compiled program belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# R replicas on D devices: a compiled run is one SPMD program, so each device computes K = ceil(R / D) replicas. A place
+# for a replica in that program is a *slot*. If D does not divide R, the first devices have K replicas and the others
+# K - 1; the last slot of the others is *padded*. Devices hold consecutive replicas, whose numbers differ by at most
+# one, so every device has a replica:
+#
+#     8 replicas on 3 devices: {0 1 2} {3 4 5} {6 7 -}      6 on 4: {0 1} {2 3} {4 -} {5 -}
+#
+# An array that is sharded over the devices has one row per slot, because JAX shards evenly. The row of a padded slot is
+# unspecified: whatever reads it must drop it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """The slots of a compiled program on D devices that runs R replicas.
+
+    Attributes:
+        devices: D, at most R.
+        replicas: R.
+    """
+
+    devices: int
+    replicas: int
+
+    @property
+    def local(self) -> int:
+        """The number of slots per device (K)."""
+        return -(-self.replicas // self.devices)
+
+    @property
+    def count(self) -> int:
+        """The number of all slots (D * K)."""
+        return self.devices * self.local
+
+    @property
+    def padded(self) -> int:
+        """The number of padded slots: the last slot of each of the last `padded` devices."""
+        return self.count - self.replicas
+
+    @property
+    def full(self) -> int:
+        """The number of devices without a padded slot: the first ones."""
+        return self.devices - self.padded
+
+    def first_on(self, device: int) -> int:
+        """Returns the first replica of a device, given the position of the device."""
+        return device * (self.local - 1) + min(device, self.full)
+
+    def number_on(self, device: int) -> int:
+        """Returns the number of replicas of a device, given its position."""
+        return self.local - (device >= self.full)
+
+    def device_of(self, replica: int) -> int:
+        """Returns the position of the device that holds a replica."""
+        return self.of(replica) // self.local
+
+    def of(self, replica: int) -> int:
+        """Returns the slot of a replica. Slots are numbered through all devices."""
+        return self._of[replica]
+
+    @functools.cached_property
+    def _of(self) -> tuple[int, ...]:
+        return tuple(device * self.local + k for device in range(self.devices) for k in range(self.number_on(device)))
+
+    def rows(self, stacked: Any) -> Any:
+        """Returns the rows of the replicas: ``[slots, ...]`` to ``[replicas, ...]``, NumPy or JAX."""
+        if not self.padded:
+            return stacked
+        several = np if isinstance(stacked, np.ndarray) else jnp
+        head, tail = stacked[: self.full * self.local], stacked[self.full * self.local :]
+        tail = tail.reshape(self.padded, self.local, *tail.shape[1:])[:, :-1]
+        return several.concatenate([head, tail.reshape(-1, *tail.shape[2:])])
+
+    def stacked(self, rows: Any) -> Any:
+        """Returns one row per slot: ``[replicas, ...]`` to ``[slots, ...]``; a padded slot repeats the row before."""
+        if not self.padded:
+            return rows
+        several = np if isinstance(rows, np.ndarray) else jnp
+        head, tail = rows[: self.full * self.local], rows[self.full * self.local :]
+        tail = tail.reshape(self.padded, self.local - 1, *tail.shape[1:])
+        tail = several.concatenate([tail, tail[:, -1:]], axis=1)
+        return several.concatenate([head, tail.reshape(-1, *tail.shape[2:])])
+
+    def replica_at(self, device: int | jax.Array, local: int) -> Any:
+        """Returns the replica in a slot, for a device whose position may be traced.
+
+        In a padded slot it is the replica of the slot before, which the padded slot duplicates.
+        """
+        if not self.padded:
+            return device * self.local + local
+        # Explicit minima: a Python int would be promoted, and the id must be an int32.
+        first = device * (self.local - 1) + jnp.minimum(device, self.full)
+        return first + jnp.minimum(local, jnp.where(device < self.full, self.local - 1, self.local - 2))
+
+    def repeated(self, own: Any, is_real: Any) -> Any:
+        """Returns one device's rows ``[local, ...]``, with the row before in place of that of a padded slot.
+
+        Gradients do not flow from a padded slot to the row that it repeats.
+
+        Args:
+            own: The rows of the device.
+            is_real: Whether the device has no padded slot.
+        """
+        before = jax.lax.stop_gradient(own[-2:-1])
+        last = jnp.where(jnp.reshape(is_real, (1,) * own.ndim), own[-1:], before)
+        return jnp.concatenate([own[:-1], last])
