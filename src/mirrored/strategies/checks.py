@@ -29,7 +29,8 @@ from mirrored.errors import (
 from mirrored.runtime.ambient import ambient
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
-from mirrored.values.distributed_values import Makers, PerReplica
+from mirrored.values.distributed_values import PerReplica
+from mirrored.values.provenance import Makers
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy

@@ -25,6 +25,7 @@ from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 from mirrored.values import html
 from mirrored.values.operators import ArrayOperators
+from mirrored.values.provenance import Batch, Makers
 from mirrored.values.stacking import stack_components, unequal, unstacked
 
 if TYPE_CHECKING:
@@ -129,43 +130,9 @@ class _NotAnArray(DistributedValues):
         )
 
 
-class _Provenance:
-    """Base class of records of where a per-replica value came from, for use in error messages.
-
-    In a pytree they are part of the structure (the auxiliary data), so that they survive flatten and unflatten. All
-    instances are equal and hash alike, so provenance never makes two structures unequal or causes a retrace.
-    """
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Provenance)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-class Makers(_Provenance):
-    """The functions passed to `Strategy.run` that produced a value, to warn if one of them gets the value back."""
-
-    __slots__ = ("functions",)
-
-    def __init__(self, functions: frozenset[Any] = frozenset()) -> None:
-        self.functions = functions
-
-
-class _Batch(_Provenance):
-    """Records whether a per-replica value came from a run whose replicas had different numbers of examples."""
-
-    __slots__ = ("is_uneven",)
-
-    def __init__(self, is_uneven: bool) -> None:
-        self.is_uneven = is_uneven
-
-
 _NO_MAKERS: Final = Makers()
-_EVEN: Final = _Batch(False)
-_UNEVEN: Final = _Batch(True)
+_EVEN: Final = Batch(False)
+_UNEVEN: Final = Batch(True)
 
 
 _TrackedRead = Callable[[jax.Array, "DeviceAssignment | None"], "tuple[Any, ...] | None"]
@@ -226,12 +193,8 @@ class PerReplica(_NotAnArray):
     ) -> PerReplica:
         """Creates a per-replica value from one array ``[slots, ...]`` that is sharded over the devices."""
         value = cls.__new__(cls)
-        value._components, value._stacked, value._device_assignment, value._unstack = (
-            None,
-            stacked,
-            device_assignment,
-            None,
-        )
+        value._components, value._stacked = None, stacked
+        value._device_assignment, value._unstack = device_assignment, None
         value._ragged, value.made_by, value.of_uneven_batch = False, made_by, False
         return value
 
@@ -442,7 +405,7 @@ class Mirrored(ArrayOperators, DistributedValues):
 
 
 # Auxiliary data of the pytree node: the representation, the device assignment and the provenance.
-_AuxData = tuple[str, "DeviceAssignment | None", Makers, _Batch]
+_AuxData = tuple[str, "DeviceAssignment | None", Makers, Batch]
 
 
 def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
@@ -460,12 +423,8 @@ def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
     kind, device_assignment, made_by, batch = aux_data
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)
-        made._components, made._stacked, made._device_assignment, made._unstack = (
-            None,
-            children[0],
-            device_assignment,
-            None,
-        )
+        made._components, made._stacked = None, children[0]
+        made._device_assignment, made._unstack = device_assignment, None
         made._ragged = False
     else:
         made = PerReplica(children, device_assignment, is_ragged=kind == "ragged")
