@@ -225,6 +225,16 @@ LAUNCHER_FD: Final = Setting[int | None](
     internal=True,
 )
 
+ELASTIC: Final = Setting[int | None](
+    "MIRRORED_ELASTIC",
+    "Whether this worker belongs to an elastic job; set by `mirrored run --elastic`.",
+    None,
+    "an int, 0 or more",
+    _number,
+    "1",
+    internal=True,
+)
+
 # `Any`: their values have different types, and `Setting` is invariant.
 ALL: Final[tuple[Setting[Any], ...]] = (
     VIRTUAL_DEVICES,
@@ -238,6 +248,7 @@ ALL: Final[tuple[Setting[Any], ...]] = (
     SECRET_FILE,
     RESTART,
     LAUNCHER_FD,
+    ELASTIC,
 )
 
 # Variables of other programs that mirrored reads or sets, and how it uses them.

@@ -23,6 +23,7 @@ from jax._src import (
     xla_bridge,
 )
 from jax._src.interpreters import ad, partial_eval, pxla
+from jax._src.lib import _jax as jaxlib  # type: ignore[attr-defined]
 from jax._src.lib import utils as lib_utils  # type: ignore[attr-defined]
 from jax._src.numpy import array_methods
 from jax._src.state import types as state_types
@@ -40,6 +41,7 @@ __all__ = [
     "debugging",
     "distributed",
     "dtypes",
+    "jaxlib",
     "lib_utils",
     "linear_util",
     "mesh",
