@@ -116,7 +116,7 @@ def _packed(manifest: Manifest) -> tuple[str, np.ndarray[Any, Any]]:
         if saved.is_array:
             array = np.ascontiguousarray(value)
             parts.append(array.reshape(-1).view(np.uint8))
-            value = [str(array.dtype), list(array.shape), array.nbytes]
+            value = [str(array.dtype), list(np.shape(saved.value)), array.nbytes]
         leaves[name] = [kind, saved.kind, list(saved.shape), saved.dtype, value]
     head = json.dumps([leaves, manifest.aliases, manifest.groups])
     return head, np.concatenate(parts) if parts else np.zeros(0, np.uint8)
