@@ -227,7 +227,7 @@ LAUNCHER_FD: Final = Setting[int | None](
 
 ELASTIC: Final = Setting[int | None](
     "MIRRORED_ELASTIC",
-    "Whether this worker belongs to an elastic job; set by `mirrored run --elastic`.",
+    "The slot of this worker in an elastic job; set by `mirrored run --elastic`.",
     None,
     "an int, 0 or more",
     _number,

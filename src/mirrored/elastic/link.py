@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from mirrored._jax import recovery
 from mirrored._threads import start
+from mirrored.settings import ELASTIC
 from mirrored.watchdog.fail_fast_exit import LauncherChannel
 
 WORD: Final = "elastic"
@@ -200,4 +200,4 @@ def blocking(work: Callable[[], object], check: Callable[[], object]) -> recover
 
 def is_elastic_worker() -> bool:
     """Returns whether `mirrored run --elastic` has started this process."""
-    return bool(os.environ.get("MIRRORED_ELASTIC"))
+    return ELASTIC.is_set()

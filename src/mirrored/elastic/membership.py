@@ -180,7 +180,12 @@ class Membership:
     def _begin_if_complete(self) -> list[Command]:
         if self.is_running or self.has_ended or self.leaving or self.missing:
             return []
-        members = tuple(sorted(self._waiting))
+        # Former members keep their order: rank 0, which writes checkpoints, changes only if that worker is lost.
+        before = () if self.epoch is None else self.epoch.members
+        members = (
+            *(one for one in before if one in self._waiting),
+            *sorted(one for one in self._waiting if one not in before),
+        )
         newest = max((max(steps) for steps in self._waiting.values() if steps), default=None)
         has = [newest in self._waiting[one] for one in members]
         receivers = tuple(rank for rank, holds in enumerate(has) if not holds) if newest is not None else ()

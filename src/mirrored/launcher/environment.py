@@ -104,7 +104,7 @@ def worker_environment(
     if job.compile_cache:
         chosen.update(cache_environment(base))
     if job.elastic:
-        chosen[settings.ELASTIC.name] = "1"
+        chosen[settings.ELASTIC.name] = str(rank)
     if len(addresses) > 1:
         task = {"type": "worker", "index": rank}
         chosen["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
