@@ -182,7 +182,7 @@ class World:
         at = next(at for at, message in enumerate(self.outbox) if message[1] == key)
         name, worker, *rest = self.outbox.pop(at)
         for command in getattr(self.membership, name)(worker, *rest) or []:
-            assert not isinstance(command, Fail)
+            assert not isinstance(command, Fail), command
             if command.worker in self.workers:
                 self.workers[command.worker].inbox.append(command)
 

@@ -102,6 +102,11 @@ class Membership:
         return frozenset() if self.is_running else frozenset(self._alive - self._waiting.keys())
 
     @property
+    def joining(self) -> list[WorkerKey]:
+        """The workers that have arrived and are not members of the newest epoch."""
+        return sorted(one for one in self._waiting if one not in self._alive)
+
+    @property
     def missing(self) -> int:
         """The number of workers that are missing for the next epoch."""
         return max(0, self._required - len(self._waiting))
@@ -113,6 +118,8 @@ class Membership:
     def arrived(self, worker: WorkerKey, snapshots: Sequence[int] = ()) -> list[Command]:
         """A worker is ready for an epoch: a new process, or one that has left its epoch.
 
+        While an epoch runs, a new process waits until the next step is committed: then the least has to be repeated.
+
         Args:
             worker: The worker.
             snapshots: The steps of the snapshots that it has.
@@ -120,7 +127,7 @@ class Membership:
         if self.has_ended or (self.is_running and worker in self._alive):
             return []
         self._waiting[worker] = frozenset(snapshots)
-        return [*(self._reconfigure() if self.is_running else []), *self._begin_if_complete()]
+        return self._begin_if_complete()
 
     def lost(self, worker: WorkerKey) -> list[Command]:
         """A worker's process has ended, so that it can neither compute nor write any more."""
@@ -138,13 +145,15 @@ class Membership:
             return []
         return self._failed()
 
-    def has_snapshot(self, worker: WorkerKey, epoch: int, step: int) -> None:
-        """A member has completed the snapshot of a step."""
+    def has_snapshot(self, worker: WorkerKey, epoch: int, step: int) -> list[Command]:
+        """A member has completed the snapshot of a step; if all have, the workers that wait join."""
         if not self._is_current(worker, epoch):
-            return
+            return []
         self._newest[worker] = max(step, self._newest.get(worker, step))
+        before = self.committed
         if all(one in self._newest for one in self._alive):
             self.committed = max(min(self._newest[one] for one in self._alive), self.committed or 0)
+        return self._reconfigure() if self._waiting and self.committed != before else []
 
     def done(self, worker: WorkerKey, epoch: int) -> list[Command]:
         """The training function has returned on a member; it waits for the others."""

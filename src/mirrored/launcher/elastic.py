@@ -20,6 +20,8 @@ from mirrored.settings import HEARTBEAT_SECONDS
 # How long the other workers may run on after one has ended the program with status 0 inside of the training function.
 _EARLY_SECONDS: Final = 5.0
 _STILLBORN_LIMIT: Final = 3
+# How long a member may take to leave its epoch: it may be compiling, or computing in Python.
+_LEAVING_SECONDS: Final = 120.0
 
 
 @dataclasses.dataclass
@@ -119,8 +121,6 @@ class ElasticSupervisor(Supervisor):
         kind, epoch = message["kind"], message["epoch"]
         match kind:
             case "arrived":
-                if not member.has_arrived and self._membership.is_running:
-                    self._changes(f"worker {key[0]} joins")
                 member.has_arrived, member.port = True, None
                 self._stillborn[key[0]] = 0
                 return self._membership.arrived(key, message["snapshots"])
@@ -128,12 +128,19 @@ class ElasticSupervisor(Supervisor):
                 self._changes(f"a collective has failed on worker {key[0]}")
                 return self._membership.suspected(key, epoch)
             case "snapshot":
-                self._membership.has_snapshot(key, epoch, message["step"])
+                return self._join(self._membership.has_snapshot(key, epoch, message["step"]))
             case "done":
                 return self._membership.done(key, epoch)
             case "port":
                 member.port = message["port"]
         return []
+
+    def _join(self, commands: list[Command]) -> list[Command]:
+        """Notes which workers join, if a committed step has made the members leave."""
+        if commands:
+            slots = ", ".join(str(key[0]) for key in self._membership.joining)
+            self._changes(f"worker{'s' * (', ' in slots)} {slots} join{'s' * (', ' not in slots)}")
+        return commands
 
     def _changes(self, cause: str) -> None:
         """Notes the cause of a change of the workers, and when it began."""
@@ -260,12 +267,14 @@ class ElasticSupervisor(Supervisor):
             if member.worker.code is not None or not member.has_arrived or self._membership.has_ended:
                 continue
             is_silent = now - member.beat_at > self._heartbeat_seconds
-            is_stuck = key in leaving and now - self._leaving_since > self._heartbeat_seconds
+            patience = max(_LEAVING_SECONDS, self._heartbeat_seconds)
+            is_stuck = key in leaving and now - self._leaving_since > patience
             if is_silent or is_stuck:
                 member.worker.signal(signal.SIGKILL)
                 member.worker.process.wait()
-                what = "has sent no heartbeat" if is_silent else "did not leave its epoch"
-                failure = self._remove(key, member, f"{what} for {self._heartbeat_seconds} s and was killed")
+                silent = f"has sent no heartbeat for {self._heartbeat_seconds} s"
+                how = silent if is_silent else f"did not leave its epoch for {patience:.0f} s"
+                failure = self._remove(key, member, f"{how} and was killed")
                 if failure is not None:
                     return failure
         return None
