@@ -253,7 +253,7 @@ ALL: Final[tuple[Setting[Any], ...]] = (
 
 # Variables of other programs that mirrored reads or sets, and how it uses them.
 FOREIGN: Final[Mapping[str, str]] = {
-    "TF_CONFIG": "The cluster, and which of its tasks this process is; `mirrored run` sets it for its workers.",
+    "TF_CONFIG": "The cluster, and which of its tasks this process is; `mirrored run` and elastic jobs set it.",
     "KERAS_BACKEND": "Set to `jax` by `import mirrored` if Keras is not imported yet and the variable is not set.",
     "JAX_PLATFORMS": "Determines the kinds of devices the launcher looks for, and whether `tf.config` lists GPUs.",
     "XLA_FLAGS": "Compared between workers; `tf.config` adds flags to it.",

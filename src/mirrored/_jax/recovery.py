@@ -2,7 +2,7 @@
 
 Supports JAX 0.10 to 0.12. `jax.distributed.initialize` can be called once per process, and its client ends the process
 if the coordination service ends. Here the launcher hosts the service (`serve`), one per epoch, and a process makes only
-clients, whose end affects nobody. After the failure of another process, the collectives of this one wait for their
+clients, whose end affects no other process. After the failure of another process, the collectives of this one wait for their
 timeout, unless the sockets of the collectives are shut down (`CollectiveSockets`).
 
 Relied upon: `jax._src.distributed.global_state` is what JAX's backends read when they are made; Gloo's device opens one

@@ -140,7 +140,7 @@ class Membership:
         return [*self._failed(), *self._begin_if_complete()]
 
     def suspected(self, worker: WorkerKey, epoch: int) -> list[Command]:
-        """A collective of a member has failed in an epoch, or it could not join the epoch; nobody is known to be lost."""
+        """A collective of a member has failed in an epoch, or it could not join; no worker is known to be lost."""
         if not self._is_current(worker, epoch):
             return []
         return self._failed()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, overload
@@ -273,7 +271,6 @@ class _Worker:
 
     def _leave(self, held: list[object] | None) -> None:
         """Removes all that belongs to the epoch: threads, arrays, programs, backends, the coordination client."""
-        began = time.monotonic()
         distributed.reset_for_another_job()
         if not held:
             self._snapshots.settle()
@@ -281,8 +278,6 @@ class _Worker:
             if not held:
                 array.delete()
         recovery.leave(_abandoned.append if held else None)
-        if os.environ.get("MIRRORED_ELASTIC_DEBUG"):
-            print(f"left in {time.monotonic() - began:.3f} s", file=sys.stderr, flush=True)
 
 
 _abandoned: list[object] = []
