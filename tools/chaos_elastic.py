@@ -151,6 +151,7 @@ class ElasticRun:
         Raises:
             SystemExit: It failed.
         """
+        code: int | str
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -49,25 +49,7 @@ class World:
     # What may happen next
 
     def actions(self):
-        found = []
-        for key, one in self.workers.items():
-            if one.inbox:
-                found.append(("receive", key))
-            if one.phase == "starting":
-                found.append(("start", key))
-            if one.phase == "training":
-                if one.dispatched < STEPS and one.dispatched - len(one.state) < AHEAD:
-                    found.append(("dispatch", key))
-                if len(one.state) == STEPS:
-                    found.append(("finish", key))
-            if one.pending:
-                found.append(("snapshot", key))
-            if self.can_compute(one):
-                found.append(("compute", key))
-            if self.kills:
-                found.append(("kill", key))
-            if one.phase == "training" and self.has_lost_a_member(one):
-                found.append(("error", key))
+        found = [(kind, key) for key, one in self.workers.items() for kind in self.actions_of(one)]
         if self.outbox:
             found += [("deliver", key) for key in {message[1] for message in self.outbox}]
         # The launcher replaces lost workers; without the joins of the plan only those that the next epoch needs.
@@ -77,11 +59,29 @@ class World:
             found.append(("join", None))
         return found
 
+    def actions_of(self, one):
+        trains = one.phase == "training"
+        possible = {
+            "receive": bool(one.inbox),
+            "start": one.phase == "starting",
+            "dispatch": trains and one.dispatched < min(STEPS, len(one.state) + AHEAD),
+            "finish": trains and len(one.state) == STEPS,
+            "snapshot": bool(one.pending),
+            "compute": self.can_compute(one),
+            "kill": bool(self.kills),
+            "error": trains and self.has_lost_a_member(one),
+        }
+        return [kind for kind, is_possible in possible.items() if is_possible]
+
     def peers(self, one):
         """The other members that run in the same epoch; None for a member that is lost or elsewhere."""
         for key in one.epoch.members:
             other = self.workers.get(key)
-            yield other if other is not None and other.epoch is one.epoch and other.phase in ("training", "done") else None
+            yield (
+                other
+                if other is not None and other.epoch is one.epoch and other.phase in ("training", "done")
+                else None
+            )
 
     def can_compute(self, one):
         """A collective completes if all members have dispatched it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -105,7 +104,8 @@ class Job:
             for line in list(self.lines):
                 if found := re.search(pattern, line):
                     return found
-            assert time.monotonic() < end and self.process.poll() is None, "".join(self.lines[-40:])
+            assert time.monotonic() < end, "".join(self.lines[-40:])
+            assert self.process.poll() is None, "".join(self.lines[-40:])
             time.sleep(0.01)
 
     def pid(self, slot: int) -> int:
@@ -218,5 +218,3 @@ def test_options_that_contradict_each_other_are_refused():
     ):
         with pytest.raises(ArgumentError, match="workers|elastic"):
             Description(program=__file__, **wrong).check()
-
-

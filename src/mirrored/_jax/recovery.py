@@ -2,8 +2,8 @@
 
 Supports JAX 0.10 to 0.12. `jax.distributed.initialize` can be called once per process, and its client ends the process
 if the coordination service ends. Here the launcher hosts the service (`serve`), one per epoch, and a process makes only
-clients, whose end affects no other process. After the failure of another process, the collectives of this one wait for their
-timeout, unless the sockets of the collectives are shut down (`CollectiveSockets`).
+clients, whose end affects no other process. After the failure of another process, the collectives of this one wait for
+their timeout, unless the sockets of the collectives are shut down (`CollectiveSockets`).
 
 Relied upon: `jax._src.distributed.global_state` is what JAX's backends read when they are made; Gloo's device opens one
 listening socket when the CPU backend is made, and all its connections use this port or that of another process;
@@ -19,7 +19,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -31,8 +32,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from mirrored._jax.private import distributed as _distributed
 from mirrored._jax.private import jaxlib as _jaxlib
 from mirrored._jax.private import xla_bridge as _xla_bridge
+from mirrored._threads import start
 
 _SHUTDOWN_SECONDS: Final = 2
+_POLL_SECONDS: Final = 0.002
 # The caches of these packages contain arrays, meshes and programs of the devices; those of other packages do not.
 _CACHES: Final = ("mirrored.collectives", "mirrored.strategies", "mirrored.variables", "mirrored._jax.arrays")
 
@@ -56,10 +59,13 @@ def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
     )
 
 
-def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int, timeout_seconds: int) -> None:
-    """Joins a job whose coordination service another process hosts; blocks until all its processes have joined.
+def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int, timeout_seconds: int) -> Any:
+    """Connects to the coordination service of a job, which another process hosts; blocks until all processes have.
 
-    Context: a thread that may block. The process must not belong to a job.
+    Context: a thread that may block. Nothing is changed in this process before `adopt`.
+
+    Returns:
+        The client.
     """
     jax.config.update("jax_enable_recoverability", True)
     options: dict[str, Any] = {
@@ -74,38 +80,40 @@ def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int
     except TypeError:  # JAX 0.12: only the service is told
         client = _jaxlib.get_distributed_runtime_client(address, index, **options)
     client.connect()
+    return client
+
+
+def adopt(client: Any, address: str, num_processes: int, index: int) -> None:
+    """Makes this process a member of the job of a client; it must not belong to another one."""
     state = _distributed.global_state
     state.client, state.process_id, state.num_processes = client, index, num_processes
     state.coordinator_address = address
 
 
-def make_backend() -> None:
-    """Makes the backends of this process, for which it exchanges the topology with all others; blocks until then."""
-    jax.devices()
+def make_backend() -> list[jax.Device]:
+    """Makes the backends of this process, for which it exchanges the topology with all others; blocks until then.
+
+    Returns:
+        The devices of all processes, in the order of processes.
+    """
+    return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
-def warm_up() -> None:
-    """Runs one collective over all devices of the job, which connects its processes; blocks until it is done."""
-    devices = np.array(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
-    everyone(np.zeros((), np.uint32), devices).block_until_ready()
-
-
-def everyone(value: np.ndarray[Any, Any], devices: np.ndarray[Any, Any] | None = None) -> jax.Array:
-    """Returns the sum of an array of each process over all processes of the job.
+def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index: int) -> np.ndarray[Any, Any]:
+    """Returns the sum of an array of each process over all processes of the job; blocks until it is computed.
 
     Args:
         value: An array of the same shape and dtype on each process.
-        devices: All devices, by default in the order of processes. Each process adds its array on its first one.
+        devices: All devices, in the order of processes. Each process adds its array on its first one.
+        index: The index of this process.
     """
-    if devices is None:
-        devices = np.array(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
-    mesh = Mesh(devices, ("all",), axis_types=(AxisType.Auto,))
-    own = [device for device in devices if device.process_index == jax.process_index()]
+    mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
+    own = [device for device in devices if device.process_index == index]
     parts = [jax.device_put((value if at == 0 else np.zeros_like(value))[None], one) for at, one in enumerate(own)]
-    sharding = NamedSharding(mesh, PartitionSpec("all"))
+    sharding, replicated = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
     stacked = jax.make_array_from_single_device_arrays((len(devices), *value.shape), sharding, parts)
-    total = jax.jit(lambda array: jnp.sum(array, 0, dtype=array.dtype), out_shardings=NamedSharding(mesh, PartitionSpec()))
-    return total(stacked)
+    total = jax.jit(lambda array: jnp.sum(array, 0, dtype=array.dtype), out_shardings=replicated)(stacked)
+    return np.array(total.addressable_data(0))
 
 
 def release_waiters(index: int, num_processes: int) -> None:
@@ -211,25 +219,60 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 class Abandonable:
-    """Runs blocking work in a thread that the caller may abandon; the thread then ends after the work's own timeout."""
+    """Runs blocking work in a thread that the caller may abandon; the thread then ends after the work's own timeout.
 
-    def __init__(self, work: Callable[[], object]) -> None:
+    Args:
+        work: Called with this object. It calls `enter` before each part.
+    """
+
+    def __init__(self, work: Callable[[Abandonable], object]) -> None:
         self.error: BaseException | None = None
-        self.kept: list[object] = []
         self._work = work
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mirrored-joining", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._is_abandoned = self._must_finish = False
+        self._kept: list[object] = []
+        start(threading.Thread(target=self._run, name="mirrored-joining", daemon=True))
 
     def _run(self) -> None:
         try:
-            self._work()
+            self._work(self)
         except BaseException as error:
             self.error = error.with_traceback(None)
-        finally:
+        with self._lock:
+            self._must_finish = False
             self._done.set()
-            self.kept.clear()
+            self._kept.clear()
+
+    def enter(self, change: Callable[[], object] = lambda: None, *, must_finish: bool = False) -> None:
+        """Begins a part of the work, unless the work is abandoned.
+
+        Args:
+            change: Called first. It changes what the caller sees.
+            must_finish: Whether `abandon` waits for the end of the part, because it goes on to change this.
+
+        Raises:
+            InterruptedError: The work is abandoned.
+        """
+        with self._lock:
+            if self._is_abandoned:
+                raise InterruptedError
+            change()
+            self._must_finish = must_finish
 
     def wait(self, seconds: float) -> bool:
         """Waits, and returns whether the work is done."""
         return self._done.wait(seconds)
+
+    def abandon(self) -> None:
+        """Makes the work stop before its next part; waits if the current one must finish."""
+        with self._lock:
+            self._is_abandoned = True
+        while self._must_finish:
+            time.sleep(_POLL_SECONDS)
+
+    def keep(self, value: object) -> None:
+        """Keeps an object alive until the work is done."""
+        with self._lock:
+            if not self._done.is_set():
+                self._kept.append(value)

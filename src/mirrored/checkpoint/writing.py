@@ -62,7 +62,7 @@ class FencedError(Exception):
 
 
 class _Fence:
-    """The number of times that this process has left a job. A write that began before does not put its result in place."""
+    """How many times this process has left a job. A write that began before does not put its result in place."""
 
     number = 0
 

@@ -93,10 +93,17 @@ def demo(replicas: int, epochs: int | None, out: Path, quick: bool) -> None:
 @click.option("--meeting-seconds", type=click.FloatRange(min=1), default=300.0,
               help="Timeout of the rendezvous of several machines.")  # fmt: skip
 @click.option("--no-compile-cache", is_flag=True, help="Do not keep compiled programs between runs.")
-@click.option("--elastic", is_flag=True,
-              help="Continue in the living processes when a worker is lost, and replace it (mirrored.elastic.run).")
-@click.option("--min-workers", type=click.IntRange(min=1), default=1,
-              help="The least number of workers with which an elastic job continues.")
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="Continue in the living processes when a worker is lost, and replace it (mirrored.elastic.run).",
+)
+@click.option(
+    "--min-workers",
+    type=click.IntRange(min=1),
+    default=1,
+    help="The least number of workers with which an elastic job continues.",
+)
 @click.option("--max-workers", type=click.IntRange(min=1),
               help="The number of workers of an elastic job if none is lost; default: --workers.")  # fmt: skip
 @click.option("-m", "is_module", is_flag=True, help="Run PROGRAM as a module, as python -m does.")

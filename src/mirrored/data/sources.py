@@ -57,8 +57,8 @@ def refuse_in_elastic_job(called: str, found: str) -> ArgumentError:
     return ArgumentError(
         called,
         found=f"{found}, in a job of mirrored run --elastic",
-        rule="in an elastic job each worker must read the same global batches: what a worker of several reads by itself "
-        "has no place in the order of examples when the number of workers changes",
+        rule="in an elastic job each worker must read the same global batches: what one worker reads by itself has no "
+        "place in the order of examples when the number of workers changes",
         remedy="use experimental_distribute_dataset with AutoShardPolicy.DATA (the default, AUTO, means DATA), or run "
         "without --elastic",
     )

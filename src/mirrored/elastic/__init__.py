@@ -1,4 +1,4 @@
-"""Elastic jobs: training continues when workers are lost or join, in the living processes (`mirrored run --elastic`)."""
+"""Elastic jobs (`mirrored run --elastic`): training continues in the living processes when workers are lost or join."""
 
 from mirrored.elastic.link import WorkersChanged as WorkersChanged
 from mirrored.elastic.session import Session as Session

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from mirrored._jax import recovery
@@ -91,12 +91,15 @@ class Link:
             self._must_leave = self._is_inside = False
             self._place = None
         self._send(kind="arrived", snapshots=list(snapshots))
+        return self._take_place()
+
+    def _take_place(self) -> Place:
         with self._changed:
-            while self._place is None:
-                self._changed.wait()
-            self._here, self._place = self._place, None
+            self._changed.wait_for(lambda: self._place is not None)
+            assert self._place is not None
+            self._here = here = self._place
             self._is_inside = self._is_joining = True
-            return self._here
+            return here
 
     def joined(self) -> None:
         """Records that this worker has joined its epoch, and tells the others the port of its collectives."""
@@ -116,10 +119,9 @@ class Link:
         """
         self._send(kind="done")
         with self._changed:
-            while not self._has_ended:
-                if self._must_leave:
-                    raise WorkersChanged
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._has_ended or self._must_leave)
+            if not self._has_ended:
+                raise WorkersChanged
 
     def check(self) -> None:
         """Raises WorkersChanged if this worker must leave its epoch."""
@@ -182,20 +184,6 @@ def cluster_description(place: Place) -> str:
     """Returns the value of ``TF_CONFIG`` for a worker's place in an epoch."""
     cluster = {"cluster": {"worker": list(place.addresses)}, "task": {"type": "worker", "index": place.rank}}
     return json.dumps(cluster)
-
-
-def blocking(work: Callable[[], object], check: Callable[[], object]) -> recovery.Abandonable:
-    """Runs work that may block in a thread; returns when it is done, or raises what `check` raises meanwhile.
-
-    Raises:
-        BaseException: What the work or `check` has raised.
-    """
-    running = recovery.Abandonable(work)
-    while not running.wait(0.005):
-        check()
-    if running.error is not None:
-        raise running.error
-    return running
 
 
 def is_elastic_worker() -> bool:

@@ -8,10 +8,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, overload
 
+import numpy as np
+
 from mirrored._jax import distributed, recovery
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
-from mirrored.elastic.link import Link, Place, WorkersChanged, blocking, cluster_description, is_elastic_worker
+from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
 from mirrored.elastic.snapshots import Snapshots, share
 from mirrored.errors import AbsentWorkerError, ArgumentError, ContextError, LostStateError
 from mirrored.settings import HEARTBEAT_SECONDS
@@ -20,6 +22,7 @@ from mirrored.watchdog.fail_fast_exit import is_lost_peer, launcher_channel
 T = TypeVar("T")
 
 _CONNECT_SECONDS: Final = 20
+_POLL_SECONDS: Final = 0.003
 _DELETED: Final = "Array has been deleted"
 # How long an exception without a known cause waits for the news that a worker was lost.
 _NEWS_SECONDS: Final = 0.3
@@ -193,8 +196,8 @@ def _begin() -> None:
         raise ContextError(
             "elastic.run",
             found="JAX has initialized its devices already",
-            rule="in an elastic job, all of JAX's work must be inside the training function, because the devices change "
-            "with the workers",
+            rule="in an elastic job, all of JAX's work must be inside the training function: the devices change with "
+            "the workers",
             remedy="create strategies, variables and arrays in the training function; keep other data in NumPy arrays",
         )
     _Running.is_running = True
@@ -210,17 +213,16 @@ class _Worker:
             _Running.link = Link(channel, HEARTBEAT_SECONDS.read())
         self._link = _Running.link
         self._snapshots = Snapshots(self._link.has_snapshot)
+        self._joining: recovery.Abandonable | None = None  # the work that makes this process a member of an epoch
         self._every = every
 
     def run(self, train: Callable[[Session], T]) -> T:
         """Calls the training function in one epoch after another, until it has returned on all workers."""
         distributed.interrupt_waits_by(self._link.check)
-        held: list[object] | None = None
         while True:
             place = self._link.arrive(self._snapshots.steps)
             try:
-                held = []
-                self._join(place, held)
+                self._join(place)
                 result = train(Session(place, self._snapshots, self._link, self._every))
                 self._link.finish()
                 return result
@@ -229,33 +231,38 @@ class _Worker:
                     _name_deleted(error, place)
                     raise
                 _drop_frames(error)
-            self._leave(held)
+            self._leave()
 
     # Joining
 
-    def _join(self, place: Place, held: list[object]) -> None:
+    def _join(self, place: Place) -> None:
         """Makes this process a member of an epoch; blocking calls run in a thread that can be abandoned."""
         os.environ["TF_CONFIG"] = cluster_description(place)
         self._link.sockets.own = None
         if place.num_workers > 1:
-            held.append("joining")
-            blocking(lambda: self._connect(place), self._link.check)
-            held.clear()
+            self._joining = recovery.Abandonable(lambda joining: self._connect(joining, place))
+            while not self._joining.wait(_POLL_SECONDS):
+                self._link.check()
+            joining, self._joining = self._joining, None
+            if joining.error is not None:
+                raise joining.error
         self._link.joined()
         if place.step is not None:
-            if place.receivers:
-                is_source = place.rank == place.source
-                own = None if place.rank in place.receivers else self._snapshots[place.step]
-                self._snapshots.put(place.step, share(own, is_source=is_source, link=self._link))
             self._snapshots.forget_all_but(place.step)
 
-    def _connect(self, place: Place) -> None:
-        seconds = HEARTBEAT_SECONDS.read()
-        recovery.connect(place.coordinator, place.num_workers, place.rank, seconds, _CONNECT_SECONDS)
+    def _connect(self, joining: recovery.Abandonable, place: Place) -> None:
+        address, count, rank = place.coordinator, place.num_workers, place.rank
+        client = recovery.connect(address, count, rank, HEARTBEAT_SECONDS.read(), _CONNECT_SECONDS)
+        joining.enter(lambda: recovery.adopt(client, address, count, rank), must_finish=True)
         with self._link.sockets.observe():
-            recovery.make_backend()
-        self._link.joined()
-        recovery.warm_up()
+            devices = recovery.make_backend()
+        joining.enter(self._link.joined)
+        # The first collective connects all processes, which takes until a timeout if one of them is lost.
+        recovery.sum_of_all(np.zeros((), np.uint32), devices, rank)
+        if place.step is not None and place.receivers:
+            own = None if rank in place.receivers else self._snapshots[place.step]
+            received = share(own, place, lambda part: recovery.sum_of_all(part, devices, rank))
+            joining.enter(lambda: self._snapshots.put(place.step or 0, received))
 
     # Leaving
 
@@ -269,18 +276,18 @@ class _Worker:
             return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=True)
         return self._link.suspect(_NEWS_SECONDS, tell=False)
 
-    def _leave(self, held: list[object] | None) -> None:
+    def _leave(self) -> None:
         """Removes all that belongs to the epoch: threads, arrays, programs, backends, the coordination client."""
+        joining, self._joining = self._joining, None
+        if joining is not None:
+            joining.abandon()
         distributed.reset_for_another_job()
-        if not held:
+        if joining is None:
             self._snapshots.settle()
-        for array in recovery.live_arrays():
-            if not held:
+            for array in recovery.live_arrays():
                 array.delete()
-        recovery.leave(_abandoned.append if held else None)
-
-
-_abandoned: list[object] = []
+        # A backend that waits for a lost worker can be destroyed only after the timeout of its wait.
+        recovery.leave(None if joining is None else joining.keep)
 
 
 def _is_of_collective(error: BaseException) -> bool:

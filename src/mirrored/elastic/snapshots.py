@@ -11,16 +11,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from mirrored._jax import distributed, recovery
+from mirrored._jax import distributed
 from mirrored._threads import start
 from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.memory import AllComponents, Pending
-from mirrored.elastic.link import Link
+from mirrored.elastic.link import Place
 
 _KEPT: Final = 3
 _CHUNK_BYTES: Final = 1 << 24
 _LEAST_BYTES: Final = 1 << 12
+_SHARE_SECONDS: Final = 3600.0
 _KEY: Final = "mirrored/elastic/state"
 _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 
@@ -74,7 +75,7 @@ class Snapshots:
             try:
                 self.put(step, pending.finish())
                 self._completed(step)
-            except Exception:  # noqa: S110 (the step has failed; the main thread gets the same error)
+            except Exception:
                 pass
             finally:
                 pending = None  # type: ignore[assignment]  # it holds arrays of the backend
@@ -83,20 +84,23 @@ class Snapshots:
                     self._settled.notify_all()
 
 
-def share(manifest: Manifest | None, *, is_source: bool, link: Link) -> Manifest:
-    """Sends a snapshot from the worker that has it to all workers of the epoch, by sums over all devices.
+def share(
+    manifest: Manifest | None, place: Place, add: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+) -> Manifest:
+    """Sends a snapshot from a worker that has it to all workers of the epoch; returns the snapshot.
 
     Context: all workers of an epoch, before the training function begins.
 
     Args:
-        manifest: The snapshot, on the worker that has it.
-        is_source: Whether this worker sends it.
-        link: Interrupts the wait when the workers change.
+        manifest: The snapshot, on the workers that have it.
+        place: This worker's place.
+        add: Sums an array over all workers.
     """
+    is_source = place.rank == place.source
     head, data = ("", np.zeros(0, np.uint8)) if manifest is None else _packed(manifest)
     if is_source:
         distributed.put(_KEY, json.dumps([head, len(data)]))
-    head, size = json.loads(distributed.get(_KEY, 3600.0))
+    head, size = json.loads(distributed.get(_KEY, _SHARE_SECONDS))
     chunk = min(_CHUNK_BYTES, max(_LEAST_BYTES, 1 << (size - 1).bit_length() if size else 0))
     received = np.zeros(-(-size // chunk) * chunk, np.uint8)
     for begin in range(0, size, chunk):
@@ -104,8 +108,7 @@ def share(manifest: Manifest | None, *, is_source: bool, link: Link) -> Manifest
         if is_source:
             piece = data[begin : begin + chunk]
             part[: len(piece)] = piece
-        received[begin : begin + chunk] = np.asarray(recovery.everyone(part).addressable_data(0))
-        link.check()
+        received[begin : begin + chunk] = add(part)
     return _unpacked(head, received[:size]) if manifest is None else manifest
 
 

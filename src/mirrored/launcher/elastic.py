@@ -260,7 +260,7 @@ class ElasticSupervisor(Supervisor):
         return Failure(f"worker {slot} {how}", shell_code(code or 1)) if living < needed else None
 
     def _kill_silent(self) -> Failure | None:
-        """Kills workers that are stopped, or do not leave their epoch; nothing else makes sure that they never write."""
+        """Kills workers that are stopped, or do not leave their epoch, so that they can never write again."""
         now = time.monotonic()
         leaving = self._membership.leaving
         for key, member in list(self._members.items()):

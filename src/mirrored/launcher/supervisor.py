@@ -255,7 +255,7 @@ def _blame_order(worker: Worker) -> tuple[int, int]:
     return (2 if code == -signal.SIGABRT else 3), worker.rank
 
 
-def _failure_of(worker: Worker, note: str | None) -> _Failure:
+def _failure_of(worker: Worker, note: str | None) -> Failure:
     code = worker.code
     why = "" if note is None else f" ({note})"
     if worker.failing is not None:

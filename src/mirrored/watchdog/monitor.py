@@ -158,7 +158,7 @@ class Watchdog:
         self._board = board
 
     def _detect(self) -> None:
-        while not self._has_ended:
+        while True:
             time.sleep(self._interval())
             if self._has_ended:
                 return
