@@ -155,6 +155,10 @@ def leave(held: Callable[[object], object] | None = None) -> None:
         with contextlib.suppress(RuntimeError):  # an effect of a program that has failed
             jax.effects_barrier()
         jax.extend.backend.clear_backends()
+
+
+def collect_garbage() -> None:
+    """Frees what was left of earlier jobs in reference cycles; called when there is time, because it takes some."""
     gc.collect()
 
 

@@ -111,6 +111,10 @@ class Link:
         """Tells the launcher that this worker has a snapshot; context: any thread."""
         self._send(kind="snapshot", step=step)
 
+    def has_stepped(self) -> None:
+        """Tells the launcher that this worker has ended the first step of its epoch."""
+        self._send(kind="stepped")
+
     def finish(self) -> None:
         """Tells the launcher that the training function has returned, and waits until it has on all workers.
 

@@ -43,6 +43,7 @@ class Session:
         self._place, self._snapshots, self._link, self._every = place, snapshots, link, every
         self._checkpoint: Checkpoint | None = None
         self._steps = 0
+        self._has_stepped = False
 
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], T] | None = None) -> T | None:
         """Restores the state of the newest snapshot, if there is one; otherwise calls `otherwise`.
@@ -91,6 +92,10 @@ class Session:
         if self._link is None:
             return
         self._link.check()
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._link.has_stepped()
+            recovery.collect_garbage()
         if self._steps % self._every == 0:
             self._snapshot()
 

@@ -20,6 +20,8 @@ from mirrored.settings import HEARTBEAT_SECONDS
 # How long the other workers may run on after one has ended the program with status 0 inside of the training function.
 _EARLY_SECONDS: Final = 5.0
 _STILLBORN_LIMIT: Final = 3
+# How long the replacement of lost workers waits at most for the next step of the others.
+_RECOVERING_SECONDS: Final = 10.0
 # How long a member may take to leave its epoch: it may be compiling, or computing in Python.
 _LEAVING_SECONDS: Final = 120.0
 
@@ -33,6 +35,7 @@ class _Member:
         beat_at: When it sent its last message.
         port: The port of its collectives in the current epoch.
         has_arrived: Whether it has reached the training function.
+        has_stepped: Whether it has ended a step in the current epoch.
         left_early_at: When it ended with status 0 before the training function had returned everywhere.
     """
 
@@ -40,6 +43,7 @@ class _Member:
     beat_at: float
     port: int | None = None
     has_arrived: bool = False
+    has_stepped: bool = False
     left_early_at: float | None = None
 
 
@@ -121,7 +125,7 @@ class ElasticSupervisor(Supervisor):
         kind, epoch = message["kind"], message["epoch"]
         match kind:
             case "arrived":
-                member.has_arrived, member.port = True, None
+                member.has_arrived, member.has_stepped, member.port = True, False, None
                 self._stillborn[key[0]] = 0
                 return self._membership.arrived(key, message["snapshots"])
             case "suspected":
@@ -131,6 +135,8 @@ class ElasticSupervisor(Supervisor):
                 return self._join(self._membership.has_snapshot(key, epoch, message["step"]))
             case "done":
                 return self._membership.done(key, epoch)
+            case "stepped":
+                member.has_stepped = True
             case "port":
                 member.port = message["port"]
         return []
@@ -282,6 +288,8 @@ class ElasticSupervisor(Supervisor):
     def _replace_lost(self) -> None:
         if self._membership.has_ended or self._terminated_at is not None or self._has_left_early:
             return
+        if self._must_wait_for_others():
+            return
         used = {slot for slot, _ in self._members}
         most = self._job.max_workers or self._job.workers
         if self._membership.epoch is None:
@@ -289,3 +297,15 @@ class ElasticSupervisor(Supervisor):
         for slot in range(most):
             if slot not in used and self._stillborn.get(slot, 0) < _STILLBORN_LIMIT:
                 self._start(slot)
+
+    def _must_wait_for_others(self) -> bool:
+        """Whether the others need the processors: the start of a process takes seconds of them, and they recover."""
+        needed = self._membership.epoch is None or self._membership.missing > 0
+        recovering = [one for one in self._members.values() if one.has_arrived and not one.has_stepped]
+        if not recovering or needed:
+            self._recovering_since = None
+            return False
+        self._recovering_since = self._recovering_since or time.monotonic()
+        return time.monotonic() - self._recovering_since < _RECOVERING_SECONDS
+
+    _recovering_since: float | None = None
