@@ -109,6 +109,9 @@ def test_the_newest_snapshots_are_kept_and_failed_ones_are_not():
         def __init__(self, fails):
             self.fails = fails
 
+        def wait(self):
+            """The devices are done."""
+
         def finish(self):
             if self.fails:
                 raise RuntimeError("Gloo all-reduce failed")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import jax
 import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key_dtype, key_data
@@ -44,6 +45,14 @@ class Pending:
 
     manifest: Manifest
     arrays: Mapping[str, Any]
+
+    def wait(self) -> None:
+        """Waits until the devices have computed the arrays; context: any thread.
+
+        Raises:
+            RuntimeError: A step has failed before they were computed.
+        """
+        jax.block_until_ready(list(self.arrays.values()))
 
     def finish(self) -> Manifest:
         """Waits until the devices have computed the arrays, and returns the snapshot; context: any thread.

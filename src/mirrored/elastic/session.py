@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, overload
@@ -13,7 +14,9 @@ import numpy as np
 from mirrored._jax import distributed, recovery
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
+from mirrored.elastic.pace import Pace
 from mirrored.elastic.snapshots import Snapshots, share
 from mirrored.errors import AbsentWorkerError, ArgumentError, ContextError, LostStateError
 from mirrored.settings import HEARTBEAT_SECONDS
@@ -37,13 +40,14 @@ class Session:
         num_workers: The number of workers now.
     """
 
-    def __init__(self, place: Place | None, snapshots: Snapshots | None, link: Link | None, every: int) -> None:
+    def __init__(self, place: Place | None, snapshots: Snapshots | None, link: Link | None, every: int | None) -> None:
         self.epoch = 1 if place is None else place.epoch
         self.num_workers = 1 if place is None else place.num_workers
         self._place, self._snapshots, self._link, self._every = place, snapshots, link, every
         self._checkpoint: Checkpoint | None = None
         self._steps = 0
         self._has_stepped = False
+        self._pace = Pace(every, 0, _proposals)
 
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], T] | None = None) -> T | None:
         """Restores the state of the newest snapshot, if there is one; otherwise calls `otherwise`.
@@ -72,6 +76,7 @@ class Session:
         else:
             restore_snapshot(checkpoint, self._snapshots[self._place.step])
             self._steps = self._place.step
+            self._pace = Pace(self._every, self._steps, _proposals)
             if self._link is not None:
                 self._link.has_snapshot(self._steps)
         return result
@@ -96,12 +101,20 @@ class Session:
             self._has_stepped = True
             self._link.has_stepped()
             recovery.collect_garbage()
-        if self._steps % self._every == 0:
-            self._snapshot()
+        if self._pace.is_due(self._steps):
+            self._pace.taken(self._steps, self._snapshot())
 
-    def _snapshot(self) -> None:
-        if self._snapshots is not None and self._checkpoint is not None:
-            self._snapshots.add(self._steps, begin_snapshot(self._checkpoint))
+    def _snapshot(self) -> float:
+        """Takes a snapshot, and returns what one costs, in seconds."""
+        if self._snapshots is None or self._checkpoint is None:
+            return 0.0
+        began = time.perf_counter()
+        self._snapshots.add(self._steps, begin_snapshot(self._checkpoint))
+        return time.perf_counter() - began + self._snapshots.seconds
+
+
+def _proposals(own: int) -> list[int]:
+    return host_allgather("commit", "the steps between snapshots", own) if distributed.is_connected() else [own]
 
 
 @overload
@@ -109,10 +122,10 @@ def run(train: Callable[..., T], /) -> Callable[..., T]: ...
 
 
 @overload
-def run(*, snapshot_every: int = 10) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+def run(*, snapshot_every: int | None = None) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
 
 
-def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int = 10) -> Any:
+def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None = None) -> Any:
     """Decorator of a training function that continues when workers are lost or join, in the living processes.
 
     Under ``mirrored run --elastic`` the function is called with a `Session` as its first argument, and called again
@@ -127,7 +140,8 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int = 10) -
 
     Args:
         train: The training function.
-        snapshot_every: The number of steps between two snapshots, which stay in the memory of each worker.
+        snapshot_every: The number of steps between two snapshots, which stay in the memory of each worker. Default: it
+            is chosen, from 10 to 1000, such that snapshots take about 1 % of the time.
 
     Returns:
         The function, which returns what the training function returns.
@@ -155,18 +169,19 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int = 10) -
 
     TensorFlow has nothing like it. Horovod: `hvd.elastic.run`, whose batch changes with the number of workers.
     """
-    if isinstance(snapshot_every, bool) or not isinstance(snapshot_every, int) or snapshot_every < 1:
+    is_count = isinstance(snapshot_every, int) and not isinstance(snapshot_every, bool) and snapshot_every > 0
+    if snapshot_every is not None and not is_count:
         raise ArgumentError(
             "elastic.run",
             found=f"snapshot_every={snapshot_every!r}",
-            rule="the number of steps between two snapshots must be an int, 1 or more",
+            rule="the number of steps between two snapshots must be an int, 1 or more, or None",
             remedy="pass snapshot_every=10",
         )
     decorate: Callable[..., Any] = _decorator(snapshot_every)
     return decorate if train is None else decorate(train)
 
 
-def _decorator(every: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def _decorator(every: int | None) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(train: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(train)
         def call(*args: Any, **kwargs: Any) -> T:
@@ -211,7 +226,7 @@ def _begin() -> None:
 class _Worker:
     """The loop of one worker: joins an epoch, calls the training function, leaves, and joins the next epoch."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int | None) -> None:
         channel = launcher_channel()
         assert channel is not None
         if _Running.link is None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,9 +32,13 @@ class Snapshots:
 
     Args:
         completed: Called, in that thread, with the step of each completed snapshot.
+
+    Attributes:
+        seconds: How long the last copy took: that to this host, and about as long the one on the devices.
     """
 
     def __init__(self, completed: Callable[[int], object]) -> None:
+        self.seconds = 0.0
         self._completed = completed
         self._kept: dict[int, Manifest] = {}
         self._pending: queue.SimpleQueue[tuple[int, Pending]] = queue.SimpleQueue()
@@ -73,7 +78,10 @@ class Snapshots:
         while True:
             step, pending = self._pending.get()
             try:
+                pending.wait()
+                began = time.perf_counter()
                 self.put(step, pending.finish())
+                self.seconds = 2 * (time.perf_counter() - began)
                 self._completed(step)
             except Exception:
                 pass
