@@ -18,8 +18,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
 # Lowest first; a package imports only from lines above its own, and from itself.
 LEVELS = [
     {"errors", "_threads", "_typing"},
-    {"settings"},
-    {"_jax", "config", "extras", "patches", "transport"},
+    {"patches", "settings"},
+    {"_jax", "config", "extras", "transport"},
     {"watchdog"},
     {"topology"},
     {"values"},

@@ -104,6 +104,20 @@ print(*sorted(path for path in changed(before, snapshot()) if path.split(".")[0]
     assert left == ""
 
 
+@pytest.mark.timeout(300)
+def test_the_core_changes_functions_of_jax_as_listed():
+    program = """
+import jax, jax.numpy, optax
+before = snapshot()
+import mirrored as mr; mr.Variable
+after = {key: value for key, value in snapshot().items() if key in before}  # without modules that are loaded only now
+print(*sorted(changed({key: before[key] for key in after}, after)))
+"""
+    (really,) = lines_of(program, ("jax", "jaxlib"))
+    only_in_0_10 = {"jax._src.core.canonicalize_value_dtype"}
+    assert set(really.split()) | only_in_0_10 == patches.LISTED["jax functions"]
+
+
 MODEL = "keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])"
 ORDERS = {
     "keras first": f"""

@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import pathlib
+import re
+import textwrap
 import types
 from collections.abc import Iterator
 from typing import ClassVar
@@ -32,6 +36,26 @@ def _directive(value: object) -> str:
     return "autofunction" if callable(value) and hasattr(value, "__name__") else "autodata"
 
 
+def _constant(module: types.ModuleType, name: str) -> list[str]:
+    """Returns the documentation of a constant: its value, and the string behind its assignment."""
+    text = _text_of(module.__name__, name)
+    body = textwrap.indent(inspect.cleandoc(text), "   ").splitlines()
+    value = repr(getattr(module, name))
+    shown = [f"   :value: {value}"] if len(value) < 60 else []
+    return [f".. py:data:: {name}", *shown, "", *body, ""]
+
+
+def _text_of(module: str, name: str) -> str:
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.ImportFrom) and node.module and name in {one.asname for one in node.names}:
+            return _text_of(node.module, name)
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        if name in {getattr(target, "id", None) for target in targets}:
+            return ast.literal_eval(following.value) if isinstance(following, ast.Expr) else ""
+    raise LookupError(f"{module} does not define {name}")
+
+
 class PublicNames(SphinxDirective):
     """Documents every public name of a module."""
 
@@ -43,9 +67,13 @@ class PublicNames(SphinxDirective):
         module = importlib.import_module(self.arguments[0])
         names = [name for name in public_names(module) if name not in self.options.get("except", ())]
         lines = [f".. currentmodule:: {module.__name__}", "", ".. autosummary::", ""]
-        lines += [f"   {name}" for name in names] + [""]
+        # A constant would have the docstring of its type in the summary.
+        lines += [f"   {name}" for name in names if _directive(getattr(module, name)) != "autodata"] + [""]
         for name in names:
             kind = _directive(getattr(module, name))
+            if kind == "autodata":
+                lines += _constant(module, name)
+                continue
             lines += [f".. {kind}:: {name}", *(["   :show-inheritance:"] if kind == "autoexception" else []), ""]
         node = nodes.Element()
         self.state.nested_parse(StringList(lines, source=module.__name__), self.content_offset, node)
@@ -133,9 +161,17 @@ def _without_internal(app: Sphinx, kind: str, name: str, value: object, skip: bo
     return True if name in INTERNAL.get(owner, ()) else None
 
 
+def _link_to_page(app: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Appends to the docstring of an error or warning the link to its page, if it has one."""
+    page = re.sub(r"(?<!^)(?=[A-Z])", "_", name.rpartition(".")[2]).lower()
+    if kind == "exception" and (pathlib.Path(app.srcdir) / "errors" / f"{page}.md").exists():
+        lines += ["", f":doc:`A wrong program, its message, and the right program </errors/{page}>`", ""]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directives."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("names-of-facade", NamesOfFacade)
     app.connect("autodoc-skip-member", _without_internal)
+    app.connect("autodoc-process-docstring", _link_to_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

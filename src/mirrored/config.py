@@ -57,7 +57,13 @@ def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
 
 
 def virtual_kind() -> str:
-    """Returns the kind of device that virtual CPU devices simulate: ``"CPU"``, ``"GPU"`` or ``"TPU"``."""
+    """Returns the kind of device that virtual CPU devices simulate: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.config.virtual_kind()
+        'CPU'
+    """
     return _settings.virtual_kind
 
 
@@ -79,7 +85,13 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 
 def functions_run_eagerly() -> bool:
-    """Returns whether functions compiled with `function` run as plain Python instead, for debugging."""
+    """Returns whether functions compiled with `function` run as plain Python instead, for debugging.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.functions_run_eagerly()
+        False
+    """
     return _settings.eager_functions
 
 
@@ -113,7 +125,15 @@ def set_watchdog_seconds(seconds: float) -> None:
 
 
 def watchdog_seconds() -> float:
-    """Returns how long all workers may make no progress before the job counts as deadlocked."""
+    """Returns how long all workers may make no progress before the job counts as deadlocked.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.config.set_watchdog_seconds(1200)
+        >>> mr.config.watchdog_seconds()
+        1200.0
+        >>> mr.config.set_watchdog_seconds(600)
+    """
     if _settings.watchdog_seconds is None:
         _settings.watchdog_seconds = settings.WATCHDOG_SECONDS.read()
     return _settings.watchdog_seconds
@@ -128,6 +148,14 @@ def set_from_environment(environment: Mapping[str, str] | None = None) -> None:
     Raises:
         ArgumentError: A value is outside the rule of its variable.
         ContextError: As for `set_virtual_devices`.
+
+    Example:
+        >>> import jax
+        >>> import mirrored as mr
+        >>> present = len(jax.devices("cpu"))
+        >>> mr.config.set_from_environment({"MIRRORED_VIRTUAL_DEVICES": str(present)})
+        >>> len(jax.devices("cpu")) == present
+        True
     """
     kind = settings.VIRTUAL_KIND.read(environment)
     count = settings.VIRTUAL_DEVICES.read(environment)

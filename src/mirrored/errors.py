@@ -38,7 +38,8 @@ Warning categories:
     OutOfScopeWarning                      replicas assign a variable that was created outside of the scope
     LossScaleWarning                       gradients that are N times too large, for N replicas
 
-Every error message states what was called, what was found, the rule, and the remedy.
+Every error message states what was called, what was found, the rule, and the remedy. Each class has a page in
+``docs/errors`` with a wrong program, its message, and the right program.
 """
 
 from __future__ import annotations

@@ -42,10 +42,12 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "LossScaleOptimizer.scale_loss",
             "Model.__deepcopy__",
             "Model.__init__",
+            "Model._aggregate_additional_loss",
             "Model._get_jax_state",
             "Model._get_state_sharding_spec",
             "Model._make_function",
             "Model._purge_model_variables",
+            "Model._symbolic_build",
             "Model.evaluate",
             "Model.fit",
             "Model.jax_state_sync",
@@ -54,10 +56,13 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Model.make_train_function",
             "Model.predict",
             "Model.predict_on_batch",
+            "Model.predict_step",
             "Model.save",
             "Model.save_weights",
             "Model.test_on_batch",
+            "Model.test_step",
             "Model.train_on_batch",
+            "Model.train_step",
             "PyDatasetAdapter._finite_generator",
             "StatelessScope.__enter__",
             "StatelessScope.__exit__",
@@ -70,6 +75,8 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "keras.layers.experimental",
             "keras._tf_keras.keras.layers.experimental",
             "keras.src.backend.compute_output_spec",
+            "keras.src.losses.loss.scale_loss_for_distribution",
+            "keras.src.losses.loss.unscale_loss_for_distribution",
         }
     ),
     "flax": frozenset(
@@ -103,8 +110,22 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             *(f"{kind}.{operator}" for kind in ("ArrayImpl", "Tracer") for operator in _OPERATORS),
         }
     ),
+    # Replaced by `_jax/array_likes.py` and never restored: functions that decide which classes JAX accepts as arrays.
+    "jax functions": frozenset(
+        {
+            "jax._src.core.canonicalize_value_dtype",  # JAX 0.10.0 only
+            "jax._src.lax.lax.asarray",
+            "jax._src.numpy.indexing.eliminate_deprecated_list_indexing",
+        }
+    ),
     # Replaced by `import mirrored.tf.keras`: names that TensorFlow has in these namespaces.
-    "tf.keras": frozenset({"keras.src.utils.timeseries_dataset_utils.tf"}),
+    "tf.keras": frozenset(
+        {
+            "keras._tf_keras.keras.utils.split_dataset",
+            "keras.src.utils.timeseries_dataset_utils.tf",
+            "keras.utils.split_dataset",
+        }
+    ),
 }
 _ABSENT: Final = object()
 

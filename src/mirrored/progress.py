@@ -23,7 +23,17 @@ _LINE_SECONDS: Final = 10.0
 
 
 class Progress(Generic[T]):
-    """An iteration over a dataset with a progress bar; the result of `progress`."""
+    """An iteration over a dataset with a progress bar; the result of `progress`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> bar = mr.progress(range(3), description="epoch 1")
+        >>> isinstance(bar, mr.Progress)
+        True
+        >>> for step in bar:
+        ...     bar.show(step=step)
+        epoch 1: 3 of 3 steps, step 2
+    """
 
     def __init__(
         self, dataset: Iterable[T], total: int | None, description: str, console: rich.console.Console
@@ -31,6 +41,10 @@ class Progress(Generic[T]):
         self._dataset, self._total, self._description, self._console = dataset, total, description, console
         self._pending: collections.deque[dict[str, Any]] = collections.deque(maxlen=_PENDING)
         self._text = ""
+
+    def __repr__(self) -> str:
+        of = "" if self._total is None else f" of {self._total} steps"
+        return f"<Progress {self._description!r}{of}>"
 
     def show(self, **values: Any) -> None:
         """Shows values beside the bar, such as the loss, once they have been computed.
@@ -169,7 +183,7 @@ def _rate(steps: int, seconds: float) -> str:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Returns a value of one element that is read later, without waiting for it."""
+    """Returns a number to display later, without waiting until it is computed; refuses other values."""
     value = value.read_value() if isinstance(value, Variable) else value
     if isinstance(value, (int, float, np.generic)) or getattr(value, "size", None) == 1:
         return value

@@ -1,4 +1,4 @@
-"""Probes of what `arrays` relies on in JAX: data of typed keys, array-like classes, equations behind tracers."""
+"""Probes of what `arrays` relies on in JAX: data of typed keys, equations behind tracers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import pytest
 
 from mirrored._jax.arrays import (
     NotConstant,
-    as_array,
     evaluate,
     implementation_of,
     is_key,
     is_key_dtype,
     key_data,
-    register_array_like,
 )
 from mirrored._jax.traces import CaptureTracer
 
@@ -41,49 +39,6 @@ def test_other_values_are_no_keys() -> None:
     assert not is_key(3)
     assert not is_key_dtype(array.dtype)
     assert key_data(array) is array
-
-
-# Array-like classes
-
-
-class Counted:
-    """An array-like object that counts how often it is read."""
-
-    def __init__(self, value: jax.Array) -> None:
-        self.value = value
-        self.reads = 0
-
-    def read(self) -> jax.Array:
-        self.reads += 1
-        return self.value
-
-
-class CountedToo(Counted):
-    """A subclass of a registered class."""
-
-
-register_array_like(Counted, read=Counted.read, shape_of=lambda one: jax.typeof(one.value))
-USES = {
-    "lax": lambda x: jax.lax.mul(x, x),
-    "jit": lambda x: jax.jit(lambda a: a * a)(x),
-    "jax.nn": lambda x: jax.nn.relu(x) ** 2,
-    "grad of another": lambda x: jax.grad(lambda a: jnp.sum(a**2 * jax.lax.mul(x, 0.5)))(as_array(x.value)),
-    "inside jit": lambda x: jax.jit(lambda a: jax.lax.mul(a, x))(x.value),
-}
-
-
-@pytest.mark.parametrize("kind", [Counted, CountedToo])
-@pytest.mark.parametrize("use", USES)
-def test_registered_classes_are_operands_and_arguments(use: str, kind: type[Counted]) -> None:
-    one = kind(jnp.arange(3.0))
-    np.testing.assert_allclose(USES[use](one), jnp.arange(3.0) ** 2)
-    assert one.reads > 0
-
-
-def test_the_shape_is_known_without_a_read() -> None:
-    one = Counted(jnp.arange(3.0))
-    assert jax.typeof(one).shape == (3,)
-    assert one.reads == 0
 
 
 # Constants while tracing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
+from mirrored.errors import StructureError
 from mirrored.integrations.keras import keras
 from mirrored.strategies import reducing
 
@@ -59,6 +61,30 @@ def test_batch_statistics_with_the_mask_are_those_of_the_examples(replicas: int)
     last = X if replicas == 1 else X[12:]
     np.testing.assert_allclose(np.asarray(layer.moving_mean), last.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.asarray(layer.moving_variance), last.var(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "replicas", "refused"),
+    [((4, 2, 7), 2, 3), ((3, 4, 1), 2, None), ((3, 4, 5), 2, 3), ((3, 2, 4), 1, 3), ((1, 2, 3), 4, None)],
+)
+def test_padded_batches_have_the_size_of_the_first(sizes: tuple[int, ...], replicas: int, refused: int | None) -> None:
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    batches = np.split(X, np.cumsum(sizes))[:-1]
+    distributed = strategy.distribute_dataset(batches, InputOptions(last_batch="pad"))
+    shapes, read = set(), []
+    error = (
+        contextlib.nullcontext()
+        if refused is None
+        else pytest.raises(StructureError, match=rf"batch {refused} has {sizes[refused - 1]} examples[\s\S]*rebatch")
+    )
+    with error:
+        read.extend(distributed)
+    assert len(read) == (len(sizes) if refused is None else refused - 1)
+    for element, batch in zip(read, batches, strict=False):
+        x, mask = (np.concatenate([np.asarray(part) for part in strategy.local_results(one)]) for one in element)
+        shapes.add((x.shape, mask.shape))
+        np.testing.assert_array_equal(x[mask], batch)
+    assert len(shapes) == 1
 
 
 @pytest.mark.parametrize("uneven", [False, True])

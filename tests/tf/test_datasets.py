@@ -201,3 +201,28 @@ def test_random_changes_of_images_stay_in_float32() -> None:
     ):
         found = next(tf.data.Dataset.from_tensors(image).map(change).as_numpy_iterator())
         assert found.dtype == np.float32
+
+
+def test_options_of_the_runtime_are_accepted():
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 4
+    options.autotune.enabled = True
+    options.experimental_optimization.map_parallelization = True
+    options.experimental_slack = True
+    options.experimental_deterministic = False
+    options.experimental_threading = tf.data.ThreadingOptions(max_intra_op_parallelism=1)
+    assert options.deterministic is False
+    assert options.threading.max_intra_op_parallelism == 1
+    dataset = tf.data.Dataset.range(4).with_options(options)
+    assert dataset.options().experimental_slack is True
+    assert [int(one) for one in dataset] == [0, 1, 2, 3]
+    algorithm = tf.data.experimental.AutotuneAlgorithm.HILL_CLIMB
+    assert tf.data.experimental.AutotuneOptions(autotune_algorithm=algorithm).enabled is None
+    assert tf.data.experimental.OptimizationOptions().map_fusion is None
+
+
+@pytest.mark.parametrize("part", ["", "threading", "autotune", "experimental_optimization", "experimental_distribute"])
+def test_options_that_do_not_exist_are_refused(part):
+    options = tf.data.Options()
+    with pytest.raises(AttributeError, match="shuffel"):
+        (getattr(options, part) if part else options).shuffel = 1

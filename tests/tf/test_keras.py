@@ -174,3 +174,40 @@ def test_windows_of_a_series_are_a_dataset_of_this_package():
     model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     assert np.isfinite(model.fit(windows, epochs=1, verbose=0).history["loss"][0])
+
+
+@pytest.mark.parametrize("kind", ["elements", "batches", "array", "arrays", "pairs"])
+def test_split_dataset(kind):
+    numbers = np.arange(10, dtype="float32")
+    elements = tf.data.Dataset.from_tensor_slices(numbers)
+    data = {
+        "elements": elements,
+        "batches": elements.batch(3),
+        "array": numbers,
+        "arrays": [numbers, 2 * numbers],
+        "pairs": tf.data.Dataset.from_tensor_slices((numbers, {"double": 2 * numbers})),
+    }[kind]
+    left, right = tf.keras.utils.split_dataset(data, left_size=0.7)
+    found = [list(part.unbatch() if kind == "batches" else part) for part in (left, right)]
+    assert [len(part) for part in found] == [7, 3]
+    if kind == "batches":
+        assert [len(batch) for batch in left] == [3, 3, 1]
+    first = [one[0] if isinstance(one, tuple) else one for part in found for one in part]
+    np.testing.assert_array_equal(first, numbers)
+    for one in (one for part in found for one in part if isinstance(one, tuple)):
+        np.testing.assert_array_equal(jax.tree.leaves(one[1])[0], 2 * one[0])
+    shuffled = tf.keras.utils.split_dataset(data, right_size=4, shuffle=True, seed=3)
+    again = tf.keras.utils.split_dataset(data, right_size=4, shuffle=True, seed=3)
+    for one, two in zip(shuffled, again, strict=True):
+        assert [np.asarray(jax.tree.leaves(x)[0]).tolist() for x in one] == [
+            np.asarray(jax.tree.leaves(x)[0]).tolist() for x in two
+        ]
+
+
+def test_mistakes_of_split_dataset():
+    with pytest.raises(ValueError, match="at least one part"):
+        tf.keras.utils.split_dataset(np.arange(4))
+    with pytest.raises(ValueError, match="same number of examples"):
+        tf.keras.utils.split_dataset([np.arange(4), np.arange(5)], left_size=1)
+    with pytest.raises(ValueError, match="left_size"):
+        tf.keras.utils.split_dataset(np.arange(4), left_size=9)

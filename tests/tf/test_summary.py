@@ -57,6 +57,43 @@ def test_pictures_histograms_and_texts(tmp_path):
     assert any(tag.startswith("note") for tag in found)
 
 
+def test_flush_writes_all_pending_values(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    for round in range(3):
+        with writer.as_default():
+            for step in range(40):
+                tf.summary.scalar("loss", float(step), step=40 * round + step)
+        tf.summary.flush(writer)
+        assert len(values_in(tmp_path)["loss"]) == 40 * (round + 1)
+    writer.close()
+    writer.flush()  # has no effect after close
+
+
+def test_the_end_of_the_block_writes_pending_values(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default():
+        tf.summary.scalar("loss", 1.0, step=1)
+    assert len(values_in(tmp_path)["loss"]) == 1
+    writer.close()
+
+
+def test_flush_ends_if_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("mirrored.tf._io.summary._MOST_SECONDS", 0.05)
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    files = next(iter(writer.events.all_writers.values())).event_writer
+
+    def write():
+        with writer.as_default():
+            tf.summary.scalar("loss", 1.0, step=1)
+
+    with files._ev_writer._lock, pytest.raises(TimeoutError, match="within 0 s"):
+        write()
+    monkeypatch.undo()
+    writer.flush()
+    assert len(values_in(tmp_path)["loss"]) == 1
+    writer.close()
+
+
 def test_nothing_is_written_without_a_writer(tmp_path):
     assert tf.summary.scalar("loss", 1.0, step=0) is False
     writer = tf.summary.create_file_writer(tmp_path)

@@ -277,6 +277,8 @@ ACCEPTING = {
     "lax.dot": lambda v: lax.dot(v, v),
     "lax.scan": lambda v: lax.scan(lambda c, x: (c + x, x), 0.0, v),
     "lax.cond": lambda v: lax.cond(True, lambda x: x * 2, lambda x: x, v),
+    "lax.cond that returns it": lambda v: lax.cond(True, lambda x: x, lambda x: x, v),
+    "lax.switch that returns it": lambda v: lax.switch(1, [lambda x: x, lambda x: x], v),
     "lax.map": lambda v: lax.map(lambda x: x * 2, v),
     "jax.nn.relu": lambda v: jax.nn.relu(v),
     "jax.nn.softmax": lambda v: jax.nn.softmax(v),

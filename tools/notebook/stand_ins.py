@@ -224,6 +224,7 @@ def _tensorflow_datasets(examples: int, framework: str) -> types.ModuleType:
     module.disable_progress_bar = lambda: None  # type: ignore[attr-defined]
     module.load = functools.partial(_tfds_load, examples, framework)  # type: ignore[attr-defined]
     module.as_numpy = lambda dataset: dataset.as_numpy_iterator()  # type: ignore[attr-defined]
+    module.Split = types.SimpleNamespace(TRAIN="train", TEST="test", VALIDATION="validation")  # type: ignore[attr-defined]
     return module
 
 

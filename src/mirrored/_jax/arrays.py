@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import jax
@@ -14,7 +13,6 @@ import numpy as np
 from jaxlib import xla_client as _xla_client
 
 from mirrored._jax.private import core as _core
-from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.traces import CaptureTracer
 from mirrored._typing import DTypeLike, Leaf, Operand
@@ -134,7 +132,7 @@ def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
-    """Raises an error for integers of NumPy whose upper bits JAX would drop silently, outside its 64-bit mode.
+    """Raises an error for 64-bit NumPy integers that JAX would silently truncate, outside its 64-bit mode.
 
     Args:
         value: Any value; only NumPy arrays and scalars are checked.
@@ -183,7 +181,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:
-    """Transfers an array to a device; afterwards user code may overwrite a NumPy array that it has passed.
+    """Transfers an array to a device; copies a NumPy array first if user code may overwrite it later.
 
     Args:
         value: A NumPy array, or another value that `jax.device_put` accepts.
@@ -250,57 +248,6 @@ def implementation_of(dtype: Any) -> str:
 def key_data(value: Leaf) -> Any:
     """Returns the integers that represent typed PRNG keys (`jax.random.key_data`), and any other value unchanged."""
     return jax.random.key_data(value) if is_key(value) else value
-
-
-# Registers classes whose instances JAX accepts as arrays.
-#
-# Supports JAX 0.10 to 0.12. `lax`, `jit` and `jax.nn` do not call `__jax_array__`; they look up the type in two tables.
-# When a primitive is applied, JAX 0.10.0 consults one of the tables only for numbers and NumPy arrays, so this module
-# extends that lookup to the registered classes.
-
-_registered: set[type] = set()
-
-
-def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Callable[[Any], Any]) -> None:
-    """Registers a class with JAX, so that JAX functions accept its instances as arrays.
-
-    Args:
-        cls: The class; subclasses are included.
-        read: Returns the array (or tracer) of an instance. It is called whenever a primitive is applied to it.
-        shape_of: Returns the instance's abstract value (a `ShapedArray`) without reading the instance.
-    """
-    _dtypes.canonicalize_value_handlers[cls] = read
-    _core.pytype_aval_mappings[cls] = shape_of
-    _registered.add(cls)
-
-
-def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Returns operands with arrays in place of instances of registered classes, which it reads within ``context()``.
-
-    JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
-    derivative rule that a transformation such as `vmap` passes on.
-    """
-    at = [place for place, value in enumerate(values) if not _registered.isdisjoint(type(value).__mro__)]
-    if not at:
-        return values
-    read = list(values)
-    with context():
-        for place in at:
-            read[place] = _dtypes.canonicalize_value(read[place])  # type: ignore[no-untyped-call]
-    return read
-
-
-def _with_registered(canonicalize: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def canonicalize_value_dtype(value: object) -> Any:
-        if _registered.isdisjoint(type(value).__mro__):
-            return canonicalize(value)
-        return _dtypes.canonicalize_value(value)  # type: ignore[no-untyped-call]
-
-    return canonicalize_value_dtype
-
-
-if hasattr(_core, "canonicalize_value_dtype"):  # JAX 0.10.0
-    _core.canonicalize_value_dtype = _with_registered(_core.canonicalize_value_dtype)
 
 
 # Computes the concrete value of a tracer that depends only on constants.

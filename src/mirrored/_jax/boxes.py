@@ -10,16 +10,19 @@ When a primitive is applied to a box, JAX calls the function that is registered 
 - the box itself, if the current trace is that of a tape (the box's own or another). That trace unwraps the box and
   records the operation.
 - a `BoxTracer`, if the current trace is another transform inside the tape's block. This tracer belongs to a trace that
-  is never current. JAX hoists it out of `jit`, `scan`, `cond` and `checkpoint` as an operand of the outer primitive.
-  The tape's trace, which executes that primitive, replaces it by the box (`resolved`). (A bare array would be embedded
-  in the jaxpr, and its gradient would be lost.)
+  is never current. JAX hoists the tracer out of `jit`, `scan`, `cond` and `checkpoint` as an operand of the outer
+  primitive. The tape's trace, which executes that primitive, replaces the tracer by the box (`resolved`). (JAX would
+  embed a bare array in the jaxpr, and its gradient would be lost.)
 - the payload in any other case.
 
 The C++ fast path of `jax.jit` does not know the type `Box`, so a call with a box always takes JAX's slower Python path,
-which binds the primitive `jit`. A function that was compiled ahead of time binds none; it gets the payload in `_shard`.
+which binds the primitive `jit`. A function that was compiled ahead of time binds no primitive; JAX passes the box to
+`_shard`, which returns the payload.
 
-A `ReadTracer` stands for the value of a variable at the time of execution. Reading a variable inside a transform under
-an eager tape returns one. JAX may cache the enclosing jitted function's trace; each call reads the variable again.
+A `ReadTracer` stands for the value of a variable at the time of execution. A read of a variable under an eager tape
+returns a `ReadTracer` where JAX builds a jaxpr that it may cache (`jit`, `scan`, bodies of `shard_map` and
+`custom_vjp`, derivative rules), so each call of the cached function reads the variable again. Under `grad` and `vmap`
+alone the read returns a box, if the tape watches the variable.
 
 Relies on these private parts of JAX 0.10 to 0.12: the attributes of `ArrayImpl`, the table of array methods, the value
 handlers, and `dimension_as_value`.
@@ -88,7 +91,7 @@ class Owner(Protocol):
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions whose cached traces contain a tracked array as a constant, so that JAX retraces them."""
+        """Records functions whose cached traces contain a tracked array as a constant, so that JAX retraces them."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -177,8 +180,9 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns the contents that a stand-in tracer reports, so that `jax.closure_convert` sees it as differentiable."""
-    # It hoists a captured constant only if that is, or contains (`_contents`), a `JVPTracer` with a nonzero tangent.
+    """Returns a dummy JVP tracer as the contents, so that `jax.closure_convert` sees the stand-in as differentiable."""
+    # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
+    # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
     differentiated: Any = object.__new__(_ad.JVPTracer)
@@ -289,8 +293,8 @@ STAND_INS = frozenset({BoxTracer, ReadTracer})
 def stand_in(box: Box) -> BoxTracer:
     """Returns the tracer that represents a tape-tracked array (a box) inside the current JAX transform.
 
-    The box's tape notes which functions JAX is tracing. Their traces contain the box as a constant, and are evicted
-    from JAX's caches.
+    The box's tape records which functions JAX is tracing. Their cached traces hold this tracer among their constants,
+    which JAX passes as operands. A later call would use this step's box again, so the traces are evicted.
     """
     box.owner.captured(caches.functions_being_traced())
     try:
@@ -301,7 +305,7 @@ def stand_in(box: Box) -> BoxTracer:
 
 
 def _value_for_jax(box: Box) -> Any:
-    """Returns what a JAX primitive gets as its operand instead of a box: the cases in this module's docstring."""
+    """Returns the operand that a JAX primitive gets in place of a box; this module's docstring lists the cases."""
     trace = _trace_now.trace
     if hasattr(trace, "process_merge"):  # the trace of a tape
         return box
@@ -377,7 +381,7 @@ _SHORT = frozenset(f"__{name}__" for one in ("add", "sub", "mul", "truediv", "ma
 
 
 def _operator(name: str) -> Callable[[Box, Any], Any]:
-    """Returns a binary operator of `Box`. It looks up that of arrays at each call: `mirrored.tf` may replace it."""
+    """Returns a binary operator of `Box` that calls the current one of `jax.Array`, which `mirrored.tf` may replace."""
     operation, direct = name.strip("_"), _DIRECT if name in _SHORT else frozenset[type]()
 
     def method(self: Box, other: Operand) -> Any:
@@ -428,11 +432,6 @@ def another_object(array: object) -> Any:
     return array
 
 
-def is_eval_trace(trace: object) -> bool:
-    """Returns whether a JAX trace executes primitives immediately instead of tracing them."""
-    return trace is None or trace is _core.eval_trace
-
-
 _fill_in()
 _add_operators()
 _core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
@@ -443,4 +442,3 @@ if hasattr(_dtypes, "register_canonicalize_value_handler"):
 else:  # JAX 0.10.0
     _dtypes.canonicalize_value_handlers[Box] = _value_for_jax
 _pxla.shard_arg_handlers[Box] = _shard
-np_float0 = np.dtype(_dtypes.float0)

@@ -21,31 +21,36 @@ from mirrored._jax.private import distributed as _distributed
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import util as _util
 
-# Tokens in the keys of JAX's tracing caches: the trace of a jitted helper under one tape, trace or replica is not
-# reused under another.
+# Tokens in the keys of JAX's tracing caches, which prevent JAX from reusing the trace of a jitted helper under another
+# tape, trace or replica.
 #
-# JAX traces a persistent `@jax.jit` helper once per combination of argument shapes and dtypes. It keeps the jaxpr,
-# including the tracers over which the helper closed. Under another tape or trace, those would be stale. The keys of all
-# relevant JAX caches contain the *user contexts* (`jax.make_user_context`). This module owns two of them. The first
-# distinguishes tapes and traces:
+# JAX traces a *helper*, a function that the user decorates with `@jax.jit` and calls in many steps, once per
+# combination of argument shapes and dtypes. It caches the jaxpr, including the tracers that the helper closed over.
+# Under another tape or trace these tracers would be stale. The remedy: the keys of all relevant JAX caches contain the
+# values of the *user contexts* (`jax.make_user_context`), so a trace that was cached under one value is not found under
+# another. This module owns two user contexts, and calls their values *tokens*. The first distinguishes tapes and
+# traces:
 #
-# - All eager tapes of a thread use one token (`tape_token`): the outermost tape sets it, nested tapes keep it. The
-#   replica threads of an eager run have the token of the thread that called `run`. A variable that a helper
-#   reads becomes a `ReadTracer` (`_jax.boxes`), which is resolved at each call of the helper. If a helper closes over a
-#   box (an array that the tape tracks), its traces are evicted before the tape's next primitive runs (`forget_traces`,
-#   below), since JAX cannot evict them while it traces. So one token serves all tapes of the thread, and the next tape
-#   traces only such helpers again. Between a trace and its eviction another thread may run, so it has another token.
-# - The trace of a compiled function closes over values that live only for that trace. It uses a new token (`fresh`),
-#   and takes another one (`renew`) at every assignment of a variable in the trace, because helpers may have captured
-#   the old value. What a read returns also depends on the open tapes and on the replica. Once a helper has read a
-#   variable (`note_read`), each change of tape or replica (`moved`) takes a new token. Until then, all tapes and
-#   replicas of the trace share one token, because most helpers read no variable.
+# - Eager tapes. All eager tapes of a thread use one token (`tape_token`): the outermost tape sets it, nested tapes keep
+#   it. The replica threads of an eager run use the token of the thread that called `run`. One token is enough, because
+#   cached traces contain nothing that belongs to one tape: a variable that a helper reads becomes a `ReadTracer`
+#   (`_jax.boxes`), which is resolved at each call of the helper; and if a helper closes over a box (an array that the
+#   tape tracks), its traces are evicted (`forget_traces`, below). JAX cannot evict them while it traces, so they are
+#   evicted before the tape's next primitive runs. Other threads may run before that, so each thread has its own token.
+# - The trace of a compiled function. Helpers in it close over values that live only for that trace, so it uses a new
+#   token (`fresh`). At every assignment of a variable in the trace it takes another new token (`renew`), because
+#   helpers may have captured the old value. What a read of a variable returns also depends on the open tapes and on the
+#   replica. So once a helper has read a variable (`note_read`), each change of tape or replica (`moved`) takes a new
+#   token, too. Until then all tapes and replicas of the trace share one token, because most helpers read no variable.
 #
-# The second distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
-# `num_replicas_in_sync` contains the value as a constant; the trace of a helper that calls a collective contains the
-# placeholder for one replica's operand of it (`Merge.nested`). Once the process has traced one such helper, each
-# replica has its own traces until the process ends. Until then, all replicas share traces, which are separate from
-# those outside `run`. (A compiled run with one replica per device does not count: it traces only one replica.)
+# (Elsewhere, a read of a variable inside a transform raises an error.)
+#
+# The second user context distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
+# `num_replicas_in_sync` contains the value as a constant; the trace of a helper that calls a collective contains a
+# placeholder for one replica's operand of the collective (`Merge.nested`). Once the process has traced one such helper,
+# each replica uses its own token until the process ends (`tell_replicas_apart`). Until then all replicas share one
+# token, `RUN`, which keeps their traces separate from those outside `run`. (A compiled run with one replica per device
+# does not count: it traces only one replica.)
 #
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
@@ -81,12 +86,12 @@ put: Callable[[Hashable], None] = _holder.set_local
 
 
 def tokens() -> tuple[Hashable, Hashable]:
-    """Returns the tokens of this thread, of tapes and traces and of replicas, for `restore_tokens`."""
+    """Returns this thread's tracing-cache tokens (of tapes, traces and replicas), for `restore_tokens`."""
     return _holder.value, _replica_holder.value
 
 
 def restore_tokens(saved: tuple[Hashable, Hashable]) -> None:
-    """Sets the tokens of this thread back after an exception; not that of a trace, which may have renewed it."""
+    """Restores this thread's tracing-cache tokens after an exception; keeps a trace's token, which may be newer."""
     if not isinstance(saved[0], tuple):
         put(saved[0])
     _replica_holder.set_local(saved[1])
@@ -103,7 +108,7 @@ def using(token: Hashable) -> Iterator[None]:
 
 
 class _TapeToken:
-    """A token for the tapes of one thread. It returns to the pool when the thread ends, so few tokens are ever made."""
+    """A tracing-cache token for the tapes of one thread; another thread reuses it later, so that few are ever made."""
 
     _pool: ClassVar[list[str]] = []
 
@@ -137,13 +142,13 @@ def _own_tape_token() -> _TapeToken:
 
 
 def carry_tape_token() -> Callable[[], None]:
-    """Returns a function that gives another thread, such as a replica's, the tape token of this thread."""
+    """Returns a function that sets the tracing-cache token of this thread's tapes in another thread."""
     token = _own_tape_token()
     return lambda: setattr(_tape_thread, "token", token)
 
 
 class _Sharing:
-    """The tokens that one trace of a compiled function has used, and whether its tapes and replicas still share one.
+    """The tracing-cache tokens of one trace of a compiled function, and whether its tapes and replicas share one.
 
     Attributes:
         apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
@@ -185,8 +190,8 @@ def fresh() -> Iterator[None]:
 def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
     """Returns the object that `make` creates once per `fresh()` block, or None outside of such a block.
 
-    It holds what is cached by a jaxpr or a token of the block: no later trace would find it again, and a cache of the
-    process would keep the jaxprs alive.
+    Use it for a cache whose keys contain a jaxpr or a token of the block. No later trace would find such an entry, and
+    a process-wide cache would keep the jaxprs alive.
 
     Args:
         key: Identifies the object within the block.
@@ -200,7 +205,7 @@ def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
 
 
 def renew() -> None:
-    """Discards the traces cached so far in the enclosing `fresh()` block, so that jitted functions are traced again.
+    """Takes a new token in the enclosing `fresh()` block, so that JAX finds no earlier trace of a jitted function.
 
     Call it when a value that helpers may have captured changes within the block.
     """
@@ -210,7 +215,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Records that JAX is tracing a function that reads a variable, and must retrace it for other tapes and replicas.
+    """Records that JAX is tracing a function that reads a variable; JAX must retrace it for other tapes and replicas.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. So the next call traces the
     helper once more. From then on its traces are reused only until the tape or the replica changes: a thread takes a
@@ -224,7 +229,7 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Makes JAX retrace jitted functions after a change of tape or replica, if one of them has read a variable."""
+    """Called after a change of tape or replica: makes JAX retrace jitted functions if one has read a variable."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
@@ -244,7 +249,7 @@ def leave_tape(outer: Hashable) -> None:
 
 
 class _Replicas:
-    """Whether each replica has its own traces of helpers. Once set, it holds for the rest of the process."""
+    """Process-wide state: whether each replica has its own cached traces of jitted functions. It is never unset."""
 
     apart = False
 
@@ -267,10 +272,11 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Adds a replica's token to the keys of JAX's tracing caches again, after other replicas have run in between.
+    """Sets the token under which a replica caches traces, when it starts or continues after other replicas.
 
-    If a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for
-    that trace (`moved`), so helpers are traced again.
+    This is `RUN`, or the replica's own token after `tell_replicas_apart`. If a helper has read a variable in the
+    current trace of a compiled function, the thread also takes a new token for that trace (`moved`), so helpers are
+    traced again.
     """
     _replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
@@ -293,10 +299,12 @@ def tell_replicas_apart(own: Hashable) -> None:
 
 # Evicts traces of functions from JAX's tracing caches.
 #
-# If a persistent jitted helper closes over a box (through a mutable object: a model's attribute, a list), its trace
-# contains that box as a constant. The trace must not be reused after the call. JAX's tracing caches are keyed by the
-# function and can drop the entries of one function (`evict_weakref`). The Python stack shows which functions are being
-# traced.
+# If a helper closes over a box through a mutable object (a model's attribute, a list), its trace contains that box as a
+# constant. In the next step the object holds another box, so the trace must not be reused after the call. JAX's tracing
+# caches have the function in their keys, and can drop all entries of one function (`evict_weakref`). When JAX asks for
+# the value of a box inside a transform (`boxes.stand_in`), the Python stack shows which functions JAX is tracing
+# (`functions_being_traced`). The tape collects them, and evicts their traces before it executes its next primitive
+# (`TapeTrace.captured`, `forget_traces`).
 #
 # Supports JAX 0.10 to 0.12: functions of `jax._src` that are tracing hold the traced function in a local variable such
 # as `fun`, `f` or `fun_`.
@@ -336,11 +344,12 @@ def forget_traces(functions: Iterable[Any]) -> None:
 
 
 def forget_tokens(tokens: Set[Hashable]) -> None:
-    """Evicts from JAX's tracing caches the traces whose cache keys contain one of `tokens`.
+    """Evicts from JAX's tracing caches every function that has a trace whose cache key contains one of `tokens`.
 
-    A JAX cache cannot evict a single trace, only all traces of a function; those under other tokens are made again when
-    they are needed. The caches of shapes and shardings evict nothing singly. They are emptied, because every trace adds
-    about 200 entries that no other trace finds, and fills them again in less than a millisecond.
+    A JAX cache cannot evict a single trace, only all traces of a function. JAX traces the function again when it is
+    called under another token. The caches of shapes and shardings cannot evict single entries. They are cleared as a
+    whole, because every trace adds about 200 entries that no other trace finds; JAX refills them in less than a
+    millisecond.
     """
     for cache in _shape_caches():
         cache.cache_clear()

@@ -62,7 +62,7 @@ def _custom_calls_of(equation: JaxprEqn) -> CustomCalls:
 
 
 def closed_over_inputs(program: JaxprProgram) -> list[int]:
-    """Returns the positions of a program's inputs over which custom-derivative functions in the program close."""
+    """Returns the positions of a program's inputs that its custom-derivative functions close over."""
     jaxpr = program.jaxpr
     _, lost = _flow(jaxpr, [1 << position for position in range(len(jaxpr.invars))])
     return [position for position in range(len(jaxpr.invars)) if lost >> position & 1]
@@ -101,7 +101,7 @@ def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
 
 
 def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Returns a bit mask of inputs for each result, and one for all operands that custom derivatives close over.
+    """Returns, as bit masks, which inputs each result depends on, and which ones custom derivatives close over.
 
     Args:
         jaxpr: An open or closed jaxpr.
@@ -215,7 +215,7 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """A JAX primitive as a function, with the arrays embedded in the primitive's parameters as extra arguments.
+    """Turns a JAX primitive into a function that takes the arrays in the primitive's parameters as arguments.
 
     Args:
         primitive: The primitive.

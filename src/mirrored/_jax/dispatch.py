@@ -45,7 +45,7 @@ def consume(iterator: Iterable[Any]) -> None:
 
 
 class DispatchJob:
-    """A function call executed in a separate thread, where no interrupt of the calling thread can break it off.
+    """A function call in a separate thread, which an interrupt (Ctrl-C) of the calling thread cannot abort.
 
     Attributes:
         result: The result of the call, once it is done.
@@ -131,7 +131,7 @@ class Dispatch:
 
     @property
     def job(self) -> DispatchJob | None:
-        """The latest cache miss. The caller sets it to None before a call, to find out whether that call has one."""
+        """The job of the latest cache miss. Callers set it to None before a call, to detect a miss in that call."""
         return self._misses.job
 
     @job.setter
@@ -308,7 +308,7 @@ def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> An
 
 
 def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
-    """Wraps a jitted function as a `Dispatch`, so that an interrupt during compilation loses no results."""
+    """Wraps a jitted function as a `Dispatch`, so that an interrupt during compilation does not lose results."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
         return Dispatch(jitted.jitted, lambda missed: CacheMisses(missed, _partitioned_unmerged))

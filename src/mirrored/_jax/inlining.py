@@ -74,7 +74,7 @@ def _copied(trace: _partial_eval.DynamicJaxprTrace, jaxpr: Jaxpr, values: Sequen
 
 
 def _as_bound(value: Operand) -> Any:
-    """Canonicalizes `value` as binding a primitive would."""
+    """Canonicalizes `value` as `Primitive.bind` would."""
     return value if isinstance(value, Tracer) else _dtypes.canonicalize_value(value)
 
 
@@ -117,11 +117,11 @@ class Staged:
 
     @property
     def closed(self) -> ClosedJaxpr:
-        """The traced function as a closed jaxpr: the jaxpr with its constants."""
+        """The traced function as a closed jaxpr, which contains the constants."""
         return ClosedJaxpr(self.jaxpr, list(self.constants))
 
     def giving(self, positions: Sequence[int]) -> Staged:
-        """Returns the traced function reduced to the results at `positions`, in this order."""
+        """Returns a copy of this traced function that computes only the results at `positions`, in this order."""
         outvars = [self.jaxpr.outvars[position] for position in positions]
         return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
 
@@ -136,7 +136,7 @@ def stage(
     *,
     axes: Sequence[tuple[str, int]] = (),
 ) -> Staged:
-    """Traces a function whose arguments are arrays, for given shapes and dtypes, and returns the trace as a `Staged`.
+    """Traces a function of arrays for given shapes and dtypes, and returns the trace as a `Staged`.
 
     Args:
         flat_function: A function from arrays to a flat list of arrays.

@@ -71,14 +71,14 @@ _AbstractRef: Final = _state_types.AbstractRef
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Kind of an equation that calls an inner jaxpr with its operands: `jit`, `remat`, `custom_jvp_call`, ..."""
+    """Kind of an equation that calls an inner jaxpr: `jit`, `remat`, `custom_jvp_call`, ..."""
 
     jaxpr: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """Kind of a `lax.scan` equation, whose operands are constants, then carries, then scanned arrays."""
+    """Kind of a `lax.scan` equation: its operands are constants, followed by carries and scanned arrays."""
 
     jaxpr: Any
     num_consts: int
@@ -87,7 +87,7 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True)
 class While:
-    """Kind of a `lax.while_loop` equation, whose operands are the constants of condition and body, then carries."""
+    """Kind of a `lax.while_loop` equation: its operands are constants of condition and body, followed by carries."""
 
     cond: Any
     num_cond_consts: int
@@ -97,7 +97,7 @@ class While:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """Kind of a `lax.cond` or `lax.switch` equation, whose first operand selects the branch."""
+    """Kind of a `lax.cond` or `lax.switch` equation: its first operand selects the branch."""
 
     branches: tuple[Any, ...]
 
@@ -157,7 +157,7 @@ _PLAIN: Final = Plain()
 
 
 def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
-    """Classifies a jaxpr equation as a call, loop, branch, collective or other operation, for one mesh axis."""
+    """Classifies a jaxpr equation as a call, loop, branch, collective over the mesh axis `axis`, or other operation."""
     name = eqn.primitive.name
     if name in _CALLS:
         inner = eqn.params.get(_CALLS[name]) or eqn.params.get("call_jaxpr")
@@ -297,12 +297,12 @@ class JaxprProgram:
         return [atom.aval for atom in self.jaxpr.outvars]
 
     def keeping(self, positions: Sequence[int]) -> JaxprProgram:
-        """Returns the program pruned to the results at `positions` and the equations that they need."""
+        """Returns a copy of this program that computes only the results at `positions`."""
         outvars = [self.jaxpr.outvars[i] for i in positions]
         return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
     def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
-        """Returns the input position or the constant that is passed through as a result; None for a computed result."""
+        """Returns which input (by position) or constant is returned unchanged as a result; None if it is computed."""
         if isinstance(atom, Literal):
             return "constant", atom.val
         for position, variable in enumerate(self.jaxpr.invars):
@@ -325,7 +325,7 @@ class JaxprProgram:
 
 
 def _used_part(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Any:
-    """Returns `jaxpr` with these results, without the equations that only other results need."""
+    """Returns `jaxpr` pruned to the given results and the equations that they need."""
     needed = {atom for atom in outvars if not isinstance(atom, Literal)}
     equations = []
     for equation in reversed(jaxpr.eqns):

@@ -201,7 +201,7 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def fill_stores(function: Any, by: Any) -> None:
-    """Fills the side results (stores) of a JAX `WrappedFun` with those of an equal one, `by`, that has already run."""
+    """Copies the side results (stores) of a JAX `WrappedFun` that has run to an equal one that has not."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
@@ -240,7 +240,7 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_primitive(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies a primitive under the current trace; what a `custom_jvp` function closes over stays closed over.
+    """Applies a primitive under the current trace; a `custom_jvp` function's captured values do not become inputs.
 
     If the closed-over values became ordinary arguments, JAX would drop their tangents silently.
     """

@@ -34,7 +34,7 @@ def movable(array: object) -> Any:
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
-    """Returns arrays moved to the devices of the first one that is committed; None if a tracer is among them."""
+    """Moves committed arrays to the devices of the first of them; returns None for tracers, or if none is committed."""
     payloads = [payload_of(array) for array in arrays]
     if not all(type(payload) is Array for payload in payloads):
         return None

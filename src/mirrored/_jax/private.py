@@ -23,9 +23,10 @@ from jax._src import (
     xla_bridge,
 )
 from jax._src.interpreters import ad, partial_eval, pxla
+from jax._src.lax import lax as lax_operations
 from jax._src.lib import _jax as jaxlib  # type: ignore[attr-defined]
 from jax._src.lib import utils as lib_utils  # type: ignore[attr-defined]
-from jax._src.numpy import array_methods
+from jax._src.numpy import array_methods, indexing
 from jax._src.state import types as state_types
 
 __all__ = [
@@ -41,7 +42,9 @@ __all__ = [
     "debugging",
     "distributed",
     "dtypes",
+    "indexing",
     "jaxlib",
+    "lax_operations",
     "lib_utils",
     "linear_util",
     "mesh",

@@ -1,4 +1,4 @@
-"""Converts Python lists and tuples that are operands of arrays: ``array - [0.5, 0.25]``.
+"""Converts Python lists and tuples that are used as operands of arrays: ``array - [0.5, 0.25]``.
 
 JAX's arrays refuse them. Variables accept them; the arrays of a program that imports `mirrored.tf` do, too.
 """
@@ -26,7 +26,7 @@ _WEAK: Final = ((np.bool_, False), (np.integer, 0), (np.floating, 0.0), (np.comp
 
 
 def beside(value: Any, dtype: DTypeLike) -> Any:
-    """Converts a list or tuple that is an operand next to an array of a certain dtype.
+    """Converts a list or tuple operand to an array, in the dtype of the other (array) operand where possible.
 
     As for a Python number, the result has the array's dtype, or that of a wider kind if the elements need it: floats
     are float32 next to integers.

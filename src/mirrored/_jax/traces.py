@@ -130,7 +130,7 @@ def share_identity(trace: Trace) -> None:
 
 
 def parent_of(trace: Any) -> Any:
-    """Returns the parent of a JAX trace, to which it passes primitives on; None if there is none or it is unknown."""
+    """Returns the parent trace, to which a JAX trace passes primitives on; None if there is none or it is unknown."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 
@@ -149,7 +149,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the outermost of the parent traces of `trace` builds a jaxpr, and so is not an eager tape.
+    """Returns whether the chain of parent traces of `trace` ends in one that builds a jaxpr, not in eager execution.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
     the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.
@@ -220,7 +220,7 @@ class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignor
 
 
 def another_tracer(tracer: jax.Array) -> Any:
-    """Returns a new tracer for the same value, so that a tape can tell it from the original; None if that is unknown.
+    """Returns a new tracer for the same value, which a tape can tell from the original; None for unknown tracers.
 
     Supports JAX 0.10 to 0.12: a tracer of a jaxpr refers to the jaxpr's variable (`val`) and keeps its equation alive
     (`parent`).

@@ -1,4 +1,4 @@
-"""Computes on which operands each output of a jaxpr equation depends, and which operands make it vary by device.
+"""Computes which operands each output of a jaxpr equation depends on, and which make it vary between devices.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
@@ -34,7 +34,7 @@ ALWAYS: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationDataflow:
-    """The operands on which one output of an equation depends, and the operands that make it vary by device.
+    """The operands on which one output of an equation depends, and those that make it vary between devices.
 
     Attributes:
         varies: A mask. The output may vary between devices if one of these operands does. `ALWAYS` means that it varies
@@ -79,7 +79,7 @@ class DataflowRules:
         return [(eqn, self._kinds[id(eqn)]) for eqn in eqns]
 
     def of(self, eqn: JaxprEqn) -> tuple[EquationDataflow, ...]:
-        """Returns, for each output of the equation `eqn`, the operands on which it depends."""
+        """Returns, for each output of the equation `eqn`, the operands on which the output depends."""
         kind, outputs = self.kind(eqn), len(eqn.outvars)
         all_operands = (1 << len(eqn.invars)) - 1 << 1
         match kind:
@@ -156,7 +156,7 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns what a jaxpr contributes to its equation's outputs if it is unknown how the equation calls it."""
+        """Returns how equations in a jaxpr make values vary, for a jaxpr that its equation runs in an unknown way."""
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(
@@ -204,13 +204,13 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Composes dependencies of outputs on intermediate values with those of intermediate values on inputs."""
+    """Composes the dependencies of outputs on intermediate values with the dependencies of these on inputs."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 
 
 def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: int) -> tuple[EquationDataflow, ...]:
-    """Returns how a loop's outputs depend on its inputs after any number of iterations.
+    """Returns how a loop's outputs depend on its inputs after any number of iterations (the transitive closure).
 
     The fixed point exists because the masks of the carries only grow.
 

@@ -54,7 +54,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """What the analysis knows of a jaxpr variable.
+    """What the loss-scaling analysis knows about one variable of a jaxpr.
 
     Attributes:
         constant: The number that all elements equal. None if the elements differ or are unknown.
@@ -79,7 +79,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Finds means over the per-replica batch in a replica function, by the factor that each brings into the gradients.
+    """Finds means over the per-replica batch in a replica function, by the factor 1/n that each adds to the gradients.
 
     Args:
         jaxpr: The jaxpr of the body.
@@ -150,7 +150,7 @@ class LossScaling:
         return None if divisor is None else (divisor, shape)
 
     def _divisor(self, name: str, operands: Sequence[_Value]) -> float | None:
-        """Returns the divisor of the constant that an operation computes from constants."""
+        """Returns the divisor of the loss in the constant that an operation computes; None if it is unknown."""
         first, second = operands[0], operands[-1]
         if name == "div":
             return first.divisor * abs(second.constant) if first.divisor and second.constant else None
@@ -165,7 +165,7 @@ class LossScaling:
         return first.divisor
 
     def _inverse(self, factor: float) -> float:
-        """Returns the divisor of the loss that a constant factor implies; 1 if the factor is a mere coefficient."""
+        """Returns the divisor that a constant factor such as 1/64 stands for; 1 if the factor is a mere coefficient."""
         inverse = 1 / abs(factor) if factor else 1.0
         multiple = round(inverse / self._replicas) * self._replicas
         return float(multiple) if multiple and _among(inverse, {float(multiple)}) else 1.0
@@ -175,7 +175,7 @@ class LossScaling:
         return any(shape[0] % size == 0 for size in self._sizes)
 
     def _means_formed(self, eqn: JaxprEqn, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:
-        """Returns the means whose derivatives this equation combines with values that depend on the batch."""
+        """Returns the batch means whose gradients this equation combines with values that depend on the batch."""
         found = set()
         for operand in operands:
             size = None if operand.broadcast is None else self._averaged_size(*operand.broadcast)

@@ -54,7 +54,7 @@ _NAMES_PER_LINE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Description of an input of a replica program: its name, and whether it is equal on all replicas.
+    """Description of an input of a replica program: its name, and whether the input is equal on all replicas.
 
     Attributes:
         label: Its name in error messages, such as ``"variable 'dense/kernel'"``.

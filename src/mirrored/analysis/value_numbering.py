@@ -45,7 +45,7 @@ _Site = tuple[int, ...]
 
 
 class ValueNumbering:
-    """A numbering of the variables of a jaxpr, in which variables with equal numbers hold equal values.
+    """Assigns numbers to the variables of a jaxpr, so that variables with equal numbers hold equal values.
 
     The equations inside a call or branch are numbered as if it were inlined. Two outputs of a call that hold the same
     value thus get the same number. Loops are numbered by partition refinement over their carries.
@@ -76,7 +76,7 @@ class ValueNumbering:
         return self._read(self._of, atom)
 
     def operation(self, eqn: JaxprEqn) -> int:
-        """Returns a number for an equation's primitive and parameters, whatever the equation's operands are."""
+        """Returns a number for an equation's primitive and parameters, regardless of its operands."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
             # The other parameters (names, derivative rules, layouts) do not change the result.

@@ -62,7 +62,7 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Determines which values of a jaxpr may differ between devices, and how many operations each is from the cause.
+    """Determines which values of a jaxpr may differ between devices, and how many operations after the cause.
 
     Args:
         jaxpr: The jaxpr. It is visited once, in order.
@@ -201,7 +201,7 @@ class _LoopVarying:
         return steps, self._carried[j]
 
     def _iterate(self) -> bool:
-        """Marks the carries that became varying in the last pass. Returns whether there are any."""
+        """Marks the carries that became varying in the last pass, and returns whether there are any."""
         reached = [self._last.distance(left) for left in self._body.outvars[: len(self._carried)]]
         added = [j for j, i in enumerate(self._carried) if self._entering[i] is None and reached[j] is not None]
         for j in added:
@@ -250,7 +250,7 @@ def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
 
 
 def path_step_of(eqn: JaxprEqn, j: int) -> PathStep:
-    """Returns the `PathStep` for an equation in a chain of operations that goes through its output `j`."""
+    """Returns the `PathStep` of an equation whose output `j` is part of a chain of operations."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))

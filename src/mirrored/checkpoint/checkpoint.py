@@ -103,6 +103,9 @@ class Checkpoint:
             self._check_free(name, part)
             setattr(self, name, part)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([*self._root, *self._parts])})"
+
     # Parts
 
     def _check_free(self, name: str, part: object) -> None:
@@ -145,7 +148,7 @@ class Checkpoint:
         deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Yields the objects in this checkpoint, each with its name, for a checkpoint that contains this one."""
+        """Yields this checkpoint's objects with their names; called by another checkpoint that contains this one."""
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
 
@@ -159,7 +162,7 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> Variable:
-        """The number of calls of `save` so far, as an int32 scalar; a checkpoint contains this counter, too."""
+        """The number of calls of `save` so far, as an int32 scalar, which is also saved in the checkpoint."""
         with self._saving:
             if self._counter is None:
                 with within(strategies=()):

@@ -19,6 +19,16 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
     Args:
         directory: The folder; it need not exist.
         name: Selects the checkpoints called ``name-<number>``; None: all.
+
+    Example:
+        >>> import tempfile
+        >>> import mirrored as mr
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> checkpoint = mr.checkpoint.Checkpoint(w=mr.Variable([1.0, 2.0]))
+        >>> written = [checkpoint.save(f"{folder.name}/model") for _ in range(2)]
+        >>> mr.checkpoint.checkpoints_in(folder.name) == written
+        True
+        >>> folder.cleanup()
     """
     settle()
     folder = Path(directory)

@@ -174,7 +174,7 @@ class _Walk:
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _name_of(self, variable: Variable) -> str:
-        """Returns the variable's name in the checkpoint; if it has none, its own name after a colon."""
+        """Returns the variable's name in the checkpoint, or a colon and the variable's own name if it has none."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(stored_variable(variable)), own)
 

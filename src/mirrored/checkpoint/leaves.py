@@ -82,7 +82,7 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> Saved:
-        """Copies the value to host memory, and returns it in the form in which checkpoints store it."""
+        """Copies the value to host memory, in the form that checkpoints store."""
 
     @abc.abstractmethod
     def put(self, saved: Saved) -> Undo:
@@ -156,7 +156,7 @@ class VariableLeaf(Leaf):
         return undo
 
     def _is_shared_out(self, saved: Saved) -> bool:
-        """Whether the variable's own rule divides the saved value, as another number of replicas saved it."""
+        """Whether the variable divides the saved value among its replicas, because their number has changed."""
         as_many = saved.is_by_component and len(saved.value) == self.variable.num_replicas
         return self.variable.share_of is not None and not as_many
 
@@ -207,7 +207,7 @@ class ArrayLeaf(Leaf):
         return Saved("array", tuple(array.shape), str(array.dtype))
 
     def read(self) -> Saved:
-        """Returns a copy of the array in host memory, in the form in which checkpoints store it."""
+        """Returns a copy of the array in host memory, in the form that checkpoints store."""
         return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
@@ -260,11 +260,11 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, of the kind for numbers."""
+        """Returns a `Saved` without data that marks the value as a number."""
         return Saved("number")
 
     def read(self) -> Saved:
-        """Returns the number, as a Python number, in the form in which checkpoints store it."""
+        """Returns the number as a Python number, in the form that checkpoints store."""
         value = self.place.get()
         return Saved("number", value=encode(value.item() if isinstance(value, np.generic) else value, "a number"))
 
@@ -305,11 +305,11 @@ class PositionLeaf(Leaf):
         return id(self.iterator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, of the kind for read positions of iterators."""
+        """Returns a `Saved` without data that marks the value as a read position of an iterator."""
         return Saved("position")
 
     def read(self) -> Saved:
-        """Returns how far the iterator has read, in the form in which checkpoints store it."""
+        """Returns how far the iterator has read, in the form that checkpoints store."""
         return Saved("position", value=encode(self.iterator.get_state(), type(self.iterator).__name__))
 
     def put(self, saved: Saved) -> Undo:
@@ -331,11 +331,11 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without the generator's state; its kind is the one used for iterators' read positions."""
+        """Returns a `Saved` without data, of the same kind as a read position of an iterator."""
         return Saved("position")
 
     def read(self) -> Saved:
-        """Returns the random generator's state, in the form in which checkpoints store it."""
+        """Returns the random generator's state, in the form that checkpoints store."""
         return Saved("position", value=encode(self.generator.bit_generator.state, "numpy.random.Generator"))
 
     def put(self, saved: Saved) -> Undo:

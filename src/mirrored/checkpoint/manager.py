@@ -264,7 +264,7 @@ class CheckpointManager:
         return [no_manifest(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than]
 
     def _found(self, called: str) -> list[str]:
-        """Returns the checkpoints that worker 0 finds, which writes them and therefore sees all."""
+        """Returns the checkpoints in the folder as worker 0, which writes all of them, sees them."""
         paths: list[str] = settled(called, "wait for the newest checkpoint", lambda: self.checkpoints)
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 import zlib
 from pathlib import Path
@@ -36,6 +37,17 @@ class Manifest:
         files: The checksum of every file below ``arrays/``.
         carried: Names that the program did not have when it was saved: it had restored them from an earlier checkpoint
             and was still waiting for the objects that they belong to.
+
+    Example:
+        >>> import tempfile
+        >>> import mirrored as mr
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> checkpoint = mr.checkpoint.Checkpoint(w=mr.Variable([1.0, 2.0]))
+        >>> path = checkpoint.save(f"{folder.name}/model")
+        >>> manifest = mr.checkpoint.read_manifest(path)
+        >>> manifest.shape_and_dtype["w"]
+        ((2,), 'float32')
+        >>> folder.cleanup()
     """
 
     leaves: dict[str, Saved]
@@ -61,13 +73,24 @@ class Manifest:
         return {name: (tuple(s.value), _stored_dtype(s)) for name, s in self.leaves.items() if s.is_array}
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Reads and validates the manifest file of a checkpoint.
 
     Raises:
         MissingCheckpointError: There is no checkpoint at the path.
         DamagedCheckpointError: The manifest was changed or damaged after it was written.
+
+    Example:
+        >>> import tempfile
+        >>> import mirrored as mr
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> checkpoint = mr.checkpoint.Checkpoint(w=mr.Variable([1.0, 2.0]))
+        >>> path = checkpoint.save(f"{folder.name}/model")
+        >>> sorted(mr.checkpoint.read_manifest(path).leaves)
+        ['save_counter', 'w']
+        >>> folder.cleanup()
     """
+    directory = Path(directory)
     path = directory / FILE
     try:
         text = path.read_text(encoding="utf-8")

@@ -159,6 +159,18 @@ class RestoreStatus:
     After a partial restore, a warning is logged when the status is garbage-collected, unless `expect_partial` or one of
     the `assert_` methods was called.
 
+    Example:
+        >>> import tempfile
+        >>> import mirrored as mr
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> checkpoint = mr.checkpoint.Checkpoint(w=mr.Variable([1.0, 2.0]))
+        >>> path = checkpoint.save(f"{folder.name}/model")
+        >>> w, b = mr.Variable([0.0, 0.0]), mr.Variable(0.0)
+        >>> status = mr.checkpoint.Checkpoint(w=w, b=b).restore(path).expect_partial()
+        >>> w.numpy().tolist(), status.missing
+        ([1.0, 2.0], ('b',))
+        >>> folder.cleanup()
+
     TensorFlow: the `CheckpointLoadStatus` of `tf.train.Checkpoint.restore`.
     """
 

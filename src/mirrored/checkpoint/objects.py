@@ -232,7 +232,7 @@ class KerasLeaf(Leaf):
         return Saved("array", tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
 
     def read(self) -> Saved:
-        """Returns the Keras variable's value, in the form in which checkpoints store it.
+        """Returns the Keras variable's value, in the form that checkpoints store.
 
         Raises:
             ContextError: The variable has no value: Keras' `fit` holds it as loop state during an epoch.

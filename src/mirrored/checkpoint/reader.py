@@ -18,7 +18,7 @@ from mirrored.errors import ArgumentError
 
 
 class CheckpointReader:
-    """A reader of the values in a checkpoint by name, without the program that saved the checkpoint.
+    """Reads the values in a checkpoint by name, without the program that saved the checkpoint.
 
     Args:
         path: A checkpoint, or a folder whose newest checkpoint is read.

@@ -218,7 +218,7 @@ class Restoration:
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """Returns `found` with only those misfits whose names are new and wanted."""
+        """Returns `found` with only the mismatches of values that are not restored yet and that `wanted` accepts."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )
@@ -315,7 +315,7 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
 
 
 def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo]) -> None:
-    """Restores all values, or none if one fails; positions first, because user code that can fail implements them."""
+    """Restores all values, or none if one fails; iterator positions come first, because they run user code."""
     todo = sorted(todo, key=lambda pair: not isinstance(pair[0], (PositionLeaf, GeneratorLeaf)))
     undos: list[Undo] = []
 

@@ -169,7 +169,7 @@ def _refuse_content(place: Path, directory: Path, called: str) -> None:
 
 
 def _content(path: Path) -> str | None:
-    """Describes what a path has that is no checkpoint (whole or damaged) and no empty folder; None if nothing."""
+    """Describes the content of a path that is not a checkpoint; None if it is one, empty, or does not exist."""
     if not os.path.lexists(path):
         return None
     if not path.is_dir():
@@ -236,7 +236,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _number_of(error: BaseException) -> int | None:
-    """Returns the `errno` of an error, which for TensorStore's errors is found by their text."""
+    """Returns the `errno` of an error; for an error of TensorStore, finds it by the error's text."""
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return error.errno
     text = str(error)
@@ -340,11 +340,6 @@ class Writer:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:
         """Waits until no checkpoint is being written; an error is raised later, by `wait`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +21,9 @@ from mirrored.topology.device_assignment import (
 _GIB = 2**30
 
 
-def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | None, kind: str) -> None:
+def show_devices(
+    names: list[str], *, num_replicas: int | None, virtual: int | None, kind: str, as_json: bool = False
+) -> None:
     """Prints a table of the devices, with the replicas that run on each.
 
     Args:
@@ -27,6 +31,7 @@ def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | N
         num_replicas: The number of replicas to assign; None for one per device.
         virtual: The number of CPU devices to simulate; None for the existing devices.
         kind: The kind of device that they simulate.
+        as_json: Whether to print JSON.
 
     Raises:
         DeviceError: A device does not exist, or the replicas do not fit.
@@ -34,9 +39,31 @@ def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | N
     if virtual is not None:
         set_virtual_devices(virtual, kind=kind)
     device_assignment = make_device_assignment(names, num_replicas, called="mirrored devices")
+    if as_json:
+        print(json.dumps(as_data(device_assignment), indent=1))
+        return
     console = Console()
     console.print(device_table(device_assignment))
     console.print(layout_sentence(device_assignment), soft_wrap=True)
+
+
+def as_data(device_assignment: DeviceAssignment) -> dict[str, object]:
+    """Converts the devices and the replicas that run on each to JSON-serializable data."""
+    return {
+        "jax": jax.__version__,
+        "replicas": device_assignment.num_replicas,
+        "strategy": layout_sentence(device_assignment).partition(": ")[2],
+        "devices": [
+            {
+                "device": str(name_device(device)),
+                "kind": kind_of(device),
+                "hardware": device.device_kind,
+                "memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
+                "replicas": list(device_assignment.replicas_on(device)) if device in device_assignment.devices else [],
+            }
+            for device in _all_devices()
+        ],
+    }
 
 
 def device_table(device_assignment: DeviceAssignment) -> Table:

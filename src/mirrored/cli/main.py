@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import click
 
+from mirrored.cli.options import job_options, json_option
 from mirrored.errors import MirroredError
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+_INTERRUPTED: Final = 130  # 128 plus the number of SIGINT, as shells have it
 
 
 # The packages that an installation can lack, by the command that needs them.
@@ -35,55 +37,111 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except MirroredError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:  # click would exit with status 1, like an error
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(_INTERRUPTED) from None
 
 
 def _is_present(command: str) -> bool:
     return command not in NEEDED or importlib.util.find_spec(NEEDED[command]) is not None
 
 
+def _examples(*lines: str) -> str:
+    """Returns the epilog of a command's help: examples, one a line, which click does not wrap."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 @click.group(cls=_Group, context_settings=_CONTEXT)
 @click.version_option(package_name="mirrored")
 def main() -> None:
-    """Synchronous data-parallel training for JAX: the command line program of mirrored."""
+    """Synchronous data-parallel training for JAX: the command line program of mirrored.
+
+    Exit status: 0 on success, 1 after an error, 2 for a wrong command line, 130 after Ctrl-C.
+    """
 
 
-@main.command()
-@click.option("--replicas", type=int, help="Number of replicas to assign to devices.  [default: one per device]")
+@main.command(
+    short_help="Show the devices and their replicas.",
+    epilog=_examples(
+        "mirrored devices",
+        "mirrored devices CPU:0 --replicas 8         8 virtual replicas on one device",
+        "mirrored devices --virtual 4 --kind GPU     4 simulated GPUs",
+    ),
+)
+@click.option("--replicas", type=click.IntRange(min=1),
+              help="Number of replicas to assign to devices.  [default: one per device]")  # fmt: skip
 @click.option("--virtual", type=int, help="Simulate this many devices on the CPU.")
 @click.option("--kind", type=click.Choice(["CPU", "GPU", "TPU"], case_sensitive=False), default="CPU",
               help="Kind of device to simulate.")  # fmt: skip
+@json_option
 @click.argument("names", nargs=-1, metavar="[DEVICE]...")
-def devices(names: tuple[str, ...], replicas: int | None, virtual: int | None, kind: str) -> None:
+def devices(names: tuple[str, ...], replicas: int | None, virtual: int | None, kind: str, as_json: bool) -> None:
     """Show the devices, and which replicas run on each.
 
     DEVICE is a name such as GPU:0 or /gpu:0. Default: all accelerators, or all CPU devices if there are none.
     """
     from mirrored.cli.devices import show_devices
 
-    show_devices(list(names), num_replicas=replicas, virtual=virtual, kind=kind)
+    show_devices(list(names), num_replicas=replicas, virtual=virtual, kind=kind, as_json=as_json)
 
 
-@main.command()
+@main.command(
+    short_help="Train a convnet on digits.",
+    epilog=_examples("mirrored demo", "mirrored demo --quick --replicas 2 --out report"),
+)
 @click.option("--replicas", type=click.IntRange(min=1), default=4, help="Number of replicas.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Number of epochs.  [default: 12]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo_report"),
               help="Output folder for the report.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Train for two epochs, and accept a lower accuracy.")
-def demo(replicas: int, epochs: int | None, out: Path, quick: bool) -> None:
-    """Train a convnet on handwritten digits, and write a report."""
+@json_option
+def demo(replicas: int, epochs: int | None, out: Path, quick: bool, as_json: bool) -> None:
+    """Train a convnet on handwritten digits, and write a report.
+
+    The exit status is 1 if a property that the demo checks does not hold.
+    """
     from mirrored.cli.demo.command import run_demo
 
-    run_demo(num_replicas=replicas, epochs=epochs or (2 if quick else 12), out=out, must_learn=not quick)
+    run_demo(num_replicas=replicas, epochs=epochs or (2 if quick else 12), out=out, must_learn=not quick,
+             as_json=as_json)  # fmt: skip
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@main.command(
+    short_help="Create a small project.",
+    epilog=_examples("mirrored new spirals", "mirrored new spirals --keras"),
+)
+@click.option("--jax", "framework", flag_value="jax", default="jax", show_default=False,
+              help="Use plain JAX (the default).")  # fmt: skip
+@click.option("--keras", "framework", flag_value="keras", help="Use Keras 3.")
+@click.option("--nnx", "framework", flag_value="nnx", help="Use Flax NNX.")
+@click.option("--tf", "framework", flag_value="tf", help="Use TensorFlow's names (mirrored.tf).")
+@json_option
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+def new(directory: Path, framework: str, as_json: bool) -> None:
+    """Create a small project in DIR that trains, has tests, and runs on several workers."""
+    from mirrored.cli.new.command import run_new
+
+    run_new(directory, framework, as_json=as_json)
+
+
+@main.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Run a program on replicas, workers or machines.",
+    epilog=_examples(
+        "mirrored run --replicas 4 train.py",
+        "    one process, four replicas",
+        "mirrored run --workers 2 --replicas-per-worker 2 train.py --steps 100",
+        "    two processes on this machine",
+        "mirrored run --nodes 2 --node-rank 0 --coordinator host0:8476 train.py",
+        "    on each of two machines, with its own rank",
+        "srun mirrored run train.py",
+        "    one worker per Slurm task",
+        "mirrored run --elastic --workers 4 train.py",
+        "    goes on in the living processes when workers are killed",
+    ),
+)
 @click.option("--replicas", type=click.IntRange(min=1), help="Run one process with this many replicas.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, help="Number of processes on this machine.")
-@click.option("--replicas-per-worker", type=click.IntRange(min=1),
-              help="Number of accelerators of each worker, or of virtual CPU devices if there are none.")  # fmt: skip
-@click.option("--nodes", type=click.IntRange(min=1), default=1, help="Number of machines.")
-@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Index of this machine, from 0.")
-@click.option("--coordinator", metavar="HOST:PORT", help="Address on machine 0 for the rendezvous of all machines.")
+@job_options
 @click.option("--max-restarts", type=click.IntRange(min=0), default=0,
               help="Maximum number of restarts of all workers after a failure.")  # fmt: skip
 @click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False),
@@ -115,16 +173,9 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
         elastic: bool, min_workers: int, max_workers: int | None) -> None:  # fmt: skip
     """Run PROGRAM on several replicas, workers or machines.
 
-    \b
-    mirrored run --replicas 4 train.py                              one process, four replicas
-    mirrored run --workers 2 --replicas-per-worker 2 train.py       two processes on this machine
-    mirrored run --nodes 2 --node-rank 0 --coordinator host0:8476 train.py    on each of two machines
-    srun mirrored run train.py                                      one worker per Slurm task
-    mirrored run --elastic --workers 4 train.py                     goes on when workers are killed
-
     Every line of output is prefixed with its worker. When one worker fails, its error is printed first, all workers are
-    ended, and the exit status is that of the failed worker.
-    """  # noqa: D301 (click requires the character to keep a paragraph unwrapped)
+    ended, and the exit status is that of the failed worker (128 plus the signal's number, if a signal ended it).
+    """
     from mirrored.cli.run import run as run_program
     from mirrored.launcher import Job
 
@@ -136,39 +187,50 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
     run_program(job, replicas=replicas)
 
 
-@main.command()
-@click.option("--workers", type=click.IntRange(min=1), default=1, help="Number of processes on this machine.")
-@click.option("--replicas-per-worker", type=click.IntRange(min=1), help="Number of devices of each worker.")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, help="Number of machines.")
-@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Index of this machine, from 0.")
-@click.option("--coordinator", metavar="HOST:PORT", help="Address on machine 0 for the rendezvous of all machines.")
+@main.command(
+    short_help="Check the machines of a job.",
+    epilog=_examples(
+        "mirrored doctor",
+        "mirrored doctor --workers 2 --checkpoints checkpoints",
+        "mirrored doctor --nodes 2 --node-rank 0 --coordinator host0:8476",
+    ),
+)
+@job_options
 @click.option("--checkpoints", type=click.Path(path_type=Path, file_okay=False),
               help="Checkpoint folder: check that it is shared, its write speed and its free space.")  # fmt: skip
+@json_option
 def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None,
-           checkpoints: Path | None) -> None:  # fmt: skip
+           checkpoints: Path | None, as_json: bool) -> None:  # fmt: skip
     """Check the machines of a job, and name the hosts that have a fault.
 
     Start it like `mirrored run`. It checks devices, versions, the rendezvous, the all-reduce between neighbours, clocks
-    and the disk.
+    and the disk. The exit status is 1 if it finds a fault.
     """
     from mirrored.cli.doctor.command import run_doctor
     from mirrored.launcher import Job
 
     job = Job(program="mirrored.cli.doctor.checkup", is_module=True, workers=workers, nodes=nodes,
               replicas_per_worker=replicas_per_worker, node_rank=node_rank, coordinator=coordinator)  # fmt: skip
-    run_doctor(job, checkpoints)
+    run_doctor(job, checkpoints, as_json=as_json)
 
 
-@main.command()
+@main.command(
+    short_help="Predict the speed on more replicas.",
+    epilog=_examples(
+        "mirrored plan step.py",
+        "mirrored plan step.py --replicas 8,64,512 --plot plan.png -- --batch 64",
+        "mirrored plan step.py --bandwidth 25GB/s --latency 5us",
+    ),
+)
 @click.argument("program", type=click.Path(exists=True, path_type=Path, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--replicas", default="8,64,512,4096", help="Numbers of replicas to predict, each replica on its own device."
-)
-@click.option(
-    "--bandwidth", help="Bandwidth from one device to the next, in bytes (or Gbit/s).  [25GB/s, or measured here]"
-)
-@click.option("--latency", help="Latency until the first byte arrives.  [5us, or measured here]")
+@click.option("--replicas", default="8,64,512,4096", metavar="N,N,...",
+              help="Numbers of replicas to predict, each replica on its own device.")  # fmt: skip
+@click.option("--bandwidth", metavar="RATE",
+              help="Bandwidth between neighbouring devices, in bytes (or Gbit/s).  [25GB/s, or measured here]",
+              )  # fmt: skip
+@click.option("--latency", metavar="TIME",
+              help="Latency until the first byte arrives.  [5us, or measured here]")  # fmt: skip
 @click.option("--keep", "keeps", type=click.Choice(["replica-batch", "global-batch"]), default="replica-batch",
               help="Fixed quantity: replica-batch is weak scaling, global-batch is strong scaling.")  # fmt: skip
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0,
@@ -176,19 +238,16 @@ def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank:
 @click.option("--shared", is_flag=True, help="Predict for replicas that share this machine, as virtual devices do.")
 @click.option("--steps", type=click.IntRange(min=1), default=10, help="Minimum number of steps to time.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the prediction into this file.")
-@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
+@json_option
 def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: str | None, latency: str | None,
          keeps: str, speed: float, shared: bool, steps: int, plot: Path | None, as_json: bool) -> None:  # fmt: skip
     """Predict how fast PROGRAM trains on more replicas, and name the bottleneck.
-
-    \b
-    mirrored plan step.py --replicas 8,64,512,4096 --bandwidth 25GB/s --latency 5us --plot plan.png
 
     The program runs here until its training step (the compiled function that it calls most) has been timed. The part
     of one replica is then timed alone. What more replicas exchange is read from the step traced for devices that need
     not exist. All of this takes 5 to 20 seconds. All-reduces are measured between the devices here with --shared, or if
     there are several accelerators, unless a network is given. Put arguments of the program after --.
-    """  # noqa: D301 (as above)
+    """
     from mirrored.cli.plan import show_plan
 
     show_plan(program, list(arguments), replicas=replicas, bandwidth=bandwidth, latency=latency, keeps=keeps,

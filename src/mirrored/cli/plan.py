@@ -165,7 +165,7 @@ def _ms(seconds: float) -> str:
 
 
 def _network(bandwidth: str | None, latency: str | None) -> Network | None:
-    """Returns the network with the given rates; one that is omitted has the assumed default."""
+    """Returns a `Network` with the given bandwidth and latency; an omitted one has the assumed default."""
     if bandwidth is None and latency is None:
         return None
     return Network(

@@ -172,7 +172,7 @@ def _interface(coordinator: str) -> str:
 
 
 def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> None:
-    """Ends this process if `joining` is still held after some time; called in a thread.
+    """Ends this process if joining the job takes too long, i.e. if the lock `joining` is still held; runs in a thread.
 
     JAX would abort the process without a message if a worker is lost between the two rendezvous. A lock tells the end
     of the second one, because no exception can prevent that a ``with`` block releases its lock.

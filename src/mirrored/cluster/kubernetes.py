@@ -13,7 +13,13 @@ from mirrored.extras import load
 
 
 class ExecutableLocation(enum.Enum):
-    """Enum: whether the program runs inside or outside of the Kubernetes cluster."""
+    """Enum: whether the program runs inside or outside of the Kubernetes cluster.
+
+    Example:
+        >>> from mirrored.cluster import ExecutableLocation
+        >>> [one.name for one in ExecutableLocation]
+        ['WITHIN_CLUSTER', 'OFF_CLUSTER']
+    """
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
@@ -46,6 +52,16 @@ class KubernetesClusterResolver(ClusterResolver):
     Raises:
         ArgumentError: `executable_location` is not an `ExecutableLocation`.
         MissingExtraError: The package kubernetes is not installed, and no client is given.
+
+    Example:
+        >>> from types import SimpleNamespace as Namespace
+        >>> from mirrored.cluster import KubernetesClusterResolver
+        >>> class Client:  # stands for kubernetes.client.CoreV1Api()
+        ...     def list_pod_for_all_namespaces(self, *, label_selector):
+        ...         status = Namespace(phase="Running", host_ip="10.0.0.1")
+        ...         return Namespace(items=[Namespace(metadata=Namespace(name="train-0"), status=status)])
+        >>> KubernetesClusterResolver({"worker": ["job-name=train"]}, override_client=Client()).cluster_spec()
+        ClusterSpec({'worker': ['10.0.0.1:8470']})
 
     TensorFlow: `tf.distribute.cluster_resolver.KubernetesClusterResolver`.
     """

@@ -42,6 +42,13 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
 
     Raises:
         RendezvousError: No program listens there, or the host name does not resolve.
+
+    Example:
+        >>> import socket
+        >>> from mirrored.cluster import wait_for_coordinator
+        >>> with socket.create_server(("localhost", 0)) as coordinator:  # stands for worker 0
+        ...     wait_for_coordinator(f"localhost:{coordinator.getsockname()[1]}", timeout_seconds=5) < 5
+        True
     """
     host, _, port = address.rpartition(":")
     start, pause = time.monotonic(), _CONNECT_PAUSE_SECONDS
@@ -152,7 +159,7 @@ class _Host:
             channel.send(message)
 
     def _hang_up(self) -> None:
-        """Closes the connections, also those of workers that join meanwhile."""
+        """Closes the connections to all workers, including workers that join meanwhile."""
         self._has_ended = True
         for channel in list(self._here.values()):
             channel.close()
@@ -177,7 +184,7 @@ class _Host:
 
 
 class _Guest:
-    """The side of each other worker: connects to worker 0, and waits until all have joined."""
+    """The rendezvous on workers other than worker 0: connects to worker 0, and waits until all have joined."""
 
     def __init__(self, process: Process, seconds: float) -> None:
         self._process, self._seconds = process, seconds
@@ -219,7 +226,7 @@ class _Guest:
             raise unreachable(address, seconds, error) from error
 
     def _attend(self, channel: Channel, taking_part: threading.Lock) -> None:
-        """Starts a thread that closes the channel when `taking_part` is released, and reports if worker 0 is silent.
+        """Starts a thread that closes the channel at the end of the rendezvous, and reports if worker 0 is silent.
 
         It also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends. A lock
         tells it the end, because no exception can prevent that a ``with`` block releases its lock.

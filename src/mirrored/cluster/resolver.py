@@ -20,6 +20,19 @@ class ClusterResolver(abc.ABC):
 
     Setting `task_type`, `task_id` or `rpc_layer` overrides the resolved value.
 
+    Example:
+        >>> from mirrored.cluster import ClusterResolver, ClusterSpec
+        >>> class TwoHosts(ClusterResolver):
+        ...     def cluster_spec(self):
+        ...         return ClusterSpec({"worker": ["a:1", "b:1"]})
+        ...
+        ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+        ...         return f"grpc://{self.cluster_spec().task_address('worker', task_id or 0)}"
+        >>> resolver = TwoHosts()
+        >>> resolver.task_type, resolver.task_id = "worker", 1
+        >>> resolver.master(task_id=1)
+        'grpc://b:1'
+
     TensorFlow: `tf.distribute.cluster_resolver.ClusterResolver`.
     """
 

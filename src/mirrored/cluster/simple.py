@@ -92,6 +92,13 @@ class UnionResolver(ClusterResolver):
         ArgumentTypeError: An argument is not a resolver.
         ClusterError: No resolver is given.
 
+    Example:
+        >>> from mirrored.cluster import ClusterSpec, SimpleClusterResolver, UnionResolver
+        >>> first = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0)
+        >>> second = SimpleClusterResolver(ClusterSpec({"worker": ["b:1"]}))
+        >>> UnionResolver(first, second).cluster_spec()
+        ClusterSpec({'worker': ['a:1', 'b:1']})
+
     TensorFlow: `tf.distribute.cluster_resolver.UnionResolver`.
     """
 

@@ -31,6 +31,19 @@ class SlurmClusterResolver(ClusterResolver):
         AllocationError: A Slurm variable is missing, or the arguments request more than was assigned.
         ClusterError: A Slurm variable cannot be parsed.
 
+    Example:
+        >>> import os
+        >>> from mirrored.cluster import SlurmClusterResolver
+        >>> os.environ["SLURM_PROCID"] = "1"  # Slurm sets these for a task of a job step
+        >>> os.environ["SLURM_STEP_NUM_TASKS"] = "2"
+        >>> os.environ["SLURM_STEP_NODELIST"] = "n[1-2]"
+        >>> os.environ["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)"
+        >>> resolver = SlurmClusterResolver(gpus_per_node=0, auto_set_gpu=False)
+        >>> resolver.cluster_spec(), resolver.get_task_info()
+        (ClusterSpec({'worker': ['n1:8888', 'n2:8888']}), ('worker', 1))
+        >>> for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        ...     del os.environ[name]
+
     TensorFlow: `tf.distribute.cluster_resolver.SlurmClusterResolver`. It sorts hosts by name (``n10`` before ``n2``),
     and so assigns tasks to other hosts than Slurm does; and it fails on nodes without `nvidia-smi`.
     """

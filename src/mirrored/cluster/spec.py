@@ -18,6 +18,11 @@ class JobDef:
         name: The name of the job, such as ``"worker"``.
         tasks: The addresses of its tasks by index.
 
+    Example:
+        >>> from mirrored.cluster import ClusterDef, ClusterSpec, JobDef
+        >>> ClusterSpec(ClusterDef([JobDef("worker", {0: "a:1", 1: "b:1"})]))
+        ClusterSpec({'worker': ['a:1', 'b:1']})
+
     TensorFlow: `tf.train.JobDef`, without protocol buffers.
     """
 
@@ -31,6 +36,11 @@ class ClusterDef:
 
     Attributes:
         job: The jobs, sorted by name.
+
+    Example:
+        >>> from mirrored.cluster import ClusterSpec
+        >>> ClusterSpec({"worker": ["a:1", "b:1"]}).as_cluster_def().job[0].tasks
+        {0: 'a:1', 1: 'b:1'}
 
     TensorFlow: `tf.train.ClusterDef`, without protocol buffers.
     """

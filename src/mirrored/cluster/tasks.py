@@ -28,6 +28,13 @@ class Process:
         addresses: The addresses of all these tasks, by index.
         detection: JAX's name of the cluster detection method that limits this process to one accelerator of its host,
             as `jax.distributed.initialize` does; None if the process uses all accelerators that it sees.
+
+    Example:
+        >>> from mirrored.cluster import ClusterSpec, SimpleClusterResolver, process_of
+        >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> process = process_of(SimpleClusterResolver(spec, task_type="worker", task_id=1))
+        >>> process.coordinator, process.num_processes, process.index
+        ('a:1', 2, 1)
     """
 
     coordinator: str
@@ -51,6 +58,14 @@ def process_of(resolver: ClusterResolver) -> Process | None:
     Raises:
         ClusterError: The task is missing, is a parameter server, has an unknown job or index; two tasks have the same
             address; an address has no port; there are several chiefs.
+
+    Example:
+        >>> from mirrored.cluster import ClusterSpec, SimpleClusterResolver, process_of
+        >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> process_of(SimpleClusterResolver(spec, task_type="worker", task_id=1)).index
+        1
+        >>> process_of(SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0)) is None
+        True
     """
     spec = resolver.cluster_spec()
     job, index = resolver.task_type, resolver.task_id

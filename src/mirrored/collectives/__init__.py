@@ -19,3 +19,17 @@ from mirrored.collectives.reduce_op import Median as Median
 from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
 from mirrored.collectives.reduce_op import TrimmedMean as TrimmedMean
 from mirrored.collectives.summation import Group as Group
+
+__all__ = [
+    "Adasum",
+    "AllReduce",
+    "CrossDeviceOps",
+    "Group",
+    "HierarchicalCopyAllReduce",
+    "Median",
+    "NcclAllReduce",
+    "OrderedTree",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "TrimmedMean",
+]

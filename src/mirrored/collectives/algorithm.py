@@ -30,6 +30,22 @@ class CrossDeviceOps(abc.ABC):
     A subclass defines the sum. This class derives means, custom reductions and checks from it. A subclass needs
     equality and a hash, because the algorithm is part of the cache keys of compiled programs.
 
+    Example:
+        >>> import dataclasses
+        >>> import jax
+        >>> import mirrored as mr
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Plain(mr.collectives.CrossDeviceOps):
+        ...     def sum(self, arrays, group):
+        ...         totals = [sum(components) for components in arrays]  # the replicas of this device
+        ...         if group.axis is not None:
+        ...             totals = [jax.lax.psum(total, group.axis) for total in totals]
+        ...         return [[total] * group.local for total in totals]
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4, cross_device_ops=Plain())
+        >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
+        >>> float(strategy.reduce("SUM", ids, axis=None))
+        10.0
+
     TensorFlow: `tf.distribute.CrossDeviceOps`. There a subclass overrides `reduce_implementation` over eager values;
     here `sum` is traced into the compiled program of each device.
     """
@@ -48,7 +64,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA compiles programs that use this algorithm without merging equal computations."""
+        """Whether XLA must not merge equal computations (CSE) in programs that use this algorithm."""
         return False
 
     @property
@@ -121,7 +137,7 @@ def stack_all(components: Sequence[Any], group: Group) -> Any:
 
 
 def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:
-    """Returns the result of a reduction over a single replica.
+    """Returns the result of a reduction when there is only one replica.
 
     A custom reduction receives ``[1, ...]``.
 
@@ -288,6 +304,14 @@ class AllReduce(CrossDeviceOps):
     """The default all-reduce algorithm: sums virtual replicas on each device, then all-reduces all arrays at once.
 
     Across processes, small arrays share one bucket. The backend chooses the order of sums across devices.
+
+    Example:
+        >>> import mirrored as mr
+        >>> from mirrored.collectives import AllReduce
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4, cross_device_ops=AllReduce())
+        >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
+        >>> float(strategy.reduce("SUM", ids, axis=None))
+        10.0
     """
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -301,5 +325,5 @@ class AllReduce(CrossDeviceOps):
 
 
 def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    """Returns a copy of each array's sum for every virtual replica of a device, as `CrossDeviceOps.sum` must."""
+    """Repeats each array's sum once per virtual replica of a device: the format that `CrossDeviceOps.sum` returns."""
     return [[total] * group.local for total in totals]

@@ -55,6 +55,14 @@ class OrderedTree(CrossDeviceOps):
 
     Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.
+
+    Example:
+        >>> import mirrored as mr
+        >>> from mirrored.collectives import OrderedTree
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4, cross_device_ops=OrderedTree())
+        >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
+        >>> float(strategy.reduce("SUM", ids, axis=None))
+        10.0
     """
 
     @property
@@ -88,7 +96,7 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """Returns for each replica on this device its row of the sum of all replicas' cotangents ``[replicas, ...]``."""
+    """Returns, for each replica on this device, its row of the sum of all replicas' cotangents ``[replicas, ...]``."""
     total = cotangents[0] if group.num_replicas == 1 else _all_sum(group, [cotangents])[0][0]
     first = 0 if group.axis is None else lax.axis_index(group.axis) * group.local
     return ([lax.dynamic_index_in_dim(total, first + k, keepdims=False) for k in range(group.local)],)
@@ -120,7 +128,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a value that every device has computed to the device's replicas; the first device gets the whole gradient.
+    """Copies a replicated value to each replica of this device; the whole gradient goes to the first device.
 
     On the first device, the cotangent of `value` is the sum of the cotangents of all replicas; on the others it is
     zero. The reason is that the operations that have computed `value` on every device, such as a reduction over
@@ -196,7 +204,7 @@ def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]
 
 @functools.cache
 def _climber(levels: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """Returns the function that computes `levels` levels: one object, since JAX caches traced branches by identity."""
+    """Returns a cached function that sums `levels` tree levels; JAX caches traced branches by function object."""
 
     def climb(lists: Sequence[Sequence[Any]]) -> list[Any]:
         return [value for components in lists for value in _climb(components, levels)]

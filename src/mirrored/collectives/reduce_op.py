@@ -73,7 +73,7 @@ class ReduceOp(metaclass=_Members):
     MEAN: ClassVar[ReduceOp]
 
     def __init__(self, value: object = _NO_VALUE, /) -> None:
-        """Refuses arguments of a subclass that defines no others. `ReduceOp(value)` itself is `as_reduce_op(value)`."""
+        """Raises an error for arguments unless a subclass defines its own; `ReduceOp(value)` converts a value."""
         # mypy ignores the `__call__` of a metaclass, and finds the argument of `ReduceOp("sum")` here.
         if value is not _NO_VALUE:
             raise TypeError(f"{type(self).__name__}() takes no arguments")

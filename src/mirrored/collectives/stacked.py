@@ -132,7 +132,7 @@ def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment)
 
 
 def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Copies an array from one device to the devices of all replicas, where the variables are.
+    """Copies an array from one device to the devices of all replicas, which hold the variables.
 
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
     returned unchanged, because JAX's own rule would leave their cotangents on all devices.
@@ -143,7 +143,7 @@ def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any
 
 
 def _logged(label: str, device_assignment: DeviceAssignment, compute: Callable[[], Any]) -> Any:
-    """Runs `compute`, an eager collective; if it spans processes, it is in the collective log until it ends."""
+    """Runs an eager collective; if it spans processes, enters it in the watchdog's collective log until it ends."""
     if not device_assignment.spans_processes:
         return compute()
     collective_log.arrive(label, user_lines())
@@ -217,7 +217,7 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns an array ``[replicas, ...]`` of which this process can read all rows, all-gathered if necessary."""
+    """All-gathers an array ``[replicas, ...]`` if this process cannot read all its rows; else returns it unchanged."""
     if not device_assignment.spans_processes:
         return array
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))

@@ -29,6 +29,10 @@ class Group:
         devices: D, the size of the axis.
         local: K, the number of virtual replicas per device.
         spans_processes: Whether the devices belong to several processes. Each buffer then costs a separate message.
+
+    Example:
+        >>> Group(axis="replica", devices=2, local=2).num_replicas
+        4
     """
 
     axis: str | None
@@ -110,27 +114,33 @@ def tree_sum(values: Sequence[Any]) -> Any:
 
 
 def not_constant(value: jax.Array) -> jax.Array:
-    """Hides a complex value from XLA's constant folding; returns other values unchanged.
+    """Hides a complex-valued array from XLA's constant folding; returns arrays of other dtypes unchanged.
 
     XLA on CPUs aborts the process when it compiles an all-reduce of a complex constant (jaxlib 0.10 to 0.12).
     """
     return lax.optimization_barrier(value) if jnp.iscomplexobj(value) else value
 
 
-# Fusion boundaries, which make a sum bit-identical wherever it is computed.
+# Fusion boundaries, which make a sum bit-identical in every program that computes it.
 #
-# If XLA fuses a multiplication and the addition that follows it into one kernel, it may contract them into one
-# operation with a single rounding (FMA). Whether it fuses them depends on the surrounding program. XLA compiles a
-# conditional whose predicate is known only at run time as a separate computation: its operands and results are buffers,
-# and no fusion crosses it. So `isolate` puts the computation into a branch of such a conditional, whose other branch is
-# never taken.
+# The problem: if XLA fuses a multiplication and a following addition into one kernel, it may contract them into one
+# fused multiply-add (FMA), which rounds once instead of twice. Whether XLA fuses them depends on the surrounding
+# program, for example on whether a collective, which is never fused, lies between them.
 #
-# Two alternatives do not work. `optimization_barrier` holds only until XLA removes it, which depends on the version: on
-# CPUs before fusion in jaxlib 0.10, after fusion in 0.12 *(seen in dumps of the passes)*. (It keeps collectives apart,
-# as in `fixed_order_tree`: XLA folds those before it removes barriers.) An exclusive-or of the bits with a zero known
-# only at run time prevents fusion with the operands. The kernel that reads the result, however, then differs from the
-# one that reads the result of a collective, and may round differently: the same update then has other bits on one
-# device than on several *(observed in momentum updates)*.
+# The solution: XLA compiles a conditional whose predicate is known only at run time as a separate computation. Its
+# operands and results are buffers, and no fusion crosses them. So `isolate` puts the computation into a branch of such
+# a conditional, whose other branch is never taken. `bounded` puts nothing into the branch: the conditional alone
+# separates the code before it from the code after it.
+#
+# Two alternatives do not work:
+#
+# - `optimization_barrier` holds only until XLA removes it. On CPUs, jaxlib 0.10 removes it before fusion. That
+#   jaxlib 0.12 removes it after fusion does not help, because both are supported *(seen in dumps of the passes)*. (It
+#   does keep collectives apart, as in `fixed_order_tree`, because XLA folds collectives before it removes barriers.)
+# - An exclusive-or of the bits with a zero that is known only at run time prevents fusion with the operands. But XLA
+#   fuses the exclusive-or into the kernel that reads the result. That kernel differs from the one that reads a
+#   collective's result, and may round differently: the same update has other bits on one device than on several
+#   *(observed in momentum updates)*.
 
 
 def opaque_false(array: jax.Array) -> Any:
@@ -161,7 +171,7 @@ def isolate_lists(
 
 @functools.cache
 def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """Returns the branch that `isolate_lists` never takes: it returns the first array of each list, repeated.
+    """Returns the `cond` branch that `isolate_lists` never takes, which repeats the first array of each list.
 
     It is cached because JAX keys compiled programs by the identity of the branch functions: an eager `cond` over new
     function objects compiles again.
@@ -193,7 +203,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
 
 @jax.custom_vjp
 def bounded(arrays: list[Any]) -> list[Any]:
-    """Returns floating-point arrays unchanged, so that XLA does not fuse what computes them with what reads them.
+    """Puts a fusion boundary between the code that computes floating-point arrays and the code that reads them.
 
     Their cotangents pass through a boundary as well. Empty arrays need none.
     """

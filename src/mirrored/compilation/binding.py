@@ -1,8 +1,10 @@
-"""Compiled functions as Python objects: `copy`, `pickle`, methods of instances, and conversions of what they run."""
+"""Copy, pickle and method binding of compiled functions, and conversions of the function that is traced."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
@@ -29,7 +31,7 @@ class Code:
 
 
 class Conversion(NamedTuple):
-    """What a compiled function traces in place of its Python function, and what it returns in place of its result.
+    """Replacements for the Python function that a compiled function traces, and for the result that it returns.
 
     Attributes:
         code: A function from the Python function to the one that is traced. None: the Python function itself.
@@ -67,7 +69,7 @@ class Bindings(Generic[F]):
         self._made: dict[int, tuple[Any, F]] = {}
 
     def find(self, instance: object, make: Callable[[], F]) -> F:
-        """Returns the object that belongs to `instance`, after creating it by `make` at the first call."""
+        """Returns the object that belongs to `instance`; creates it with `make` at the first call."""
         key = id(instance)
         if key not in self._made:
             self._made[key] = (self._holder(instance, key), make())
@@ -104,4 +106,8 @@ def bind(python_function: Callable[..., Any], instance: object) -> Callable[...,
             )
         return python_function(found, *args, **kwargs)
 
+    with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
+        signature = inspect.signature(python_function)
+        without_self = [*signature.parameters.values()][1:]
+        method.__signature__ = signature.replace(parameters=without_self)  # type: ignore[attr-defined]
     return method

@@ -32,7 +32,7 @@ _LONGEST_SHIFT: Final = 4
 
 
 class ContainerSnapshot:
-    """A snapshot of the elements of a list, dict, set, deque or queue, by which later removals are detected and undone.
+    """A snapshot of a list, dict, set, deque or queue, which detects and undoes later removals of elements.
 
     Args:
         container: A container that `is_container` accepts.
@@ -165,7 +165,7 @@ _named: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKey
 
 
 def _named_by_methods(kind: type) -> frozenset[str] | None:
-    """Returns the attribute names in a class's own methods if it is a user's subclass of a library class, else None.
+    """Returns the attributes used in the methods of a user's subclass of a library class; None for other classes.
 
     The other attributes belong to the library, which may change them during tracing (Keras clears its losses).
     """
@@ -225,7 +225,7 @@ def attributes_of(owner: object) -> dict[str, Any]:
 
 
 class Progress:
-    """A snapshot of a Python iterator's position, which later shows whether a trace has advanced the iterator.
+    """A snapshot of a Python iterator's position, to detect later whether a trace has advanced it.
 
     Args:
         iterator: An iterator.
@@ -308,7 +308,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> Iterator[Name
 
 
 def refuse_forgotten(created: Sequence[Any], called: str) -> None:
-    """Raises an error if a traced function has created a variable that nothing but the trace references.
+    """Raises an error if a traced function has created a variable to which only the trace refers.
 
     Args:
         created: The variables created in the trace.

@@ -65,7 +65,7 @@ class ConcreteFunction:
     def _named(
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
-        """Maps the name of each parameter that is a single array to the position of that array among all arrays."""
+        """Maps the name of each parameter that is one array to the array's position among all arrays."""
         parameters = list(inspect.signature(python_function).parameters)
         bound = hasattr(python_function, "__wrapped__") and parameters[:1] == ["self"]
         names = parameters[bound:][: len(args)] + list(kwargs)

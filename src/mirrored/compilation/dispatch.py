@@ -31,7 +31,7 @@ _is_shared = attrgetter("_shared")
 
 
 class DonatingSteps:
-    """A compiled program that donates the buffers of variables, and stores their new values atomically at each call.
+    """A compiled program that donates variable buffers to XLA, and stores the new values atomically.
 
     Each call is one step. The caller holds the state lock.
 
@@ -53,7 +53,7 @@ class DonatingSteps:
         self.donated = self.assigned[:count]
 
     def __call__(self, operands: Sequence[Any]) -> DonatingStep:
-        """Executes a step. If it raises, the variables have all their old or all their new values, or are lost.
+        """Executes a step. After an exception, all variables have their old or new values, or are marked as lost.
 
         They are lost if XLA has deleted the donated buffers and there are no results: the donated variables then have
         no value (`lose`), and the others keep their old values.
@@ -79,7 +79,7 @@ class DonatingSteps:
         return step
 
     def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
-        """Executes the step, or returns False if a signal handler has assigned a variable in between."""
+        """Executes the step; returns False if a signal handler has meanwhile assigned a variable."""
         version = state.version
         args = [*map(_array_of, self.donated), *operands]
         self.dispatch.job = None
@@ -98,7 +98,7 @@ class DonatingSteps:
         return True
 
     def _copy_shared(self, args: list[Any]) -> None:
-        """Replaces buffers that user code holds or another thread reads by copies, since donation deletes buffers."""
+        """Copies buffers that user code holds or another thread reads, because donation would delete them."""
         reading = {id(variable) for variable in list(state.reading.values())}
         for place, variable in enumerate(self.donated):
             if variable._shared or id(variable) in reading:
@@ -123,7 +123,7 @@ class DonatingStep:
         self.interruption: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Ends a step that raised: stores its results if it ran; otherwise its variables keep their values or are lost.
+        """Ends a step that raised an exception: stores its results if it ran, else keeps the old values.
 
         They are lost if XLA has deleted their buffers.
         """
@@ -252,11 +252,11 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the collective log that the program was dispatched; its result `token` tells when it has run."""
+        """Records in the watchdog's collective log that the program was dispatched, and runs until `token` is ready."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
-        """Returns the argument arrays, placed on all workers' devices; at some calls, compares them between workers.
+        """Places the argument arrays on all workers' devices; in some calls, compares them between workers.
 
         Args:
             arrays: The arguments' arrays on this worker.
@@ -273,7 +273,7 @@ class WorkerArguments:
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
-        """Records the call in the collective log, and at some of the calls compares the arguments between workers.
+        """Records a call in the watchdog's collective log; in some calls, compares arguments between workers.
 
         The docstring of the class says at which calls.
 

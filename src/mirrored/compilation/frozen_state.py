@@ -74,7 +74,7 @@ class PythonState:
         self._shared = _shared_states() if threading.active_count() == 1 else None
 
     def frozen(self) -> ArgumentError | None:
-        """Returns an error for the first container or random generator changed by the trace; None if it changed none.
+        """Returns an error if the trace has changed a container or random generator; None if it has changed none.
 
         Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
         creates variables legitimately draws their initial values.
@@ -154,7 +154,7 @@ def exhausted(name: str) -> ArgumentError:
 
 
 def within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """Returns, with their names, the values that a function gets from its closure, globals, defaults and bindings."""
+    """Returns a function's closure variables, globals, default values and bound arguments, with their names."""
     found: list[tuple[str, Any]] = []
     attributes: set[str] = set()
     seen: set[int] = set()
@@ -242,7 +242,7 @@ def _may_move(value: object) -> bool:
 
 
 def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-    """Returns, by id, the containers that the function names and those that are attributes of users' objects."""
+    """Returns the containers that the function names or that are attributes of user objects, by id."""
     containers = {id(value): (where, value) for where, value in found if is_container(value)}
     for where, owner in deep:
         if of_user(owner) and not is_container(owner):

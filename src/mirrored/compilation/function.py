@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import DECISIONS, PythonState, exhausted
 from mirrored.compilation.program import Program
+from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
     Ragged,
@@ -38,14 +38,6 @@ if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 
-_MANY_RETRACES: Final = 5
-_MANY = (
-    " (retrace {}: each one compiles the function again. Pass values that change as arrays of one shape and dtype: a "
-    "number as jnp.asarray(x), batches with last_batch='pad'. Create objects and strategies once, outside the loop)"
-)
-_log = logging.getLogger("mirrored")
-
-
 class Function(Code):
     """A function compiled by the decorator `function`, with one traced program per argument signature.
 
@@ -53,6 +45,16 @@ class Function(Code):
         python_function: The function that it compiles.
         trace_count: The number of times it has been traced.
         retrace_reason: The reason for the last retrace, in one line; None before the second trace.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import mirrored as mr
+        >>> double = mr.function(lambda x: 2 * x)
+        >>> double(jnp.ones(3)), double(jnp.zeros(3)), double.trace_count
+        (Array([2., 2., 2.], dtype=float32), Array([0., 0., 0.], dtype=float32), 1)
+        >>> _ = double(jnp.ones(4))
+        >>> double.trace_count
+        2
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Function(Code):
         return program(arguments.arrays)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the Python function as ordinary code of the caller; the converted one if the caller is traced."""
+        """Calls the Python function as part of the caller: the converted function if the caller is being traced."""
         traced = here.store is not None and here.store.captures
         function = self.traced_function if traced else self._as_python
         return (self.python_function if functions_run_eagerly() else function)(*args, **kwargs)
@@ -143,13 +145,13 @@ class Function(Code):
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The function that is traced, without the conversion of its result."""
+        """The Python function to trace, whose result is not yet converted."""
         code = self._conversion.code
         return self.python_function if code is None else code(self.python_function)
 
     @functools.cached_property
     def _as_python(self) -> Callable[..., Any]:
-        """The decorated function, for calls that run as Python, with converted results."""
+        """The decorated function for calls without tracing, with converted results."""
         return self._conversion.with_result(self.python_function)
 
     def _call_steps(self, batches: Sequence[Any]) -> Any:
@@ -164,11 +166,11 @@ class Function(Code):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
     def _alike(self, function: Callable[..., Any]) -> Function:
-        """Returns a compiled version of `function` with the same options as this one."""
+        """Compiles another Python function with the options of this one."""
         return Function(function, donate=self._donate, conversion=self._conversion)
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a function that takes elements from a dataset: as Python, with every `strategy.run` in it compiled."""
+        """Runs a function that iterates over a dataset in Python, and compiles each `strategy.run` in it."""
         try:
             with within(driver=self._driver):
                 return self._as_python(*args, **kwargs)
@@ -190,7 +192,7 @@ class Function(Code):
         return program
 
     def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
-        """Returns the program for these arguments; raises an error if the function iterates a dataset: it has none."""
+        """Returns the program for these arguments; raises an error if the function iterates over a dataset."""
         try:
             return self._program(arguments, strategies)
         except IteratedWhileTracing:
@@ -206,8 +208,7 @@ class Function(Code):
         if self._last is not None:
             self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
             self._retraces += 1
-            level = logging.WARNING if self._retraces >= _MANY_RETRACES else logging.INFO
-            _log.log(level, "%s%s", self.retrace_reason, _MANY.format(self._retraces) if level > logging.INFO else "")
+            log_retrace(self.retrace_reason, self._retraces)
         program, frozen = self._traced_once(arguments)
         # Python code such as `if self.w is None` has taken the branch that creates state. Every later call takes the
         # other branch, which the second trace records.
@@ -221,7 +222,7 @@ class Function(Code):
         return program
 
     def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
-        """Traces once. Returns the program, and an error if the trace has frozen Python state into it, else None.
+        """Traces the function once; returns the program, and an error if the trace has embedded Python state.
 
         The error is returned, not raised: a trace that creates variables draws their initial values, which later calls
         do not.
@@ -248,15 +249,7 @@ class Function(Code):
 
     @functools.cached_property
     def _notice_ragged(self) -> Callable[[], None]:
-        @functools.cache
-        def notice() -> None:
-            _log.warning(
-                "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
-                "after another; distribute the dataset with last_batch='pad' (or 'drop') to keep every step compiled",
-                self._name,
-            )
-
-        return notice
+        return functools.cache(lambda: log_ragged(self._name))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.
@@ -314,7 +307,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns a compiled function that runs this one on a strategy's replicas; it is cached by strategy and `key`.
+        """Returns a compiled function that calls this one in `strategy.run`, cached by strategy and `key`.
 
         Args:
             strategy: The strategy of the run.

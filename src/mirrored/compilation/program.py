@@ -59,7 +59,7 @@ class _Result(Bookkeeping):
 
 @dataclasses.dataclass(frozen=True)
 class _Scan:
-    """Several steps of one call as a scan over their batches.
+    """One `lax.scan` that runs several steps in one call, over one batch per step.
 
     Attributes:
         step: Computes a step from the variables' values, other captured arrays, and the arrays of a batch.
@@ -184,11 +184,11 @@ class Program:
         staged, assigned = self._in_order_of_reading(staged, read)
         assigned_ids = {id(variable) for variable in assigned}
         self.variables = tuple({id(variable): variable for variable in (*read, *assigned)}.values())
-        # A scan carries every assigned variable. A single step needs no old value of one that it only assigns.
+        # A scan carries every assigned variable. A single step does not take old values that it never reads.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
         self._synchronous = has_callbacks(staged.jaxpr)
-        # A callback may fail in the middle of the program, and may read variables. Their buffers must survive, so a
-        # program with callbacks donates none.
+        # A callback may fail in the middle of the program, and may read variables. The variables' old buffers must
+        # survive until then, so a program with callbacks donates none.
         self._donated = carried if self._donate and not self._synchronous else []
         donated_ids = {id(variable) for variable in self._donated}
         needed = {id(v): v for v in (*read, *carried)}
@@ -236,7 +236,7 @@ class Program:
         self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
     def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
-        """Reorders the new values of variables like the variables' operands. Returns the program and these variables.
+        """Puts the new values of variables in the order of their operands; returns the program and these variables.
 
         JAX aliases each donated buffer with the first result of the same shape. If that result belonged to another
         variable, XLA would have to copy the buffers in every step.
@@ -255,10 +255,10 @@ class Program:
             return self._jitted.lower(*values, *self._outer, *arrays)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
-        """Runs the program on the variables' current values, and assigns all new values, or none if it raises.
+        """Runs the program on the variables' current values, and assigns all new values or none of them.
 
-        If a program that has donated buffers fails on the device, the variables of these buffers are lost: reading them
-        raises `LostStateError`.
+        After Ctrl-C the values may be assigned although the call raises. If a program that has donated buffers fails on
+        the device, the variables of these buffers are lost: reading them raises `LostStateError`.
 
         Args:
             arrays: The arguments' arrays, concatenated over all steps.
@@ -281,7 +281,7 @@ class Program:
         return self._wrapped(results)
 
     def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
-        """Runs the program and stores the new values of variables. Returns these values, followed by the results."""
+        """Dispatches the program and stores the variables' new values; returns these and the results of all steps."""
         # A program that only reads variables takes their values under the lock. It does not wait for an eager run of
         # another thread.
         with turn() if self._assigned else lock, lock:
@@ -401,7 +401,7 @@ def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) 
 
 
 def _explained(called: str, error: ValueError) -> DeviceError | None:
-    """Converts JAX's error for an argument on other devices to a `DeviceError`; None for other errors."""
+    """Converts a JAX error about arguments on the wrong devices to a `DeviceError`; returns None for other errors."""
     if "incompatible devices" not in str(error):
         return None
     return DeviceError(

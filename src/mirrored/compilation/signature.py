@@ -211,7 +211,7 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
-    """Exception raised when the replicas' components of an argument differ in shape, so that no program fits all."""
+    """Exception for a per-replica argument whose components differ in shape, so that no SPMD program fits all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +286,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Returns one tuple of arguments for each step of a call with `steps_per_call`, after checking how many there are.
+    """Splits the arguments of a call with `steps_per_call` into one tuple per step, after checking their number.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps.
@@ -330,7 +330,7 @@ def flatten_steps(
 
 
 def quick_key(value: Any, arrays: list[Any]) -> Hashable:
-    """Returns a cheap cache key if the arguments are simple (containers of arrays and constants), and None otherwise.
+    """Returns a cheap cache key for simple arguments (containers of arrays and constants), None for others.
 
     It avoids flattening in the calls of a warm training loop. Values with equal quick keys have equal `Arguments.key`.
 
@@ -404,7 +404,7 @@ def _static_key(leaf: object) -> Hashable:
 
 
 def difference(old: Arguments, new: Arguments) -> str:
-    """Returns one line on how the arguments of a call that was retraced differ from those of an earlier call."""
+    """Describes, in one line, how the arguments of a retraced call differ from those of an earlier call."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(

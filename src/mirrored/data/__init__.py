@@ -19,9 +19,13 @@ from mirrored.data.options import AUTOTUNE as AUTOTUNE
 from mirrored.data.options import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from mirrored.data.options import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 from mirrored.data.options import AutoShardPolicy as AutoShardPolicy
+from mirrored.data.options import AutotuneAlgorithm as AutotuneAlgorithm
+from mirrored.data.options import AutotuneOptions as AutotuneOptions
 from mirrored.data.options import DistributeOptions as DistributeOptions
+from mirrored.data.options import OptimizationOptions as OptimizationOptions
 from mirrored.data.options import Optional as Optional
 from mirrored.data.options import Options as Options
+from mirrored.data.options import ThreadingOptions as ThreadingOptions
 from mirrored.data.sources import Source, register_arrays
 from mirrored.data.specs import ArraySpec as ArraySpec
 
@@ -37,6 +41,8 @@ __all__ = [
     "UNKNOWN_CARDINALITY",
     "ArraySpec",
     "AutoShardPolicy",
+    "AutotuneAlgorithm",
+    "AutotuneOptions",
     "Dataset",
     "DatasetIterator",
     "DistributeOptions",
@@ -46,11 +52,13 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "InputStats",
+    "OptimizationOptions",
     "Optional",
     "Options",
     "PerReplicaSpec",
     "TFRecordDataset",
     "TextLineDataset",
+    "ThreadingOptions",
     "distribute_dataset",
     "distribute_from_function",
 ]

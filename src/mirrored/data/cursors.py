@@ -298,7 +298,7 @@ class InterleaveCursor:
 
 
 class RebatchCursor:
-    """An iterator that regroups the examples of another iterator's batches into batches of given sizes, in turn.
+    """An iterator that regroups the examples of batches into batches of given sizes, which it cycles through.
 
     A position is that of the parent before the current batch, the number of its rows that were returned, and, if there
     are several sizes, the number of the next one. Grain's RebatchIterDataset has the same positions, but returns an

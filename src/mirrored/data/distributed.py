@@ -14,6 +14,7 @@ from mirrored.data.input_options import InputOptions
 from mirrored.data.options import Optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader
+from mirrored.data.specs import elements_html
 from mirrored.data.worker_steps import WorkerSteps, worker_steps
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
@@ -31,6 +32,14 @@ class DistributedIterator:
 
     Context: cross-replica. Use it in a `for` loop, with `next`, `get_next` or `get_next_as_optional`. It is also a
     context manager: its exit stops the input thread. Otherwise the thread stops when the iterator is garbage-collected.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(6).batch(4))
+        >>> with iter(dataset) as iterator:
+        ...     [part.tolist() for part in strategy.experimental_local_results(next(iterator))]
+        [[0, 1], [2, 3]]
 
     TensorFlow: `tf.distribute.DistributedIterator`.
     """
@@ -155,6 +164,10 @@ class DistributedIterator:
         """The shapes and dtypes of the elements, as in `DistributedDataset.element_spec`."""
         return self._element_spec()
 
+    def __repr__(self) -> str:
+        count = self._placer.num_replicas
+        return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}, {self._handed[2]} examples read>"
+
     def get_state(self) -> dict[str, Any]:
         """Returns how far the iterator has read (after the element returned last), as data that a checkpoint can save.
 
@@ -269,10 +282,15 @@ class DistributedDataset:
 
     Each iteration starts a new epoch. With one replica, elements are plain arrays.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(6).batch(4))
+        >>> [strategy.gather(batch, axis=0).tolist() for batch in dataset]
+        [[0, 1, 2, 3], [4, 5]]
+
     TensorFlow: `tf.distribute.DistributedDataset`.
     """
-
-    is_distributed_dataset: Final = True
 
     def __init__(
         self,
@@ -312,6 +330,10 @@ class DistributedDataset:
     def __repr__(self) -> str:
         count = self._placer.num_replicas
         return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}>"
+
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: the leaves of an element, with the dtypes and shapes of global batches."""
+        return elements_html(repr(self).strip("<>"), self._element_spec)
 
     def __getattr__(self, name: str) -> NoReturn:
         refuse_transformation("DistributedDataset", name)

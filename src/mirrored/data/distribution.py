@@ -25,6 +25,13 @@ from mirrored.topology.device_assignment import DeviceAssignment
 class PerReplicaSpec:
     """The shapes and dtypes of a per-replica value: one `ArraySpec` per replica.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(6).batch(4))
+        >>> dataset.element_spec
+        PerReplicaSpec(ArraySpec(int64[None]), ArraySpec(int64[None]))
+
     TensorFlow: `PerReplicaSpec`.
     """
 
@@ -54,6 +61,15 @@ def distribute_dataset(
     Raises:
         ArgumentError: `dataset` is not one of these types or can be read only once, or an option has no effect here.
         StructureError: While reading: the dataset is not batched.
+
+    Example:
+        >>> import numpy as np
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> for batch in mr.data.distribute_dataset(strategy, [np.arange(4.0), np.arange(4.0, 8.0)]):
+        ...     [part.tolist() for part in strategy.experimental_local_results(batch)]
+        [[0.0, 1.0], [2.0, 3.0]]
+        [[4.0, 5.0], [6.0, 7.0]]
     """
     called = "Strategy.experimental_distribute_dataset"
     options = _checked(options, called, from_function=False)
@@ -96,6 +112,15 @@ def distribute_from_function(
             PER_REPLICA once per replica). Consecutive elements go to consecutive replicas.
         options: See `InputOptions`.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> def dataset_fn(context):
+        ...     return mr.data.Dataset.range(8).batch(context.get_per_replica_batch_size(4))
+        >>> batch = next(iter(mr.data.distribute_from_function(strategy, dataset_fn)))
+        >>> [part.tolist() for part in strategy.experimental_local_results(batch)]
+        [[0, 1], [2, 3]]
+
     TensorFlow: drops an incomplete last row of batches whose shapes are all known (``drop_remainder=True``).
 
     Raises:
@@ -137,7 +162,7 @@ def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
 
 
 def _share(device_assignment: DeviceAssignment | None) -> WorkerShare | None:
-    """Describes this worker among the workers of its job; returns None if one worker executes all replicas."""
+    """Describes this worker's part in the job (`WorkerShare`); returns None if one worker executes all replicas."""
     workers = _workers(device_assignment)
     if device_assignment is None or len(workers) == 1:
         return None

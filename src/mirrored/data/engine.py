@@ -80,7 +80,7 @@ def map_with_index(parent: grain.IterDataset, function: Callable[[int, Any], Any
 
 
 def filter_elements(parent: grain.IterDataset, predicate: Callable[[Any], bool]) -> Any:
-    """Returns a Grain dataset of the elements for which `predicate` is True; Grain does not warn if these are few."""
+    """Returns a Grain dataset of the elements for which `predicate` is True; Grain does not warn if they are few."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 

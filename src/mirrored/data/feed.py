@@ -48,6 +48,15 @@ class InputStats:
         wait_seconds: Time that the training loop waited for batches.
         elapsed_seconds: Time since the first batch was requested.
         uses_worker: Whether a thread prefetches. It starts when batches take long enough for it to pay off.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(6).batch(4))
+        >>> for batch in dataset:
+        ...     pass
+        >>> dataset.stats().batches, dataset.stats().examples
+        (2, 6)
     """
 
     batches: int = 0
@@ -227,7 +236,7 @@ class Feed:
         self._was_started = True
 
     def _is_first(self, action: str) -> bool:
-        """Returns True to one caller per action, in one C call."""
+        """Returns True only to the first caller for an action; it is one C call, which no signal can interrupt."""
         me = object()
         return self._claims.setdefault(action, me) is me
 

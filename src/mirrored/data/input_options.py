@@ -16,6 +16,18 @@ class InputReplicationMode(enum.Enum):
         PER_WORKER: Once per process; consecutive elements go to consecutive replicas of the process.
         PER_REPLICA: Once per replica; each replica gets all elements of its own dataset.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> options = mr.InputOptions(experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA)
+        >>> calls = []
+        >>> def dataset_fn(context):
+        ...     calls.append(context)
+        ...     return mr.data.Dataset.range(4).batch(2)
+        >>> _ = strategy.distribute_datasets_from_function(dataset_fn, options)
+        >>> len(calls)
+        2
+
     TensorFlow: `tf.distribute.InputReplicationMode`.
     """
 
@@ -40,17 +52,28 @@ class InputOptions:
             ``"split"``: n replicas get ceil(m / n) of the m examples each. The last replicas get fewer or none, as in
             TensorFlow.
 
-            ``"pad"``: every batch is padded to one size and becomes a pair ``(batch, mask)``. The mask ``bool[batch]``
-            is True for real examples. All batches have one shape, so an epoch needs one compilation. Apply the mask to
-            every sum over examples, otherwise padding counts as examples: losses
-            (``average_loss(losses, sample_weight=mask)``), metrics (``update_state(y, p, sample_weight=mask)``), batch
-            statistics (Keras: ``normalize(x, mask=mask)``).
+            ``"pad"``: every batch is padded to the size of the first one and becomes a pair ``(batch, mask)``; a larger
+            batch raises `StructureError`. The mask ``bool[batch]`` is True for real examples. All batches have one
+            shape, so an epoch needs one compilation. Apply the mask to every sum over examples, otherwise padding
+            counts as examples: losses (``average_loss(losses, sample_weight=mask)``), metrics
+            (``update_state(y, p, sample_weight=mask)``), batch statistics (Keras: ``normalize(x, mask=mask)``).
 
             ``"drop"``: batches smaller than the first are dropped.
         prefetch: Number of batches placed on devices ahead of the step. None: the number of replicas. 0: none, and no
             thread.
         batch_size: The global batch size, for sources of single examples (a NumPy pytree, a Hugging Face dataset).
         stall_seconds: A longer wait for input is logged as a warning.
+
+    Example:
+        >>> import numpy as np
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> options = mr.InputOptions(batch_size=4, last_batch="pad")
+        >>> x = np.arange(6, dtype=np.float32)
+        >>> for batch, mask in strategy.experimental_distribute_dataset({"x": x}, options):
+        ...     print(strategy.gather(batch, axis=0)["x"], strategy.gather(mask, axis=0))
+        [0. 1. 2. 3.] [ True  True  True  True]
+        [4. 5. 5. 5.] [ True  True False False]
 
     TensorFlow: `tf.distribute.InputOptions`, plus the last four.
     """

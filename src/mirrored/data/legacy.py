@@ -29,7 +29,7 @@ class InputIterator:
 
     @property
     def initializer(self) -> None:
-        """Moves the iterator back to the start, like `initialize`; in eager code there is no operation to run later."""
+        """Moves the iterator back to the start when accessed, as `initialize` does; the value is None."""
         self.initialize()
 
     def get_next(self) -> Any:
@@ -62,7 +62,7 @@ def make_input_fn_iterator(
     input_fn: Callable[[InputContext], Any],
     replication_mode: InputReplicationMode | None = None,
 ) -> InputIterator:
-    """Returns an `InputIterator` over the dataset of `input_fn`; each step gives every replica an element of its own.
+    """Returns an `InputIterator` over the dataset of `input_fn`; each replica gets a different element per step.
 
     Args:
         strategy: The strategy whose replicas receive the elements.

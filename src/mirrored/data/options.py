@@ -13,8 +13,16 @@ from mirrored.errors import ArgumentError, EndOfDataError
 # Dataset options, under TensorFlow's names.
 
 AUTOTUNE: Final = -1
+"""As a buffer size or a number of parallel calls: the dataset chooses one. TensorFlow: `tf.data.AUTOTUNE`."""
+
 INFINITE_CARDINALITY: Final = -1
+"""What `Dataset.cardinality` returns for a dataset that does not end. TensorFlow: `tf.data.INFINITE_CARDINALITY`."""
+
 UNKNOWN_CARDINALITY: Final = -2
+"""What `Dataset.cardinality` returns if only reading the dataset would show its number of elements.
+
+TensorFlow: `tf.data.UNKNOWN_CARDINALITY`.
+"""
 
 
 class AutoShardPolicy(enum.IntEnum):
@@ -28,6 +36,14 @@ class AutoShardPolicy(enum.IntEnum):
         DATA: Every worker reads the same global batches and keeps the per-replica batches of its own replicas.
         HINT: Same as DATA.
 
+    Example:
+        >>> from mirrored.data import AutoShardPolicy, Dataset, Options
+        >>> options = Options()
+        >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+        >>> dataset = Dataset.range(8).batch(4).with_options(options)
+        >>> dataset.options().experimental_distribute.auto_shard_policy.name
+        'FILE'
+
     TensorFlow: `tf.data.experimental.AutoShardPolicy`, with the same numbers. Here AUTO means DATA, so the global
     batches, and therefore the training run, are the same for any number of workers.
     """
@@ -39,35 +55,161 @@ class AutoShardPolicy(enum.IntEnum):
     HINT = 3
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class DistributeOptions:
     """The type of `Options.experimental_distribute`: how a dataset is divided among several workers.
 
     Attributes:
         auto_shard_policy: How the dataset is sharded over several workers.
         num_devices: Accepted for compatibility with TensorFlow and ignored; the strategy knows its devices.
+
+    Example:
+        >>> from mirrored.data import AutoShardPolicy, DistributeOptions, Options
+        >>> by_files = DistributeOptions(auto_shard_policy=AutoShardPolicy.FILE)
+        >>> Options(experimental_distribute=by_files).experimental_distribute.auto_shard_policy.name
+        'FILE'
     """
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
     num_devices: int | None = None
 
 
-@dataclasses.dataclass
+# Options of TensorFlow's runtime. They change how fast elements arrive, not which ones, and have no counterpart here:
+# `Dataset.map(num_parallel_calls=)` and `prefetch` set what this pipeline runs in parallel.
+
+
+@dataclasses.dataclass(slots=True)
+class ThreadingOptions:
+    """The type of `Options.threading`: accepted for compatibility with TensorFlow and ignored.
+
+    Attributes:
+        max_intra_op_parallelism: Ignored.
+        private_threadpool_size: Ignored.
+    """
+
+    max_intra_op_parallelism: int | None = None
+    private_threadpool_size: int | None = None
+
+
+class AutotuneAlgorithm(enum.IntEnum):
+    """Enum of the algorithms of `AutotuneOptions`, with TensorFlow's numbers; they have no effect here."""
+
+    DEFAULT = 0
+    HILL_CLIMB = 1
+    GRADIENT_DESCENT = 2
+    MAX_PARALLELISM = 3
+    STAGE_BASED = 4
+
+
+@dataclasses.dataclass(slots=True)
+class AutotuneOptions:
+    """The type of `Options.autotune`: accepted for compatibility with TensorFlow and ignored.
+
+    Attributes:
+        enabled: Ignored.
+        cpu_budget: Ignored.
+        ram_budget: Ignored.
+        autotune_algorithm: Ignored.
+        initial_parallelism: Ignored.
+        min_parallelism: Ignored.
+    """
+
+    enabled: bool | None = None
+    cpu_budget: int | None = None
+    ram_budget: int | None = None
+    autotune_algorithm: AutotuneAlgorithm | None = None
+    initial_parallelism: int | None = None
+    min_parallelism: int | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class OptimizationOptions:
+    """The type of `Options.experimental_optimization`: accepted for compatibility with TensorFlow and ignored.
+
+    There is no graph of a pipeline to rewrite.
+
+    Attributes:
+        apply_default_optimizations: Ignored, like the other attributes.
+        filter_fusion: Ignored.
+        filter_parallelization: Ignored.
+        inject_prefetch: Ignored.
+        map_and_batch_fusion: Ignored.
+        map_and_filter_fusion: Ignored.
+        map_fusion: Ignored.
+        map_parallelization: Ignored.
+        noop_elimination: Ignored.
+        parallel_batch: Ignored.
+        seq_interleave_prefetch: Ignored.
+        shuffle_and_repeat_fusion: Ignored.
+    """
+
+    apply_default_optimizations: bool | None = None
+    filter_fusion: bool | None = None
+    filter_parallelization: bool | None = None
+    inject_prefetch: bool | None = None
+    map_and_batch_fusion: bool | None = None
+    map_and_filter_fusion: bool | None = None
+    map_fusion: bool | None = None
+    map_parallelization: bool | None = None
+    noop_elimination: bool | None = None
+    parallel_batch: bool | None = None
+    seq_interleave_prefetch: bool | None = None
+    shuffle_and_repeat_fusion: bool | None = None
+
+
+@dataclasses.dataclass(slots=True)
 class Options:
     """Options of a dataset, set with `Dataset.with_options`.
+
+    Assigning an attribute that does not exist raises AttributeError, also of the nested options.
 
     Attributes:
         experimental_distribute: Distribution over workers.
         deterministic: Accepted for compatibility with TensorFlow and ignored; the element order is always
             deterministic.
+        threading: Accepted for compatibility and ignored, like all options below.
+        autotune: Ignored.
+        experimental_optimization: Ignored.
+        experimental_slack: Ignored.
+        experimental_symbolic_checkpoint: Ignored; the position of an iterator is always exact.
+        experimental_warm_start: Ignored.
+        dataset_name: Ignored.
 
     Example:
         >>> options = Options()
         >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+        >>> options.threading.private_threadpool_size = 4
+
+    TensorFlow: `tf.data.Options`, without the options of the tf.data service.
     """
 
     experimental_distribute: DistributeOptions = dataclasses.field(default_factory=DistributeOptions)
     deterministic: bool | None = None
+    threading: ThreadingOptions = dataclasses.field(default_factory=ThreadingOptions)
+    autotune: AutotuneOptions = dataclasses.field(default_factory=AutotuneOptions)
+    experimental_optimization: OptimizationOptions = dataclasses.field(default_factory=OptimizationOptions)
+    experimental_slack: bool | None = None
+    experimental_symbolic_checkpoint: bool | None = None
+    experimental_warm_start: bool | None = None
+    dataset_name: str | None = None
+
+    @property
+    def experimental_deterministic(self) -> bool | None:
+        """The option `deterministic`, under TensorFlow's former name."""
+        return self.deterministic
+
+    @experimental_deterministic.setter
+    def experimental_deterministic(self, value: bool | None) -> None:
+        self.deterministic = value
+
+    @property
+    def experimental_threading(self) -> ThreadingOptions:
+        """The options `threading`, under TensorFlow's former name."""
+        return self.threading
+
+    @experimental_threading.setter
+    def experimental_threading(self, value: ThreadingOptions) -> None:
+        self.threading = value
 
 
 # `Optional`: an element, or the end of the data.
@@ -77,6 +219,14 @@ _NOTHING = object()
 
 class Optional:
     """The result of `get_next_as_optional`: the next element, or no value if the dataset has ended.
+
+    Example:
+        >>> from mirrored.data import Dataset
+        >>> iterator = iter(Dataset.range(1))
+        >>> print(iterator.get_next_as_optional().get_value())
+        0
+        >>> iterator.get_next_as_optional().has_value()
+        False
 
     TensorFlow: `tf.experimental.Optional`; here `has_value` returns a bool.
     """

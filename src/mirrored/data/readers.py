@@ -16,7 +16,7 @@ from mirrored.data.input_options import InputOptions
 from mirrored.data.placement import Placer, batch_size, pad
 from mirrored.data.sources import Source
 from mirrored.data.specs import empty_batch, from_json, spec_of, to_json
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, StructureError
 
 _CALLED = "next(iterator)"
 
@@ -116,7 +116,8 @@ class GlobalBatches:
         num_replicas: The number of replicas that share a batch, for padding.
 
     Raises:
-        StructureError: The steps of the dataset show that its elements are single examples.
+        StructureError: The steps of the dataset show that its elements are single examples. Also raised when a batch is
+            read that is larger than the first, if batches are padded.
     """
 
     _samples: dict[int, Any] | None
@@ -172,9 +173,21 @@ class GlobalBatches:
             if self._rule == "drop" and count < self._full:
                 continue
             self._count += 1
-            result = pad(batch, self._num_replicas, self._full) if self._rule == "pad" else batch
+            result = self._padded(batch, count) if self._rule == "pad" else batch
             self.layout.note(result)
             return result, count
+
+    def _padded(self, batch: Element, count: int) -> tuple[Element, np.ndarray]:
+        padded, mask = pad(batch, self._num_replicas, self._full)
+        size = -(-(self._full or 0) // self._num_replicas) * self._num_replicas
+        if count > size:
+            raise StructureError(
+                "Strategy.experimental_distribute_dataset",
+                found=f"batch {self._count} has {count} examples, and the first one has {self._full}",
+                rule=f"last_batch='pad' pads all batches to the size of the first, here {size}, so none may be larger",
+                remedy=f"yield batches of one size (Dataset.rebatch({count})), or use last_batch='split'",
+            )
+        return padded, mask
 
     def _look_for_rows(self, batch: Element, count: int) -> None:
         """Warns if the first two batches look like single examples: vectors that do not split evenly.

@@ -148,7 +148,7 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _IterableSource(Source):
-    """Reads a dataset of another library, about which nothing is known but its elements."""
+    """The `Source` of an iterable of another library, whose properties are unknown except for its elements."""
 
     make: Callable[[], Cursor]
     how_to_batch: str

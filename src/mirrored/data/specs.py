@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.elements import Element
 from mirrored.errors import StructureError
+from mirrored.values import html
 from mirrored.values.tensor_shape import TensorShape
 
 
@@ -88,6 +89,23 @@ def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
     return jax.tree.map(function, spec, is_leaf=lambda part: isinstance(part, ArraySpec))
 
 
+def elements_html(title: str, spec_of: Callable[[], PyTree]) -> str:
+    """Returns a table for notebooks of the leaves of a dataset's elements.
+
+    Args:
+        title: What the dataset is.
+        spec_of: Returns the shapes and dtypes of the elements. It may call functions of the user, to see what they
+            return; if one raises, the table says so.
+    """
+    try:
+        spec = spec_of()
+    except Exception as error:
+        return html.table(title, (), (), f"elements not known: {type(error).__name__}: {error}")
+    leaves, _ = jax.tree_util.tree_flatten_with_path(spec)
+    rows = [(jax.tree_util.keystr(path) or "element", repr(leaf)) for path, leaf in leaves]
+    return html.table(title, ("leaf", "array"), rows)
+
+
 def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
     """Infers the shapes and dtypes of elements after `map`, from the function's result for one input element.
 
@@ -111,7 +129,7 @@ def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
 
 
 def merged(first: PyTree, second: PyTree) -> Any:
-    """Combines the shapes and dtypes of two datasets into one that fits both: dims that differ become None."""
+    """Combines the specs of two datasets into one that fits both: dims that differ become None."""
 
     def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
         if len(a.shape) != len(b.shape):

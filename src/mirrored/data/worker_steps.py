@@ -46,7 +46,7 @@ class WorkerSteps(Protocol):
     """Protocol of objects by which all workers agree on the input of each training step, and on when to end."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Agrees with all workers on the next step, and returns this worker's input for the step.
+        """Lets all workers agree on the input of the next step, or that there is none; returns this worker's input.
 
         Raises:
             StopIteration: There is no further step.
@@ -69,7 +69,7 @@ def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
 
 
 class SameBatches:
-    """A check that all workers read the same global batches; compares batches 1, 2, 4, 8, ... between workers.
+    """Checks that all workers read the same global batches; compares batches 1, 2, 4, 8, ... between workers.
 
     If the workers' data differ from some batch on, the comparison at the next power of two finds it, and the cost per
     step tends to zero. A single unequal batch in between is not found. The end of the data is not compared: equal data
@@ -95,7 +95,7 @@ class SameBatches:
 
 
 class OwnBatches:
-    """A synchronizer of workers that read different data: all run equally many steps, some with empty batches.
+    """Synchronizes workers that read different data: all run equally many steps, some with empty batches.
 
     The workers continue while any of them has data; a worker without data gets empty batches. If batches cannot be
     empty, all workers stop when the first one runs out.

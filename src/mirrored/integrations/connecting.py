@@ -10,6 +10,7 @@ from mirrored.errors import ArgumentError
 from mirrored.runtime import hooks
 
 _MODULES: Final = {"keras": "mirrored.integrations.keras", "flax": "mirrored.integrations.flax"}
+_REMOVABLE: Final = [package for package in patches.LISTED if package != "jax functions"]
 
 
 def connect(*packages: str) -> None:
@@ -55,7 +56,7 @@ def disconnect(*packages: str) -> None:
         >>> integrations.disconnect("keras")
     """
     for package in packages or tuple(_MODULES):
-        _check(package, patches.LISTED)
+        _check(package, _REMOVABLE)
         patches.undo(package)
 
 

@@ -160,7 +160,7 @@ def assign(tree: PyTree, values: PyTree) -> None:
 
 
 def _check_kept(leaf: object, value: object) -> None:
-    """Raises an error for a new value of a Python number (Linen's `TrainState.step`), as it would be dropped."""
+    """Raises an error for assigning a Python number in a tree (Linen's `TrainState.step`), which would be lost."""
     if not isinstance(leaf, (int, float, complex)) or value is leaf:
         return
     if isinstance(value, (int, float, complex)) and value == leaf:

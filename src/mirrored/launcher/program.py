@@ -59,7 +59,7 @@ def _exit(error: SystemExit) -> None:
 
 
 def _die_with_the_launcher() -> None:
-    """Asks the kernel to kill this process when its launcher ends (Linux; elsewhere the channel's end shows it)."""
+    """Asks the kernel to kill this process when its launcher ends (Linux; elsewhere the closed channel reveals it)."""
     if sys.platform != "linux":
         return
     launcher = os.getppid()
@@ -101,7 +101,7 @@ def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleTy
 
 
 def _beyond_this_file(error: BaseException) -> types.TracebackType | None:
-    """Returns the rest of a traceback after the frames of this file, for the user's program alone."""
+    """Returns the frames of a traceback after those of this file: the frames of the user's program."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -29,7 +29,7 @@ _READER_SECONDS: Final = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why all workers are ended.
+    """The reason why the launcher ends all workers.
 
     Attributes:
         reason: The reason, which names the worker.
@@ -198,7 +198,7 @@ class Supervisor:
         return _failure_of(culprit, next((worker.note for worker in self._workers if worker.note), None))
 
     def _collect_reports(self, culprit: Worker) -> None:
-        """In a hang, shows the other workers' stacks too: each prints them when it reaches the time limit."""
+        """After a hang, waits until the other workers have printed their stack traces, at their own time limits."""
         end = time.monotonic() + _SHOW_SECONDS
         others = [worker for worker in self._workers if worker is not culprit]
         while others and time.monotonic() < end:

@@ -108,6 +108,13 @@ class Momentum(_Named):
         weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable([1.0, 2.0])
+        >>> _ = Momentum(learning_rate=0.5).apply_gradients([(2 * v, v)])
+        >>> print(v.numpy().round(3))
+        [0. 0.]
+
     TensorFlow: `tf.compat.v1.train.MomentumOptimizer`, or `tf.keras.optimizers.SGD` with momentum.
     """
 
@@ -135,6 +142,13 @@ class Adam(_Named):
         amsgrad: Whether to use AMSGrad, in which the second moment never decreases (Reddi et al. 2018).
         weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable([1.0, 2.0])
+        >>> _ = Adam(learning_rate=0.5).apply_gradients([(2 * v, v)])
+        >>> print(v.numpy().round(3))
+        [0.5 1.5]
 
     TensorFlow: `tf.keras.optimizers.Adam`, which adds epsilon before the bias correction ("epsilon hat").
     """
@@ -167,6 +181,13 @@ class AdamW(_Named):
         amsgrad: Whether to use AMSGrad, in which the second moment never decreases.
         **options: See `OptimizerOptions`.
 
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable([1.0, 2.0])
+        >>> _ = AdamW(learning_rate=0.5).apply_gradients([(2 * v, v)])
+        >>> print(v.numpy().round(3))
+        [0.498 1.496]
+
     TensorFlow: `tf.keras.optimizers.AdamW`; here `weight_decay_mask` selects the variables that decay.
     """
 
@@ -195,6 +216,13 @@ class Adagrad(_Named):
         epsilon: Added under the square root.
         weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable([1.0, 2.0])
+        >>> _ = Adagrad(learning_rate=0.5).apply_gradients([(2 * v, v)])
+        >>> print(v.numpy().round(3))
+        [0.506 1.502]
 
     TensorFlow: `tf.keras.optimizers.Adagrad`.
     """
@@ -225,6 +253,13 @@ class RMSprop(_Named):
         weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable([1.0, 2.0])
+        >>> _ = RMSprop(learning_rate=0.5).apply_gradients([(2 * v, v)])
+        >>> print(v.numpy().round(3))
+        [-0.581  0.419]
+
     TensorFlow: `tf.keras.optimizers.RMSprop`.
     """
 
@@ -254,6 +289,13 @@ class Lion(_Named):
         weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable([1.0, 2.0])
+        >>> _ = Lion(learning_rate=0.5).apply_gradients([(2 * v, v)])
+        >>> print(v.numpy().round(3))
+        [0.5 1.5]
+
     TensorFlow: `tf.keras.optimizers.Lion`.
     """
 
@@ -282,6 +324,13 @@ class Lamb(_Named):
         epsilon: Added to the square root of the bias-corrected second moment.
         weight_decay: Decoupled weight decay, included in the trust ratio; None disables it.
         **options: See `OptimizerOptions`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable([1.0, 2.0])
+        >>> _ = Lamb(learning_rate=0.5).apply_gradients([(2 * v, v)])
+        >>> print(v.numpy().round(3))
+        [0.209 1.209]
 
     TensorFlow: `tf.keras.optimizers.Lamb`, which excludes the decay from the trust ratio.
     """

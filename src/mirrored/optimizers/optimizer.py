@@ -394,7 +394,7 @@ def _descending(gradients: Sequence[Any]) -> list[Any]:
 
 
 class _CompiledRule:
-    """An update rule as jitted functions, one per plan. Another trace inlines their equations.
+    """An update rule as jitted functions, one per `UpdatePlan`, which are inlined when they are called in a trace.
 
     A plan is not a static argument of one function: JAX keeps static arguments in caches of the process, which would
     hold the plans of models that are gone.

@@ -122,7 +122,7 @@ def _siblings(paths: Sequence[Path]) -> dict[Path, set[Any]]:
 
 
 def _variable_at(path: Path, parameters: Mapping[str, Any], siblings: Mapping[Path, set[Any]]) -> int | None:
-    """Returns the position in `path` of a variable's name: a key of the innermost dict with only variables as keys.
+    """Returns the index in `path` of the key that names a variable, in an optax state that mirrors the parameters.
 
     Other dicts (the hyperparameters of `optax.inject_hyperparams`, the labels of `optax.partition`) may also contain a
     key that is a variable's name (``"b1"``). They have other keys too, or contain the variables deeper inside.
@@ -143,7 +143,7 @@ TransformFactory = Callable[[Any], optax.GradientTransformation]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SlotKey:
-    """A hashable key of a slot variable: its path in the optax state, and the variable or cohort that owns it.
+    """A hashable key of a slot variable: its path in the optax state, and the variable or group that owns it.
 
     Attributes:
         address: The path in the optax state, without the variable's name.

@@ -195,7 +195,7 @@ class _Model:
         return ASSUMED, "assumed: pass --bandwidth and --latency"
 
     def elsewhere(self, replicas: int, share: int) -> Prediction:
-        """Predicts replicas on other machines, each on a device that is `speed` times as fast as a local one."""
+        """Predicts a step of replicas on other machines, on devices `speed` times as fast as the local ones."""
         parts, observed = self._parts, self._observation
         compute = parts.compute_seconds(share) * parts.relative_cost(replicas) / self._speed
         return Prediction(
@@ -210,7 +210,7 @@ class _Model:
         )
 
     def here(self, replicas: int, share: int, network: Network | None = None) -> Prediction:
-        """Predicts replicas that share this machine; if they outnumber its devices, the time grows in proportion."""
+        """Predicts a step of replicas on this machine; if they outnumber its devices, its time grows in proportion."""
         parts, observed = self._parts, self._observation
         devices = min(replicas, parts.num_local_devices)
         crowd = replicas / devices

@@ -19,7 +19,7 @@ _WARM_UP = 2
 
 
 class _SeenEnough(BaseException):
-    """Raised to end the observed program; not an `Exception`, so that the program's own handlers do not catch it."""
+    """Exception that ends the observed program; not an `Exception`, so that the program's handlers do not catch it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,12 +59,12 @@ _thread = thread = _Thread()
 
 
 def ambient() -> Ambient:
-    """Returns the context of this thread (current strategy, replica, listeners), which callers must not change."""
+    """Returns this thread's context: current strategy, replica, listeners. Callers must not modify it."""
     return _thread.current
 
 
 class _Entered:
-    """The context manager of `entered`.
+    """Context manager that makes a strategy and replica context current; `entered` returns it.
 
     A generator would not do: after an exception that interrupts its end, Python finalizes it with the traceback, maybe
     much later, and it would then replace the context of that moment.
@@ -150,14 +150,14 @@ class ReadListener(Protocol):
     """
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> jax.Array:
-        """Is called with a variable's value at each read, and returns the array that the reader gets instead.
+        """Called with a variable's value at each read; returns the array that the reader gets instead.
 
         This is an array that a tape tracks (a box), or `value` itself.
         """
         ...
 
     def on_write(self) -> None:
-        """Is called before one or several variables are assigned."""
+        """Called before one or several variables are assigned."""
         ...
 
     def tracks(self, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Reads of all components of a per-replica value or sync-on-read variable, so that tapes record them."""
+"""Reads components of per-replica values and sync-on-read variables such that gradient tapes record the reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components; the gradients flow to the argument `one` instead.
+    """Returns the stacked components of a sync-on-read variable, and routes their gradients to the array `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -38,14 +38,14 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
 
 
 def component_of(value: PerReplica, local: int) -> Any:
-    """Returns a local replica's component; a tape that watches the stacked array records that it is indexed."""
+    """Returns one local replica's component by indexing the stacked array, which tapes record."""
     if value.is_stacked and is_tracked(value.first()):
         return value.first()[local]
     return value.values[local]
 
 
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:
-    """Returns a per-replica value as one array ``[replicas, ...]``; tapes that watch components record the stacking.
+    """Returns a per-replica value as one array ``[replicas, ...]``; tapes record the stacking.
 
     `PerReplica.stacked` keeps the array for later calls; no tape would connect it with the components.
     """

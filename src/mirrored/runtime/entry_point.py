@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def restoring(function: F) -> F:
-    """Wraps a function so that an exception leaves this thread's context, JAX's trace and tokens as before the call.
+    """Wraps a function so that, after an exception, this thread's context and JAX's trace state are as before.
 
     Blocks inside the function restore them, too. But an exception that interrupts the beginning or the end of such a
     block, such as Ctrl-C, can prevent that, in JAX's own blocks as well.

@@ -1,4 +1,4 @@
-"""Compares the functions that replicas pass to `merge_call`, of which only that of the first replica is called."""
+"""Compares the functions that replicas pass to `merge_call`, which calls only the first replica's function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN_ELEMENTS = 4
 
 
 class FunctionKey(NamedTuple):
-    """What must be equal in the functions that replicas pass to a merge.
+    """A comparison key of a function that is passed to `merge_call`; the key must be equal on all replicas.
 
     Attributes:
         code: The code, or the class and the attributes of a callable object.
@@ -67,7 +67,7 @@ class ArrayKey:
 
 
 def key_of(function: object) -> FunctionKey:
-    """Returns a key that is equal for functions that are interchangeable (the comment at the top of this module)."""
+    """Returns a key that is equal for functions with the same code and equal bound values."""
     values = list(_bound(function, "", set()))
     return FunctionKey(
         _code_of(function),
@@ -78,7 +78,7 @@ def key_of(function: object) -> FunctionKey:
 
 
 class ShownFunction(NamedTuple):
-    """A function in messages, with the numbers, strings and arrays to which it is bound."""
+    """Formats a function for error messages, with the numbers, strings and arrays to which it is bound."""
 
     function: object
 

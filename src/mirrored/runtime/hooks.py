@@ -1,4 +1,4 @@
-"""Calls what higher-level packages register here: distributed datasets, summaries, integrations of frameworks."""
+"""Registry through which lower layers call higher ones: distributed datasets, summaries, integrations."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """Compiles and caches the functions passed to `Strategy.run` by a `mirrored.function` that itself runs as Python.
+    """Compiles and caches the functions that a `mirrored.function` running as Python passes to `Strategy.run`.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the identities of the objects that it closes over.
@@ -269,7 +269,7 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function` compiled; not compiled, if too many versions of it with other closures already are."""
+        """Returns `function` compiled, or `function` itself if it was compiled too often with other closures."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:

@@ -51,11 +51,11 @@ carry(caches.carry_tape_token)
 
 
 class _Unwind(BaseException):
-    """Raised in a replica that waits at a merge that will not run, to end it. User code must not catch it."""
+    """Exception that ends a replica's thread whose pending collective will not run. User code must not catch it."""
 
 
 class _Replica:
-    """One replica's thread. It and the driver (the thread that starts all replicas) take turns by two queues."""
+    """One replica's thread, which takes turns with the thread that started it, through two queues."""
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class _Replica:
             self._driver_turn.put(None)
 
     def proceed(self) -> None:
-        """Called by the driver: runs this replica until it waits at a merge or ends."""
+        """Resumes this replica until it waits at a collective or ends; the thread that started it calls this."""
         self._replica_turn.put(None)
         self._driver_turn.get()
 
     def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
-        """Called by the replica: waits until the driver has run the merge. Returns its result or raises its error."""
+        """Waits, in the replica's thread, until a collective has run; returns its result or raises its error."""
         self.merge, self.payload = merge, payload
         self._driver_turn.put(None)
         self._replica_turn.get()
@@ -135,7 +135,7 @@ class _Replica:
         return merge_result
 
     def unwind(self) -> None:
-        """Called by the driver: ends and joins this replica; can be repeated after an interruption.
+        """Ends and joins this replica's thread; repeating the call after an interruption is safe.
 
         A replica that waits at a merge ends at once; a running one ends at its next merge or when its function returns.
         """
@@ -177,7 +177,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runs one function per replica, each in a thread of its own, one thread at a time, synchronised at collectives."""
+    """Runs one function per replica, each in its own thread; one thread runs at a time, up to the next collective."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -210,7 +210,7 @@ class LockStep:
             self._replicas = []
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        """Waits in a replica until all replicas have called the same collective, and returns this replica's result."""
+        """Waits, in a replica, until all replicas have called the same collective; returns this replica's result."""
         thread = threading.current_thread()
         for replica in self._replicas:
             if replica._thread is thread:

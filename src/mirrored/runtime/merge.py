@@ -1,4 +1,4 @@
-"""Merges: operations over all local replicas of a run, such as collectives and `merge_call`.
+"""Operations that all local replicas of a run execute together, such as collectives and `merge_call` (merges).
 
 `run_merge` is the only way from replica to cross-replica context. Each local replica waits at a barrier with its
 payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
@@ -40,7 +40,7 @@ class Given(NamedTuple):
         return f"{self.label} {self.shown}"
 
     def differs_from(self, other: Given) -> bool:
-        """Returns whether another replica has passed another argument; keys that cannot be compared count as equal."""
+        """Returns whether another replica passed a different argument; keys that cannot be compared count as equal."""
         if self.key is other.key:
             return False
         try:
@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
 
 def same_object(one: object, described: str) -> Given:
-    """Returns the `Given` that requires all replicas to use the same Python object, such as a variable."""
+    """Returns a `Given` that requires all replicas to pass the same Python object, such as a variable."""
     return Given(id(one), described, f"(id {id(one):#x})")
 
 
@@ -133,7 +133,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
 
 
 def is_outside(runner: ReplicaRunner) -> bool:
-    """Returns whether the caller computes eagerly inside a run that is traced, as in `tf.init_scope`."""
+    """Returns whether the caller computes eagerly although the run is traced, as in a `tf.init_scope` block."""
     return is_eval(current_trace()) and not is_eval(recording_parent(runner.base_trace))
 
 
@@ -142,7 +142,7 @@ def _is_transformed(runner: ReplicaRunner) -> bool:
 
 
 def refused(merge: Merge) -> MergeError:
-    """Returns the error for a merge under a JAX transform, where the local replicas cannot wait for each other."""
+    """Returns the error for a collective under a JAX transform, in which replicas cannot wait for each other."""
     return MergeError(
         merge.name,
         found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
@@ -160,7 +160,7 @@ def refused(merge: Merge) -> MergeError:
 
 
 class Guard(Protocol):
-    """Type of functions that call another function and, if that one raises, undo its variable assignments."""
+    """Protocol of functions that call another function and undo its variable assignments if it raises."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Returns the result of `call`, and undoes its assignments if it raises."""
@@ -171,7 +171,7 @@ _storage_guard: list[Guard] = []
 
 
 def guard_storage(guard: Guard) -> None:
-    """Registers the function that calls another one and restores the stored values of variables if that one raises."""
+    """Registers the function with which `or_undone` restores variables' stored values after an exception."""
     _storage_guard[:] = [guard]
 
 

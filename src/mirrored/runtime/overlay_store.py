@@ -1,8 +1,11 @@
-"""`OverlayStore`: collects a function's variable assignments while JAX differentiates the function.
+"""`OverlayStore`: collects the variable assignments of a merge while a tape differentiates the merge.
 
-During the differentiation the assigned values are tracers, which must not reach another store. The overlay
-collects them. When the differentiation is complete, the values are known, and `settle` assigns them to the store
-below.
+A tape records a merge (`merge_call`, a collective) as one operation, which `jax.vjp` differentiates (`tape.merging`).
+While `jax.vjp` differentiates a function, the values that the function assigns are tracers of that differentiation.
+Stored in a variable, or in the store of the enclosing run, they would leak from the transform. An overlay store
+collects them instead, and reads of the assigned variables return them. The differentiated function returns the
+collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differentiation is complete, JAX has computed
+the concrete values of these results, and `settle` assigns them to the variables in the store below.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class OverlayStore(VariableStore):
-    """A variable store on top of another one; it holds assignments back until a differentiation is complete.
+    """A variable store on top of another one, which stages assignments until a differentiation is complete.
 
     Args:
         below: The store to read variables from that are not assigned here; None means their storage.
@@ -37,6 +40,8 @@ class OverlayStore(VariableStore):
     def __init__(self, below: VariableStore | None, runner: ReplicaRunner | None) -> None:
         self._below = below
         self._runner: Any = runner  # used only if `_is_eager`
+        # (id of a variable, local replica) -> the variable, the assigned value, and the line of the assignment. The
+        # replica is None for a value of all replicas. A variable has either such an entry or entries per replica.
         self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
         self.num_local = 1 if runner is None else runner.num_local
 
@@ -53,6 +58,8 @@ class OverlayStore(VariableStore):
 
     def settle(self, values: Sequence[Any]) -> None:
         """Assigns the collected values to the variables in the underlying store, after the differentiation.
+
+        If there is no underlying store, and for a plain variable in an eager run, it replaces the stored value.
 
         Args:
             values: The concrete values for the tracers that `values` has returned, in the same order.
@@ -130,7 +137,10 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns a new `OverlayStore`, and `function` wrapped so that its variable assignments go to that store."""
+    """Wraps `function` so that its variable assignments go to a new `OverlayStore`; returns the store and wrapper.
+
+    The caller returns the store's `values()` as auxiliary results of the differentiation, and then calls `settle`.
+    """
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

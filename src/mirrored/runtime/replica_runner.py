@@ -55,11 +55,11 @@ class ReplicaRunner(abc.ABC):
         return here.store if here.runner is self and isinstance(here.store, OverlayStore) else self.store
 
     def trace_key(self, local: int) -> Hashable:
-        """Returns the key that separates a replica's entries in JAX's tracing caches from other replicas' entries."""
+        """Returns the key that keeps one replica's entries in JAX's tracing caches apart from other replicas'."""
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
-        """If JAX is tracing a jitted function inside a replica, makes JAX cache separate traces for each replica.
+        """Makes JAX cache separate traces per replica, if it is tracing a jitted function inside a replica.
 
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
@@ -76,18 +76,18 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces arrays over all replicas, given the local replicas' components, and returns one result per array."""
+        """Reduces the components of all replicas, given those of the local replicas; returns one result per array."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Reduces arrays over all replicas; returns each result once per local replica, separately differentiable."""
+        """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
 
     @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         """Concatenates the arrays of all replicas along `axis`, given the local replicas' components."""
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
-        """Concatenates all replicas' arrays; returns each result once per local replica, separately differentiable."""
+        """Like `gather`, but returns one copy of each result per local replica, each with its own gradient."""
         whole = self.gather(arrays, axis)
         return [[self.reduced_component(array, k) for k in range(self.num_local)] for array in whole]
 
@@ -108,11 +108,11 @@ class ReplicaRunner(abc.ABC):
         """Returns the part of a cross-replica value that belongs to one local replica."""
 
     def components_each(self, value: Leaf) -> list[Any]:
-        """Splits the result of a `merge_call` into one component per local replica, each separately differentiable."""
+        """Splits a result of `merge_call` into one component per local replica, each with its own gradient."""
         return [self.component(value, local) for local in range(self.num_local)]
 
     def isolated(self, values: Sequence[Leaf]) -> list[Any]:
-        """Returns what enters or leaves a `merge_call`, behind fusion boundaries where results are bit-identical."""
+        """Puts fusion boundaries around values that enter or leave a `merge_call`, if results must be bit-identical."""
         return list(values)
 
     @abc.abstractmethod

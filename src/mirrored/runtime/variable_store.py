@@ -82,7 +82,7 @@ class Bookkeeping:
 
 
 class Created(list[Any], Bookkeeping):
-    """The list of variables that the user's function has created during a trace."""
+    """The list of the variables that the user's function has created during a trace."""
 
 
 class Held(NamedTuple):
@@ -134,7 +134,7 @@ class VariableStore(abc.ABC):
         return result
 
     def note(self, variable: VariableLike) -> None:
-        """Remembers a variable's value before an assignment, so that `or_undone` can restore it after an exception."""
+        """Saves a variable's value before an assignment, so that `or_undone` can restore it after an exception."""
         if self._undo is not None and id(variable) not in self._undo:
             self._undo[id(variable)] = self.restoring(variable)
 
@@ -277,7 +277,7 @@ def is_under_tape() -> bool:
 
 
 def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any], Any]) -> Any:
-    """Returns a newly assigned value by `read_again`; `before` returns the variable's old value. Integers have none."""
+    """Returns a newly assigned value, with its gradients routed to the old value if the dtype is differentiable."""
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
@@ -381,7 +381,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """What a tracer represents: the value of a variable, or of one replica's component of the variable."""
+    """What a tracer stands for: the value of a variable, or of one replica's component of the variable."""
 
     variable: VariableLike
     local: int | None

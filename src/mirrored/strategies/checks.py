@@ -1,4 +1,4 @@
-"""Checks of `Strategy.run`: calling context, diverging assignments, declared `out_specs`."""
+"""Checks of `Strategy.run`: calling context, assignments that differ between replicas, declared `out_specs`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def is_given(value: object, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a value that a replica returned is one that the replica function got from outside.
+    """Returns whether a replica's result is an object that its function received rather than a new array.
 
     It got an array from outside if it is among its arguments, closure, globals and defaults, or in an object among
     these. All other arrays were made by the replica. Numbers, strings and other objects count as given.
@@ -109,7 +109,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that a compiled run assigns a variable only once, not once per replica, as it was created outside a scope.
+    """Warns that a compiled run assigns a variable created outside a scope once, an eager run once per replica.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -208,7 +208,7 @@ class OutSpecs:
         ]
 
     def as_arrays(self, result: PyTree) -> Any:
-        """Converts Python numbers to arrays in those of one replica's results that `out_specs` declares replicated."""
+        """Converts one replica's Python numbers to arrays where `out_specs` declares the result replicated."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
@@ -232,7 +232,7 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
 
 
 def merged_differently(called: str, name: str, path: str) -> MergeError:
-    """Returns the error for a function of `merge_call` that closes over an array that may differ between replicas."""
+    """Returns the error for a `merge_call` function that closes over an array that may differ between replicas."""
     return MergeError(
         called,
         found=f"the function closes over {name!r}, which would differ between replicas. How the replicas' values "
@@ -243,7 +243,7 @@ def merged_differently(called: str, name: str, path: str) -> MergeError:
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
-    """Warns if a function gets per-replica results of its own earlier run as arguments: model state then diverges.
+    """Warns if a function gets per-replica results of its own earlier run as arguments, so that replicas diverge.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 

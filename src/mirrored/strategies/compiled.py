@@ -60,7 +60,7 @@ def run_compiled(
 
 @dataclasses.dataclass
 class _Output:
-    """One leaf of the result of `run`: a shared object, or the position of its components in the body's outputs.
+    """One leaf of the result of `run`: a static object, or the position of its components in the body's outputs.
 
     Attributes:
         shared: The object, if all replicas return the same one.
@@ -117,7 +117,7 @@ class _Run:
         return self._bind(body)
 
     def _without_enclosed(self, body: Body) -> Body:
-        """Returns the body without the arrays that merged functions close over; raises if replicas' arrays differ."""
+        """Checks that `merge_call` functions capture equal arrays on all replicas; drops these from the outputs."""
         enclosed = list(zip(*self._runner.enclosed, strict=True))
         if not enclosed:
             return body
@@ -131,7 +131,7 @@ class _Run:
         return body.giving(range(first))
 
     def _without_gradients(self, body: Body) -> Body:
-        """Returns the body without the gradients that it outputs for a check; warns if their loss has a wrong scale.
+        """Warns if gradients among the outputs come from a loss of the wrong scale; drops these from the outputs.
 
         Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
         """
@@ -272,11 +272,11 @@ class _Run:
         return self._finish(list(stacked), mirrored)
 
     def _in_rows(self, value: object) -> bool:
-        """Returns whether a replicated value enters or leaves the run as one row per device (see `one_row_each`)."""
+        """Returns whether a replicated value is passed to or from the run as one equal row per device."""
         return self._fixed_order and tracing_runner.has_gradient(value)
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
-        """Returns the operands of the run for the body's constants: one per variable or outer value; and their kinds.
+        """Returns one operand per variable or outer value that the traced body captures, and the kind of each.
 
         A per-replica variable can have several constants in the body, one per local replica, but is one operand.
         """
@@ -374,12 +374,12 @@ class _Component:
     local: int | None
 
     def local_value(self, parts: Sequence[Any]) -> Any:
-        """Returns the value of this constant, given one device's operands: lists where local replicas differ."""
+        """Returns one replica's value of a captured constant, given the operands on its device."""
         return parts[self.place] if self.local is None else parts[self.place][self.local]
 
 
 def _as_passed(leaf: Leaf) -> Any:
-    """Returns the argument itself for the capture tracer of an argument that a replica returns unchanged."""
+    """Replaces the capture tracer of an argument that a replica returns unchanged by the argument itself."""
     is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
     return leaf.source.value if is_passed else leaf
 

@@ -35,6 +35,15 @@ class ReplicaContext:
     Attributes:
         local_index: The index of this replica among the local replicas of the runner.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4)
+        >>> def replica():
+        ...     context = mr.get_replica_context()
+        ...     return context.all_reduce("SUM", context.replica_id_in_sync_group + 1.0)
+        >>> [float(x) for x in strategy.experimental_local_results(strategy.run(replica))]
+        [10.0, 10.0, 10.0, 10.0]
+
     TensorFlow: `tf.distribute.ReplicaContext`.
     """
 
@@ -233,7 +242,7 @@ class ReplicaContext:
 
 
 def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.PyTreeDef) -> Merge:
-    """Returns the `Merge` (one operation over all replicas of a run) of an all-reduce.
+    """Returns the `Merge` object that executes an all-reduce once for all local replicas of a run.
 
     A replica's payload is its arrays, then the mask that `_columns` describes. Its result is the reduced arrays, then
     for each leaf whether any replica has it.
@@ -263,7 +272,7 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.P
 def _columns(
     payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
 ) -> tuple[list[list[Any]], list[bool]]:
-    """Returns the components of each leaf, with zeros where a replica has None; and which leaves any replica has.
+    """Collects the replicas' components of each leaf, with zeros in place of None, and which leaves any replica has.
 
     Args:
         payloads: Each replica's arrays.

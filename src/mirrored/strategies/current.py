@@ -19,6 +19,15 @@ def get_strategy() -> Strategy:
     """Returns the strategy of the enclosing scope or run; outside both, the default strategy with one replica.
 
     Context: any. TensorFlow: `tf.distribute.get_strategy`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> with strategy.scope():
+        ...     print(mr.get_strategy() is strategy)
+        True
+        >>> mr.get_strategy().num_replicas_in_sync
+        1
     """
     strategies = ambient().strategies
     return strategies[-1] if strategies else _default
@@ -28,6 +37,14 @@ def has_strategy() -> bool:
     """Returns whether a strategy other than the default one-replica strategy is current.
 
     Context: any. TensorFlow: `tf.distribute.has_strategy`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.has_strategy()
+        False
+        >>> with mr.MirroredStrategy(["CPU:0"]).scope():
+        ...     print(mr.has_strategy())
+        True
     """
     return get_strategy() is not _default
 
@@ -36,6 +53,15 @@ def get_replica_context() -> ReplicaContext | None:
     """Returns the replica context, in `Strategy.run` or outside any strategy; None in cross-replica context.
 
     Context: any. TensorFlow: `tf.distribute.get_replica_context`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group).values
+        (0, 1)
+        >>> with strategy.scope():
+        ...     print(mr.get_replica_context())
+        None
     """
     here = ambient()
     if here.replica is not None:
@@ -47,6 +73,13 @@ def in_cross_replica_context() -> bool:
     """Returns whether the caller is in a strategy's `scope()` or in `merge_call`, not in a replica.
 
     Context: any. TensorFlow: `tf.distribute.in_cross_replica_context`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> with strategy.scope():
+        ...     mr.in_cross_replica_context(), strategy.run(mr.in_cross_replica_context)
+        (True, False)
     """
     return get_replica_context() is None
 
@@ -56,6 +89,15 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
     Raises:
         ContextError: The call is inside a scope or run.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.experimental_set_strategy(mr.MirroredStrategy(["CPU:0"], num_replicas=2))
+        >>> mr.get_strategy().num_replicas_in_sync
+        2
+        >>> mr.experimental_set_strategy(None)
+        >>> mr.get_strategy().num_replicas_in_sync
+        1
 
     TensorFlow: `tf.distribute.experimental_set_strategy`.
     """
@@ -77,7 +119,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
 
 class _SetGlobally:
-    """The strategy that `experimental_set_strategy` has set, and the import hook that connects other frameworks."""
+    """State of `experimental_set_strategy`: the strategy that it has set, and its import hook."""
 
     strategies: tuple[Any, ...] = ()
     finder: hooks.Finder | None = None

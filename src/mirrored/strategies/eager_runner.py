@@ -47,12 +47,20 @@ if TYPE_CHECKING:
 
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
+# Provenance in eager runs: a leaf of the result is one plain value if all replicas return the same Python object, else
+# a `PerReplica`. Three tables, by id, correct this; they keep their objects alive, so that no id is reused.
+# - `_outer_by_copy`: each device gets its own copy of an array that is passed to `run`. If all replicas return copies
+#   of one original, the leaf is the original.
+# - `_separated`: arrays that count as each replica's own (results of an all-reduce, components of variables), although
+#   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
+# - `_outer`, with several processes: data from outside the run. Other data may differ on another process, so such a
+#   leaf is a `PerReplica`.
 
 carry(lambda: excuse)
 
 
 class EagerReplicaStore(ReplicaStore):
-    """The variable store of one eager run by `runner`: holds the values that its replicas assign, on their devices."""
+    """The variable store of one eager run, which holds the values that replicas assign, on their devices."""
 
     captures = False
 
@@ -81,7 +89,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Executes an eager run: calls a function for each replica of this process in turn, synchronised at collectives.
+    """Executes an eager run: calls a function for one replica of this process after another, up to each collective.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
@@ -101,14 +109,8 @@ class EagerRunner(ReplicaRunner):
         self.creations: dict[tuple[int, str], int] = {}
         self.store = EagerReplicaStore(self)
         self._lockstep = LockStep("Strategy.run")
-        # Provenance: the per-device copy of an outer value that a replica received -> that value. If all replicas
-        # return their copies, the result is the outer value itself, not a new per-replica value.
         self._outer_by_copy: dict[int, tuple[Any, Any]] = {}
-        # Components that belong to one replica, although virtual replicas of one device may hold the same array object.
-        # Object identity alone would make them look shared.
         self._separated: dict[int, Any] = {}
-        # With several processes: values from outside the run, which are equal on all processes. Keeping the objects
-        # keeps their ids valid.
         self._outer: dict[int, Any] = {}
         self._spans = self.device_assignment.spans_processes
         self._uneven = False
@@ -145,7 +147,7 @@ class EagerRunner(ReplicaRunner):
         return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
 
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
-        """Combines one result per replica; a leaf that `out_specs` declares replicated becomes one array."""
+        """Combines the replicas' results as `out_specs` declares: each replicated leaf becomes one array."""
         columns, treedef = structures.transpose(results, "Strategy.run")
         leaves: list[Any] = []
         for place, (components, equal) in enumerate(zip(columns, specs.replicated(results[0]), strict=True)):
@@ -228,7 +230,7 @@ class EagerRunner(ReplicaRunner):
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
     def _reduce_apart(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Reduces concrete arrays over all replicas, and returns each result once on every local replica's device."""
+        """All-reduces concrete arrays; returns a copy of each result on every local replica's device."""
         wholes = self.reduce(op, arrays)
         return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 
@@ -251,7 +253,7 @@ class EagerRunner(ReplicaRunner):
         return value
 
     def _movable(self, components: Sequence[Any]) -> list[Any]:
-        """Returns components that can be combined outside the run. An object that several replicas hold stays one."""
+        """Prepares components to be combined outside the run; an object that several replicas share stays one."""
         if len(self.device_assignment.devices) == 1:
             return list(components)
         found = {id(component): movable(component) for component in components}
@@ -260,7 +262,7 @@ class EagerRunner(ReplicaRunner):
     def is_shared(self, components: Sequence[Any]) -> bool:
         if not structures.identical(components) or id(components[0]) in self._separated:
             return False
-        # Data that the replicas of this process share may differ on other processes, unless it came from outside.
+        # With several processes, data that was made in the run may differ on the others.
         return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
 
     def component(self, value: object, local: int) -> Any:
@@ -329,7 +331,7 @@ class EagerRunner(ReplicaRunner):
 
 
 def _refuse_differentiated(results: Sequence[Any]) -> None:
-    """Raises an error if `jax.grad` is around an eager run: JAX cannot add cotangents on different devices.
+    """Raises an error for an eager run inside `jax.grad`: JAX cannot add cotangents on different devices.
 
     Raises:
         TransformError: A result is a tracer of such a transform.
@@ -351,7 +353,7 @@ def _described(component: jax.Array) -> str:
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns the copy of a replicated array that is on `device`."""
+    """Returns the copy of an array that is on `device`; moves an array that is on one other device."""
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)

@@ -59,7 +59,7 @@ class StrategyExtended:
         return self._delivered(value, reduced, destinations)
 
     def _delivered(self, value: object, reduced: PyTree, destinations: object) -> Any:
-        """Returns a reduced value as `destinations` require: a plain value for one device, else a mirrored value."""
+        """Returns a reduced value in the form for `destinations`: an array for one device, else a mirrored value."""
         if isinstance(destinations, str):
             return reduced
         given, _ = structures.flatten(value, also=SparseRows)
@@ -159,7 +159,7 @@ class StrategyExtended:
         return v.read_value()
 
     def value_container(self, value: object) -> Any:
-        """Returns the variable of which `value` is one replica's copy; any other value unchanged."""
+        """Returns the variable if `value` is one replica's copy of it; returns other values unchanged."""
         return getattr(value, "container", value)
 
     def variable_created_in_scope(self, v: object) -> bool:
@@ -168,7 +168,7 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: object) -> Iterator[None]:
-        """Creates the variables of a ``with`` block on the devices of another variable, i.e. of all replicas.
+        """Creates the variables of a ``with`` block on the devices of another variable: those of all replicas.
 
         Raises:
             ArgumentError: `colocate_with_variable` is not a variable of this strategy.

@@ -1,4 +1,4 @@
-"""Fuses loops and branches that contain collectives: one for all virtual replicas replaces one per replica.
+"""Fuses the virtual replicas' copies of a loop or branch that contains collectives into one loop or branch.
 
 The local replicas of a device are traced one after another. If each of them reduces something in a `scan`, the body
 contains one `scan` per local replica, each with that replica's part of the collective
@@ -61,7 +61,7 @@ class _Body:
         self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
-        """Evaluates the body, and each group of corresponding equations as one, when all their operands are known."""
+        """Evaluates equations once their operands are known, and each group of corresponding equations as one."""
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
         groups = self._groups(jaxpr)
         group_of = {id(eqn): group for group in groups for eqn in group}
@@ -85,7 +85,7 @@ class _Body:
         return [_read(known, atom) for atom in jaxpr.outvars]
 
     def _groups(self, jaxpr: Jaxpr) -> list[tuple[Any, ...]]:
-        """Returns the groups of equations with collectives to fuse: the first of each local replica, the second, ..."""
+        """Groups the equations with collectives that correspond to each other in the local replicas, in order."""
         by_replica: list[list[Any]] = [[] for _ in range(self._count)]
         for eqn in jaxpr.eqns:
             local = local_replica_of(eqn)
@@ -120,7 +120,7 @@ class _Body:
         raise _unequal(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
-        """Evaluates one jaxpr per local replica from one fused collective to the next; returns each one's results."""
+        """Evaluates one jaxpr per local replica, from one fused collective to the next; returns their results."""
         walks = [_walk(jaxpr, values) for jaxpr, values in zip(jaxprs, inputs, strict=True)]
         results: list[_Values | None] = [None] * self._count
         stops = [_advance(walk, None, results, k) for k, walk in enumerate(walks)]

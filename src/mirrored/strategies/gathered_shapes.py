@@ -31,7 +31,7 @@ def check_gathered(called: str, shapes: Sequence[tuple[int, ...]], axis: int, wh
 
 
 def _violated(shapes: Sequence[tuple[int, ...]], axis: int) -> str | None:
-    """The violated rule, in the words of TensorFlow's messages, for which users search."""
+    """Returns the violated rule in the wording of TensorFlow's messages, for which users search."""
     rank = len(shapes[0])
     if any(len(shape) != rank for shape in shapes):
         return "Shape mismatch: Ranks of all input tensors should match"

@@ -1,4 +1,4 @@
-"""Implements, for code in a replica, `merge_call` and those collectives that are in a JAX transform or on a tape."""
+"""Implements `merge_call`, and collectives inside a JAX transform or on a tape, for code in a replica."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Traces, inside a JAX transform, one replica's part of a reduction of arrays over all replicas."""
+    """Traces one replica's part of a reduction over all replicas, inside a JAX transform such as `jax.grad`."""
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
@@ -52,7 +52,7 @@ def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
-    """Traces, inside a JAX transform, one replica's part of a concatenation of all replicas' arrays along `axis`."""
+    """Traces one replica's part of an all-gather along `axis`, inside a JAX transform such as `jax.grad`."""
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
 
 
@@ -186,7 +186,7 @@ class _Slot:
 
 
 class _Rest(NamedTuple):
-    """A structure without its arrays: placeholders and all other leaves.
+    """A structure whose arrays are replaced by placeholders; all other leaves are kept.
 
     Attributes:
         leaves: The leaves, with `_SLOT` in place of each array.
@@ -210,7 +210,7 @@ def _is_array(leaf: object) -> bool:
 
 
 def _payload(leaves: Sequence[Any], treedef: jax.tree_util.PyTreeDef) -> list[Any]:
-    """Returns a structure as a merge takes it: its arrays, followed by the structure without them (`_Rest`)."""
+    """Splits a structure for a `merge_call` into its arrays, followed by the structure without them (`_Rest`)."""
     rest = _Rest([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
     return [*(leaf for leaf in leaves if _is_array(leaf)), rest]
 
@@ -259,7 +259,7 @@ def call_merged(
 
 
 def enclosed_by(called: str, key: FunctionKey) -> tuple[tuple[str, Any], ...]:
-    """Returns `Merge.enclosed` for the key of a user's function that a merge calls once for all replicas.
+    """Returns the values that a user's function for `merge_call` closes over, in the format of `Merge.enclosed`.
 
     Raises:
         TapeError: The function closes over an array that a tape tracks.
@@ -280,7 +280,7 @@ def _tapes() -> list[ReadListener]:
 
 
 def _check_gradients(called: str, probe: GradientTape, results: Sequence[Any]) -> None:
-    """Raises an error if results of a merged function are differentiable functions of variables that it has read.
+    """Raises an error if results of a `merge_call` function depend differentiably on variables that it has read.
 
     The tapes of the replicas do not record what the function does, so the gradients of the variables would be lost.
 

@@ -88,6 +88,12 @@ class OneDeviceStrategy(Strategy):
     Raises:
         DeviceError: The device does not exist.
 
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.OneDeviceStrategy("CPU:0")
+        >>> strategy.run(lambda x: 2 * x, args=(3.0,)), strategy.num_replicas_in_sync
+        (6.0, 1)
+
     TensorFlow: `tf.distribute.OneDeviceStrategy`.
     """
 

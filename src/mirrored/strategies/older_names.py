@@ -47,7 +47,7 @@ class OlderNames(abc.ABC):
         return hooks.make_dataset_iterator(self, dataset)
 
     def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: object = None) -> Any:
-        """Returns an iterator over the dataset that `input_fn` returns; each replica gets an element of its own.
+        """Returns an iterator over the dataset that `input_fn` returns; each replica gets a different element.
 
         Context: cross-replica.
 
@@ -88,7 +88,7 @@ class OlderNames(abc.ABC):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Has no effect with a TensorFlow 1 cluster configuration of one worker; refuses one of several workers.
+        """Has no effect for a TensorFlow 1 cluster configuration with one worker; raises an error for several.
 
         Raises:
             ArgumentError: The cluster has several workers.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the replicas' arrays of all processes along `axis`; sizes along `axis` may differ.
+    """Concatenates the replicas' arrays of all processes along `axis`; their sizes along `axis` may differ.
 
     Args:
         components: The components of the replicas of this process, in replica order.
@@ -163,7 +163,7 @@ def _check_leaf(called: str, op: ReduceOp, leaf: object) -> None:
 
 
 def _is_mean_of_means(value: PerReplica) -> bool:
-    """Returns whether the mean of `value` over replicas would weigh examples unequally: its batch was uneven."""
+    """Returns whether a mean of `value` over replicas would weigh examples unequally, since batch sizes differed."""
     if not value.of_uneven_batch or any(isinstance(one, Tracer) for one in value.values):
         return False
     first, *others = (np.asarray(payload_of(one)) for one in value.values)
@@ -267,7 +267,7 @@ def _map_components(value: PerReplica, function: Callable[..., Any]) -> PerRepli
 
 
 def _on_its_device(function: Callable[..., Any], component: Any) -> Any:
-    """Computes on the device of a component, which is not committed to it."""
+    """Runs a computation on the device of a component, although the component is not committed to it."""
     if not isinstance(component, jax.Array) or isinstance(component, Tracer) or len(component.sharding.device_set) > 1:
         return function(component)
     with jax.default_device(next(iter(component.sharding.device_set))):
@@ -350,7 +350,7 @@ def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> int:
 
 
 def _addends(component: jax.Array, op: ReduceOp) -> Any:
-    """Returns a component as it is added: for a mean, integers and 16-bit floats are converted to float32."""
+    """Prepares a component for addition: for a mean, converts integers and 16-bit floats to float32."""
     array = as_array(component)
     return widen(floating(array)) if op is ReduceOp.MEAN else array
 

@@ -24,8 +24,8 @@ from mirrored.strategies.extended import StrategyExtended
 from mirrored.strategies.inputs import DistributesInput
 from mirrored.strategies.older_names import OlderNames
 from mirrored.strategies.scope import Scope
-from mirrored.topology.device_assignment import DeviceAssignment
-from mirrored.values import structures
+from mirrored.topology.device_assignment import DeviceAssignment, name_device
+from mirrored.values import html, structures
 from mirrored.values.distributed_values import DistributedValues
 
 
@@ -35,6 +35,14 @@ class Strategy(DistributesInput, OlderNames):
     Args:
         device_assignment: The device of each replica. None: the default strategy, one replica on JAX's default device.
         cross_device_ops: The algorithm that reduces values over replicas.
+
+    Example:
+        >>> import mirrored as mr
+        >>> def total_of_ids(strategy: mr.Strategy) -> float:
+        ...     ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 0.0)
+        ...     return float(strategy.reduce("SUM", ids, axis=None))
+        >>> total_of_ids(mr.MirroredStrategy(["CPU:0"], num_replicas=4)), total_of_ids(mr.OneDeviceStrategy("CPU:0"))
+        (6.0, 0.0)
 
     TensorFlow: `tf.distribute.Strategy`.
     """
@@ -283,6 +291,21 @@ class Strategy(DistributesInput, OlderNames):
             "one replica, on JAX's default device" if self._device_assignment is None else repr(self._device_assignment)
         )
         return f"{type(self).__name__}({where})"
+
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: the devices, and the replicas that run on each."""
+        if self._device_assignment is None:
+            return html.text(repr(self))
+        assigned = self._device_assignment
+        title = (
+            f"{type(self).__name__}: {html.counted(assigned.num_replicas, 'replica')} on "
+            f"{html.counted(assigned.num_devices, 'device')}"
+        )
+        rows = [
+            (name_device(device), device.device_kind, " ".join(map(str, assigned.replicas_on(device))))
+            for device in assigned.devices
+        ]
+        return html.table(title, ("device", "hardware", "replicas"), rows)
 
     def __copy__(self) -> Strategy:
         # A strategy identifies devices, so a copied model stays on the same strategy.

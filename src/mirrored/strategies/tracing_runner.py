@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """What a tracer represents: a replicated argument of `Strategy.run`, as one of the virtual replicas sees it."""
+    """What a tracer stands for: a replicated argument of `Strategy.run`, as one of the virtual replicas sees it."""
 
     value: Any
     local: int
@@ -279,7 +279,7 @@ def has_gradient(value: Operand) -> bool:
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites the program of a run so that the gradients of values that it captures are summed in a fixed order.
+    """Rewrites a run's program so that the gradients of captured values are summed in a fixed order.
 
     The new body has one constant per captured value, which `fan_out` copies to the local replicas.
 
@@ -299,7 +299,7 @@ def with_fixed_order(
 
 
 class _Constants:
-    """Computes the values of a body's constants. A captured value is copied to all local replicas by one `fan_out`."""
+    """Supplies the values that a traced body captures; one `fan_out` copies each to all local replicas."""
 
     def __init__(self, runner: TracingRunner) -> None:
         self._runner = runner
@@ -378,7 +378,7 @@ first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def one_row_each(mesh: Mesh, value: object) -> Any:
-    """Converts a replicated value to a sharded array ``[devices, ...]`` with one equal row per device.
+    """Converts a replicated value to an array ``[devices, ...]`` that has the same row on each device.
 
     The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
     """
@@ -391,7 +391,7 @@ one_row_each.defvjp(
 
 
 def unstack_unfused(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Splits stacked arrays into the replicas' components; XLA fuses neither this nor its derivative with other code.
+    """Splits stacked arrays into the replicas' components, so that XLA fuses neither the split nor its derivative.
 
     The backward pass stacks the cotangents behind a fusion boundary too.
     """

@@ -28,7 +28,7 @@ from mirrored.values.distributed_values import PerReplica
 
 
 class UnconnectedGradients(enum.Enum):
-    """Enum: what the gradient is for a source on which the target does not depend, None or zeros.
+    """Enum: the gradient with respect to a source on which the target does not depend, None or zeros.
 
     Example:
         >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
@@ -236,7 +236,7 @@ class Walk:
             cotangents[key] = cotangent if earlier is None else self._added(earlier, cotangent)
 
     def _propagate_missing_derivatives(self, record: Record) -> None:
-        """Marks the inputs of an operation as without derivative if a result of the operation is."""
+        """Marks the inputs of an operation as non-differentiable if one of its results is non-differentiable."""
         on_results = [None if key is None else self._lost.get(key) for key in record.out_keys]
         found = next((one for one in on_results if one is not None), None)
         if found is None:
@@ -324,13 +324,13 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
 
 
 def rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns the one-hot cotangents that give the rows of a Jacobian, stacked: one per element of the target."""
+    """Returns the stacked one-hot cotangents that give the rows of a Jacobian, one per element of the target."""
     size = math.prod(shape)
     return jnp.reshape(jnp.eye(size, dtype=dtype), (size, *shape))
 
 
 def batched_rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns the one-hot cotangents that give the rows of a batched Jacobian, stacked: one per element of an example.
+    """Returns the stacked one-hot cotangents that give the rows of a per-example Jacobian.
 
     Each cotangent is 1 at its element in all examples.
     """

@@ -49,7 +49,7 @@ def process(
     *,
     runs_rule: bool = False,
 ) -> list[Any]:
-    """Applies a function with a custom derivative under a tape, and linearizes the function at the given operands.
+    """Applies and linearizes a function with a custom derivative (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
 
     A derivative rule written in Python thus sees concrete values if there are any.
 
@@ -120,7 +120,7 @@ def process_library(
 def _library_operation(
     trace: TapeTrace, bind: Callable[..., list[Any]], call: tuple[Primitive, WrappedFun, bool], values: list[Any]
 ) -> Operation | None:
-    """Returns the operation of a library call, traced once; None if it closes over a value of this call."""
+    """Returns the operation for a call of a JAX library function; None if the function closes over tracked values."""
     primitive, function, _ = call
     avals = tuple([aval_of(value) for value in values])
 
@@ -191,7 +191,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """Marks the results of a primitive as having no gradient to arrays over which custom-derivative functions close.
+    """Records that arrays that custom-derivative functions inside a primitive close over get no gradient from it.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program.
@@ -222,7 +222,7 @@ def process_lifted(
     arrays: list[Any],
     operands: tuple[list[Any], list[Key], tuple[int, ...]],
 ) -> Any:
-    """Applies a primitive, with the tracked arrays inside its parameters turned into operands, and records it.
+    """Applies and records a primitive whose parameters contain tracked arrays, which become operands.
 
     Args:
         trace: The trace of a tape that records.

@@ -1,7 +1,7 @@
-"""Caches of the differentiable operations of tapes: by primitive, traced program or library function.
+"""Caches the operations that tapes record, so that no step derives their VJP rules or compiles them again.
 
-An `Operation` holds its derived rules and compiled programs. Finding the same operation again avoids tracing and
-compiling in every step.
+The keys are primitives, traced programs or library functions. An `Operation` holds its derived rules and compiled
+programs. Finding the same operation again avoids tracing and compiling in every step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Catalogue(Generic[T]):
         self._entries: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the cached entry of `key`, after creating it by `make` if it is missing."""
+        """Returns the cached entry of `key`; creates it with `make` if it is missing."""
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = make()
@@ -94,7 +94,7 @@ def _of_this_trace(catalogue: Catalogue[T]) -> Catalogue[T]:
 
 
 def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Returns the differentiable operation that applies a JAX primitive with given parameters, from the cache.
+    """Returns the cached differentiable operation that applies a JAX primitive with given parameters.
 
     Donation is disabled, because the records may still need the operands as residuals. Parameters that are not hashable
     give a new operation.
@@ -109,7 +109,7 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Creates a differentiable operation that applies a JAX primitive with given parameters, without caching it."""
+    """Creates a differentiable operation that applies a JAX primitive with given parameters; does not cache it."""
     nested = without_compiler_options(params)
     as_written, params = nested is not params, nested
     if primitive.multiple_results:
@@ -125,7 +125,7 @@ def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
-    """Returns the differentiable operation of a traced program from the cache, or creates it by `make`."""
+    """Returns the cached differentiable operation of a traced program; creates it with `make` if it is missing."""
     try:
         return _of_this_trace(_programs).get(key, make)
     except TypeError:
@@ -133,7 +133,7 @@ def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
 
 
 def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCall | None:
-    """Returns the traced call of a JAX library function from the cache, or creates it by `make`.
+    """Returns the cached trace of a call of a JAX library function; creates it with `make` if it is missing.
 
     Returns None if the key is not hashable (`custom_root` holds functions).
     """

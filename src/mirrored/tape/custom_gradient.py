@@ -196,7 +196,7 @@ class CustomRecord(Record):
         self.reached_variables: list[int] = []
 
     def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
-        """Extends the inputs of this tape record by the watched variables that the function has read."""
+        """Adds the watched variables that the function has read to the inputs of this tape record."""
         assert tape.recorder is not None
         self.variables = variables
         self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
@@ -227,13 +227,13 @@ def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
 
 @contextmanager
 def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
-    """Runs the block without recording. Yields, per tape, the keys of the tracked values that the block uses."""
+    """Runs the block without recording, and yields for each tape the keys of the tracked values that the block uses."""
     with ExitStack() as stack:
         yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
 
 
 class _Collector:
-    """A read listener that collects the trainable variables that are read, and the values that their readers got."""
+    """A read listener that collects the trainable variables that are read, with the values that were returned."""
 
     def __init__(self) -> None:
         self.variables: dict[int, Any] = {}
@@ -271,7 +271,7 @@ class _Collector:
 
 
 class _ReadVariables(Exception):
-    """Ends a call that has read variables, before JAX records it."""
+    """Exception that ends a traced call that has read variables, so that it is repeated with them as arguments."""
 
     def __init__(self, variables: list[Any]) -> None:
         super().__init__()

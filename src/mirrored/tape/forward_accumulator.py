@@ -137,7 +137,7 @@ class ForwardAccumulator:
 
 
 class _ForwardTape(GradientTape):
-    """The tape of an accumulator."""
+    """The tape on which a `ForwardAccumulator` records operations."""
 
     @property
     def is_recording(self) -> bool:

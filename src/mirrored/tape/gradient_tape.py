@@ -176,7 +176,7 @@ class GradientTape(Recording):
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> jax.Array:
-        """Computes one Jacobian per example of a batch, of the example's target with respect to its source.
+        """Computes one Jacobian per example of a batch: of a row of the target with respect to a row of the source.
 
         Args:
             target: One array of shape ``[batch, ...]``. Row i must depend only on row i of the source.

@@ -93,7 +93,7 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
 
 
 def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs a merge and linearizes it, once for all local replicas, in the driver.
+    """Runs a collective or `merge_call` and linearizes it, once for all local replicas.
 
     Returns:
         For each replica its results, for replica 0 also the residuals, and last the replica's `MergePart`.
@@ -158,7 +158,7 @@ class MergeRecord(Record):
 
 
 def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs the pullback of a merge, once for all local replicas, in the driver.
+    """Runs the pullback of a collective or `merge_call`, once for all local replicas.
 
     A replica passes None as the cotangent of a result that its target does not depend on.
 
@@ -198,7 +198,7 @@ def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> l
 
 
 def _reached(pull: Callable[..., Sequence[Any]], present: Sequence[Any]) -> list[bool]:
-    """Returns, for each differentiable operand of a merge, whether any of the present cotangents reaches it."""
+    """Returns, for each differentiable operand of a collective, whether a present cotangent reaches it."""
     program = program_of(pull, [aval_of(cotangent) for cotangent in present])
     return reached_results(program.jaxpr, range(len(present)))
 

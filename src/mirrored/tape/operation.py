@@ -70,7 +70,7 @@ class QuickRules:
 
 
 def direct(function: Callable[[Any], Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Wraps a function of one array so that an eager tape records it quickly, as a single operation.
+    """Wraps a function of one array so that an eager tape records it as a single operation, on a fast path.
 
     Context: any. The wrapper takes the fast path if an eager tape tracks the argument and that tape is the current
     trace. Otherwise it calls `otherwise`.
@@ -176,7 +176,7 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation that runs another program, with this operation's settings."""
+        """Returns an operation that runs another function, with the settings of this operation."""
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
@@ -194,7 +194,7 @@ class Operation:
 
 
 class Residual:
-    """Tells where a tape record gets a value that it saves (residual): from an input, forward result or constant."""
+    """The source of a residual, a value saved for the backward pass: an input, a forward result or a constant."""
 
     INPUT, RESULT, CONSTANT = range(3)
 
@@ -252,7 +252,7 @@ class Rule:
         return closed_over_inputs(program_of(self._operation.function, self._avals))
 
     def _derive_for_watched(self) -> None:
-        """Derives the rule for the watched inputs. If that fails, derives it for those inputs that allow it."""
+        """Derives the VJP rule for all watched inputs; if JAX cannot, for those that it can differentiate."""
         try:
             self._derive(self._avals, self.watched)
         except Exception as failure:
@@ -417,7 +417,7 @@ def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tu
 def linearize_with(
     function: Flat, args: Sequence[Any], watched: Sequence[int], beside: Callable[[], list[Any]]
 ) -> tuple[list[Any], Any, list[Any]]:
-    """Computes a function's results and pullback, and also the results of `beside()`, without derivatives."""
+    """Computes a function's results and pullback, and the results of `beside()`, which is not differentiated."""
 
     def of_watched(*chosen: Any) -> tuple[list[Any], list[Any]]:
         full = list(args)

@@ -37,7 +37,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class NoDerivative:
-    """Inputs of a recorded operation that get no gradient from the operation, with the reason for an error message.
+    """Inputs of a recorded operation to which no gradient flows, with the reason for an error message.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
@@ -58,7 +58,7 @@ class NoDerivative:
     )
 
     def error(self) -> TapeError:
-        """Returns the error for a requested gradient that would have to pass through an input that gets none."""
+        """Returns the error for a gradient that would have to flow through one of these inputs."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
@@ -70,7 +70,7 @@ class NoDerivative:
 
 
 def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
-    """Returns a `NoDerivative` for values over which a custom-derivative function closes."""
+    """Returns a `NoDerivative` for the values that a custom-derivative function closes over."""
     return NoDerivative(
         keys,
         name,
@@ -191,7 +191,7 @@ class PartialRuleRecord(RuleRecord):
 
 
 class PullbackRecord(Record):
-    """The tape record of an operation that was differentiated when it ran, by `jax.vjp`."""
+    """The tape record of an operation that was differentiated by `jax.vjp` when it ran."""
 
     __slots__ = ("no_derivative", "function", "out_avals", "pullback")
 
@@ -261,7 +261,7 @@ class AliasRecord(Record):
 
 
 class PartialAliasRecord(Record):
-    """The tape record of an operation that passes its inputs on, but also depends on values that get no gradient."""
+    """The tape record of an operation that passes cotangents through, but also has inputs that get none."""
 
     __slots__ = ("no_derivative",)
 
@@ -309,7 +309,7 @@ def _pull_from_inputs(record: Record, function: Flat, cotangents: list[Any]) -> 
 
 
 def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Returns the cotangents of all results, with zeros in place of None."""
+    """Returns the cotangents of all results of an operation, with zeros in place of None."""
     return [
         no_cotangent(result) if cotangent is None else cotangent
         for cotangent, result in zip(cotangents, like, strict=True)
@@ -325,7 +325,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A traced read: the variable, the tracer that the reader got, and the one that the variable's store gave.
+    """A variable read during tracing: the variable, the tracer that the reader got, and the stored tracer.
 
     The last one is kept alive, so that its id is not reused.
     """
@@ -430,7 +430,7 @@ class Recorder:
         return value
 
     def untracked(self, value: jax.Array, owner: TapeTrace) -> Any:
-        """Returns `value` as an array that this tape does not track, as a new object if necessary.
+        """Returns `value` as an array that this tape does not track; creates a new object if necessary.
 
         An assigned value may be tracked as the result of an operation. Reading the variable gives an independent value.
         """

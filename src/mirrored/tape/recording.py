@@ -214,7 +214,7 @@ class Recording:
         return recorder.untracked(value, self._trace)
 
     def _is_traced_for_later(self) -> bool | None:
-        """Returns whether JAX is tracing a function under this tape although the current trace has no link to it.
+        """Returns whether JAX is tracing a function for later use, whose trace does not reach this tape.
 
         This is the case for the bodies of `shard_map` and `custom_vjp`. It is also the case for derivative rules, which
         JAX traces when the call is differentiated, and caches.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import registered_read
+from mirrored._jax.array_likes import registered_read
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
 from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.jaxprs import aval_of, program_of
@@ -88,7 +88,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions that JAX is tracing and that close over a tracked array, so that JAX retraces them.
+        """Registers functions whose trace in progress closes over a tracked array, so that JAX traces them again.
 
         `_forget_stale` evicts their cached traces, which hold the box as a constant, before the next primitive runs.
         """
@@ -136,7 +136,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results if primitive.multiple_results else results[0]
 
     def _stop_gradient(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Runs `stop_gradient` while uses are noted (see `touched`), without noting its operands as used."""
+        """Runs `stop_gradient` without counting its operands as used by an enclosing `touching` block."""
         touched, self.touched = self.touched, {}
         try:
             values, _, _ = self.split_operands(args)
@@ -181,7 +181,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return calls.process(self, bind, function, *split, str(primitive), runs_rule=True)
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
-        """Runs a `jax.shard_map` call outside of `jit`, traced first so that what it closes over becomes operands."""
+        """Runs a `jax.shard_map` call outside `jit`, traced first so that captured values become operands."""
         args = registered_read(args, self.as_current)
         result: list[Any] = []
 
@@ -238,7 +238,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self.add(record, results[: rule.num_results], rule.tracked, values)
 
     def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
-        """Adds a record to the tape; returns the operation's results, those marked in `tracked` as tracked arrays."""
+        """Adds a record to the tape; returns the results, wrapped as tracked arrays where `tracked` is True."""
         recorder = self.recorder
         if recorder is None:
             return results
@@ -289,7 +289,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def _perform_quickly(
         self, operation: Operation, values: tuple[Any, ...], keys: tuple[Key, ...], watched: tuple[int, ...]
     ) -> Any:
-        """Performs an operation with one result, on the fast path of an eager tape that records."""
+        """Runs an operation with one result and records it, on the fast path of a recording eager tape."""
         put_trace(self.parent)
         token = caches.swap(None)
         try:
@@ -330,7 +330,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return inputs
 
     def copied(self, value: jax.Array) -> Any:
-        """Returns an array as a new object, which this tape does not track yet."""
+        """Returns an array as a new Python object, which this tape does not track."""
         if type(value) is Box:
             return Box(value.owner, value.payload, value.key)
         return run_under(self.parent, catalogue.COPY, [value])[0]
@@ -342,7 +342,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     # Operands
 
     def split_operands(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
-        """Splits operands into their plain values, and the keys and the positions of those that the tape tracks.
+        """Returns the operands as plain values, and the keys and positions of those that the tape tracks.
 
         While `touched` is set, notes the keys there and returns no tracked operands.
         """
@@ -384,7 +384,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Suspends this tape during a ``with`` block, and makes the JAX trace that encloses the tape the current one.
+        """Suspends recording for a ``with`` block: its operations run under the JAX trace that encloses this tape.
 
         If that trace is eager, the block also runs without the tape's token of `_jax.caches`.
         """
@@ -408,7 +408,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
-        """Runs a ``with`` block without recording, and collects the keys of the tracked values that the block uses."""
+        """Suspends recording for a ``with`` block, and collects the keys of the tracked values that the block uses."""
         before = self.touched
         touched: dict[Key, None] = {}
         self.touched = touched
@@ -431,7 +431,7 @@ def _source_sharding(value: jax.Array, source: jax.sharding.Sharding | None) -> 
 
 
 def run_under(trace: Trace, operation: Operation, values: Sequence[Any]) -> list[Any]:
-    """Applies a differentiable operation to arrays under a JAX trace, which executes, records or inlines it.
+    """Applies a differentiable operation to arrays under a given JAX trace (eager, recording or compiling).
 
     An eager trace runs it compiled, a tape records it, and any other trace inlines it into its program.
     """

@@ -15,3 +15,15 @@ from mirrored.testing.ways import WAYS as WAYS
 from mirrored.testing.ways import Way as Way
 from mirrored.testing.ways import WaySpec as WaySpec
 from mirrored.testing.ways import select_ways as select_ways
+
+__all__ = [
+    "Counted",
+    "WAYS",
+    "Way",
+    "WaySpec",
+    "assert_close_by_norm",
+    "assert_copies_equal",
+    "assert_same_bits",
+    "count_work",
+    "select_ways",
+]

@@ -19,6 +19,13 @@ class Counted:
         traces: The number of functions that JAX traced.
         compilations: The number of programs that XLA compiled.
         new_arrays: The increase in live arrays from the start to the end of the block; 0 until the block ends.
+
+    Example:
+        >>> import mirrored as mr
+        >>> with count_work() as counted:
+        ...     _ = mr.function(lambda x: x + 1)(1.0)
+        >>> counted.traces > 0
+        True
     """
 
     traces: int = 0

@@ -20,6 +20,13 @@ def assert_same_bits(actual: PyTree, expected: PyTree) -> None:
 
     Raises:
         AssertionError: A leaf differs. The message names the first such leaf, the number of elements and the values.
+
+    Example:
+        >>> import numpy as np
+        >>> assert_same_bits({"w": np.float32([1, 2])}, {"w": np.float32([1, 2])})
+        >>> assert_same_bits({"w": np.float32([1, 2])}, {"w": np.float32([1, 3])})
+        Traceback (most recent call last):
+        AssertionError: leaf['w']: 1 of 2 elements differ in their bits, first at (1,): ...
     """
     for path, left, right in _pairs(actual, expected):
         assert left.dtype == right.dtype, f"{path}: dtype {left.dtype}, expected {right.dtype}"
@@ -41,6 +48,13 @@ def assert_close_by_norm(actual: PyTree, expected: PyTree, tolerance: float = 1e
 
     Raises:
         AssertionError: A leaf exceeds the tolerance. The message names the first such leaf.
+
+    Example:
+        >>> import numpy as np
+        >>> assert_close_by_norm(np.float32([1, 2]), np.float32([1, 2.000001]))
+        >>> assert_close_by_norm(np.float32([1, 2]), np.float32([1, 2.1]))
+        Traceback (most recent call last):
+        AssertionError: leaf: differs by 0.1, 0.043 of the norm 2.33
     """
     for path, left, right in _pairs(actual, expected):
         assert left.shape == right.shape, f"{path}: shape {left.shape}, expected {right.shape}"
@@ -62,6 +76,12 @@ def assert_copies_equal(tree: PyTree) -> None:
 
     Raises:
         AssertionError: Copies differ. The message names the variable, the devices and the number of elements.
+
+    Example:
+        >>> import mirrored as mr
+        >>> with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        ...     w = mr.Variable([1.0, 2.0])
+        >>> assert_copies_equal({"w": w})
     """
     for leaf in jax.tree.leaves(tree, is_leaf=lambda one: isinstance(one, Variable)):
         if not isinstance(leaf, Variable) or leaf.synchronization is VariableSynchronization.ON_READ:

@@ -26,6 +26,11 @@ class WaySpec:
         mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one
             replica per device. ``"folded"``: inside `mirrored.function`, two virtual replicas per device.
         num_replicas: The number of replicas.
+
+    Example:
+        >>> way = WaySpec("folded", 4)
+        >>> way.id, way.num_replicas, way.num_devices
+        ('folded-4', 4, 2)
     """
 
     mode: Mode
@@ -70,14 +75,14 @@ class Way:
         spec: The mode and the replica count.
         strategy: The strategy created for it.
 
-    Example::
-
-        def test_sum_of_ids(way):
-            @way.compile
-            def step():
-                return way.strategy.run(lambda: mr.get_replica_context().all_reduce("sum", 1.0))
-
-            assert way.strategy.local_results(step())[0] == way.num_replicas
+    Example:
+        >>> import mirrored as mr
+        >>> way = WaySpec("compiled", 1).open()
+        >>> @way.compile
+        ... def step():
+        ...     return way.strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+        >>> float(way.strategy.experimental_local_results(step())[0]) == way.num_replicas
+        True
     """
 
     spec: WaySpec
@@ -113,6 +118,7 @@ class Way:
 WAYS: Final = tuple(
     WaySpec(mode, count) for mode in MODES for count in REPLICA_COUNTS if not (mode == "folded" and count == 1)
 )
+"""All execution modes on 1, 2, 4 and 8 replicas, a `WaySpec` each: the parameters of the fixture `way`."""
 
 
 def select_ways(
@@ -122,6 +128,10 @@ def select_ways(
 
     Raises:
         ArgumentError: No way matches.
+
+    Example:
+        >>> [way.id for way in select_ways(modes=["eager", "folded"], replicas=[4])]
+        ['eager-4', 'folded-4']
     """
     chosen = [spec for spec in WAYS if spec.mode in modes and spec.num_replicas in replicas]
     if not chosen:

@@ -99,12 +99,12 @@ class Algorithm(enum.Enum):
 
 
 def _no() -> bool:
-    """Returns False, for what is not available here."""
+    """Returns False: the implementation of functions that query an unavailable feature."""
     return False
 
 
 def _yes() -> bool:
-    """Returns True, for what is always available here."""
+    """Returns True: the implementation of functions that query a feature that is always available."""
     return True
 
 

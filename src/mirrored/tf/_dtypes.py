@@ -58,7 +58,7 @@ class DType:
 
     @property
     def as_datatype_enum(self) -> int:
-        """The number by which TensorFlow's file formats denote this type."""
+        """This type's number in TensorFlow's file formats."""
         return _CODES[self._name]
 
     @property

@@ -64,7 +64,7 @@ def function(
 
 
 def as_tensors(result: PyTree) -> Any:
-    """Returns the result of a function as TensorFlow does: numbers as tensors, and the values of variables."""
+    """Converts a function's result as TensorFlow does: numbers to tensors, and variables to their values."""
     leaves, treedef = structures.flatten(result)
     converted = [_as_tensor(leaf) for leaf in leaves]
     if all(new is leaf for new, leaf in zip(converted, leaves, strict=True)):
@@ -114,7 +114,7 @@ def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _layers_converted_by(convert: Callable[..., Any]) -> AbstractContextManager[None]:
     """Returns a context in which Keras converts layers: Keras calls `Layer.call` outside the converted code."""
-    calls: Any = sys.modules.get("mirrored.integrations.keras.belonging")
+    calls: Any = sys.modules.get("mirrored.integrations.keras.calls")
     return nullcontext() if calls is None else calls.converted_by(convert)  # type: ignore[no-any-return]
 
 

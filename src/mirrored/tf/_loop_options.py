@@ -9,7 +9,7 @@ def set_loop_options(
     maximum_iterations: object = None,
     shape_invariants: object = None,
 ) -> None:
-    """Sets options, such as a maximum number of iterations, of the loop whose body begins with this call.
+    """Sets options of the enclosing loop, such as a maximum number of iterations; call it first in the loop's body.
 
     As in TensorFlow, it has no effect on loops that run in Python.
 

@@ -13,6 +13,10 @@ _PARAMETER_SERVER: Final = (
     "use tf.distribute.MultiWorkerMirroredStrategy for several machines",
 )
 _TPU: Final = ("JAX uses TPUs like any other device", "use tf.distribute.MirroredStrategy, which uses all TPU cores")
+_CLOUD: Final = (
+    "no cloud's API is queried",
+    "set TF_CONFIG on each machine, or pass SimpleClusterResolver(ClusterSpec({'worker': addresses}), task_id=index)",
+)
 _RAGGED: Final = (
     "JAX arrays are rectangular",
     "pad with tf.pad and mask, or use tf.math.segment_* over flat values",
@@ -29,6 +33,8 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.TPUStrategy": _TPU,
     "distribute.experimental.TPUStrategy": _TPU,
     "distribute.cluster_resolver.TPUClusterResolver": _TPU,
+    "distribute.cluster_resolver.GCEClusterResolver": _CLOUD,
+    "distribute.cluster_resolver.SageMakerClusterResolver": _CLOUD,
     "tpu": _TPU,
     "distribute.ParameterServerStrategy": _PARAMETER_SERVER,
     "distribute.experimental.ParameterServerStrategy": _PARAMETER_SERVER,

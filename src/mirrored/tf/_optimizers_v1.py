@@ -1,4 +1,4 @@
-"""`tf.compat.v1.train`: the optimizers of TensorFlow 1, as far as programs that run eagerly use them."""
+"""`tf.compat.v1.train`: the optimizers and learning rate schedules of TensorFlow 1, in eager form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _steps: Final[list[Variable]] = []
 
 
 class OptimizerV1:
-    """Base class of the optimizers of TensorFlow 1: an optimizer with their arguments and their update rules.
+    """Base class of TensorFlow 1 optimizers, which have TensorFlow's constructor arguments and update rules.
 
     Args:
         factory: A function from a learning rate to an optax transformation.
@@ -310,7 +310,7 @@ def exponential_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Callable[[], jax.Array]:
-    """Returns a function that computes a learning rate that decays exponentially with a step variable."""
+    """Returns a function that computes the exponentially decayed learning rate at the current global step."""
     del name
     return _following(optax.exponential_decay(learning_rate, decay_steps, decay_rate, staircase=staircase), global_step)
 
@@ -318,7 +318,7 @@ def exponential_decay(
 def cosine_decay(
     learning_rate: float, global_step: Operand, decay_steps: int, alpha: float = 0.0, name: str | None = None
 ) -> Callable[[], jax.Array]:
-    """Returns a function that computes a learning rate that decays by a cosine with a step variable."""
+    """Returns a function that computes the learning rate with cosine decay at the current global step."""
     del name
     return _following(optax.cosine_decay_schedule(learning_rate, decay_steps, alpha), global_step)
 
@@ -326,7 +326,7 @@ def cosine_decay(
 def piecewise_constant(
     x: Operand, boundaries: Sequence[float], values: Sequence[float], name: str | None = None
 ) -> Callable[[], jax.Array]:
-    """Returns a function that computes a learning rate that changes after given steps of a step variable.
+    """Returns a function that computes the piecewise constant learning rate at the current global step.
 
     Raises:
         ValueError: There is not one more value than boundaries.

@@ -1,4 +1,4 @@
-"""In-place operators of NumPy arrays that stand for tensors, which no operator changes."""
+"""In-place operators (such as ``+=``) of NumPy arrays that act as tensors: the operators create new arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IN_PLACE: Final = (
 
 
 class Rebinding:
-    """Base class of NumPy arrays that are tensors: ``x += y`` means ``x = x + y``, and changes no array.
+    """Base class of NumPy arrays that act as tensors: ``x += y`` creates a new array, as ``x = x + y`` does.
 
     NumPy would write to the memory, so every other name of the tensor would change with it; it also refuses read-only
     arrays and results of another dtype.
@@ -21,7 +21,7 @@ class Rebinding:
 
 
 def _not_in_place(self: object, other: object) -> Any:
-    """Lets Python use the operator that returns a new array."""
+    """Returns NotImplemented, so that Python uses the operator that creates a new array."""
     del self, other
     return NotImplemented
 

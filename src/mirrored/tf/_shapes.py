@@ -52,7 +52,7 @@ class TensorSpec:
         return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
 
     def is_compatible_with(self, tensor: Described) -> bool:
-        """Returns whether a tensor's dtype is that of this spec, and its shape matches the spec's."""
+        """Returns whether a tensor has this spec's dtype and a shape that matches this spec's shape."""
         return self.shape.is_compatible_with(tensor.shape) and self.dtype == tensor.dtype
 
     def most_specific_compatible_shape(self, other: TensorSpec) -> TensorShape:

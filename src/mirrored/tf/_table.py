@@ -232,7 +232,7 @@ def _converting(called: str, function: FunctionType, named: bool) -> Callable[..
 
 
 class _Signature(inspect.Signature):
-    """The signature of an operation, with its parameters made when they are read: importing stays fast."""
+    """A signature of an operation that creates its parameters when they are first read, so that importing is fast."""
 
     __slots__ = ("_make",)
 
@@ -267,7 +267,7 @@ def _shown(parameters: Iterable[_Parameter], adds_name: bool) -> list[inspect.Pa
 
 
 def accepted(kind: str) -> Any:
-    """Returns the type of the arguments for a parameter with this annotation."""
+    """Returns the annotation of a parameter in the public signature: the types that callers may pass."""
     known = ACCEPTED.get(kind.removesuffix(" | None"), kind)
     return known if isinstance(known, str) or not kind.endswith(" | None") else known | None
 

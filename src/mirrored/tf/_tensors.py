@@ -191,7 +191,7 @@ def _texts(value: Any, shape: StaticInts | None = None) -> Any:
 
 
 def _in_replica(tensor: jax.Array) -> jax.Array:
-    """Returns a copy in compiled replica code: `run` returns an array that all replicas share as one plain value."""
+    """Copies an array in compiled replica code, because `run` would return a shared array as one plain value."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
         return tensor
     return jnp.copy(tensor)
@@ -289,7 +289,7 @@ def _assign(self: jax.Array) -> Callable[..., Any]:
 
 
 def add_methods() -> None:
-    """Adds to arrays the methods `numpy`, `get_shape`, `set_shape`, and `assign` for slices of variables.
+    """Adds the methods `numpy`, `get_shape`, `set_shape` and (for slices of variables) `assign` to arrays.
 
     Their operators then accept lists, tuples and shapes, which JAX refuses, as the other operand.
     """

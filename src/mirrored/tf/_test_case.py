@@ -238,7 +238,7 @@ class TestCase(absltest.TestCase):
         open_lower_bound: bool = False,
         open_upper_bound: bool = False,
     ) -> None:
-        """Asserts that all elements of a tensor are within a range, with its bounds unless they are open."""
+        """Asserts that all elements of a tensor are within a range, which includes its bounds by default."""
         values = _array(target)
         above = values > lower_bound if open_lower_bound else values >= lower_bound
         below = values < upper_bound if open_upper_bound else values <= upper_bound

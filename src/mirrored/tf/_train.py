@@ -125,7 +125,7 @@ class Checkpoint(checkpoints.Checkpoint):
     def restore(
         self, save_path: PathLike | None, options: CheckpointOptions | None = None
     ) -> checkpoints.RestoreStatus:
-        """Assigns each value in a checkpoint to the variable, or other state, that has its name.
+        """Restores variables and other state from a checkpoint; assigns each value to the state of the same name.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -135,7 +135,7 @@ class Checkpoint(checkpoints.Checkpoint):
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
-        """Assigns each value in a checkpoint written by `write` to the variable, or other state, that has its name.
+        """Restores variables and other state from a checkpoint that `write` created, as `restore` does.
 
         Raises:
             NotFoundError: There is no such checkpoint.

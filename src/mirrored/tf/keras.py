@@ -9,9 +9,11 @@ import sys
 
 import mirrored.integrations.keras as _connected
 import mirrored.tf as _tf
+from mirrored.integrations.keras.private import sizes_of_parts as _sizes_of_parts
 from mirrored.integrations.keras.private import tensorflow_names as _tensorflow_names
 from mirrored.integrations.keras.private import timeseries as _timeseries
 from mirrored.patches import replace as _replace
+from mirrored.tf._data.splitting import splitting as _splitting
 
 _keras = _tensorflow_names()
 # TensorFlow 2 has these names in both namespaces; Keras has them only in its own.
@@ -20,4 +22,6 @@ for _name in ("losses", "metrics"):
         vars(getattr(_keras, _name)).setdefault(_function, _value)
 # Keras builds datasets with `tf.data`; without TensorFlow, the datasets of this package take its place.
 _replace("tf.keras", _timeseries, "tf", _tf)
+for _utils in (_connected.keras.utils, _keras.utils):
+    _replace("tf.keras", _utils, "split_dataset", _splitting(_utils.split_dataset, _sizes_of_parts))
 sys.modules[__name__] = _keras

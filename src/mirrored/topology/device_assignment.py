@@ -279,7 +279,7 @@ class DeviceAssignment:
         return self.devices[replica // self.local]
 
     def name_of(self, replica: int) -> str:
-        """Returns the full name of a replica's device, as TensorFlow writes it.
+        """Returns the full name of a replica's device, in TensorFlow's format.
 
         Args:
             replica: 0 to R - 1.

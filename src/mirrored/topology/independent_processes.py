@@ -87,7 +87,7 @@ def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: st
 
 
 def _slurm(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects that `srun` started this process. A shell of `salloc` or `sbatch` has a number of tasks, but no step."""
+    """Detects that `srun` started this process as a task; the shell of `salloc` or `sbatch` is not one."""
     if "SLURM_STEP_NODELIST" not in environment or "SLURM_PROCID" not in environment:
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
@@ -95,7 +95,7 @@ def _slurm(environment: Mapping[str, str]) -> Evidence | None:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects a pod of an indexed Kubernetes job. Pod 0 can learn of other pods only from `settings.NODES`."""
+    """Detects a pod of an indexed Kubernetes job; pod 0 counts only if `settings.NODES` says that there are others."""
     index = _number(environment, "JOB_COMPLETION_INDEX")
     if "KUBERNETES_SERVICE_HOST" not in environment or (index < 1 and (settings.NODES.read(environment) or 1) == 1):
         return None
@@ -127,7 +127,7 @@ def _tasks(tasks: Any) -> Any:
 
 
 def warn_if_independent(called: str) -> None:
-    """Warns if several processes each create a single-process strategy, and so train independent models.
+    """Warns if several processes each create a single-process strategy, which would train independent models.
 
     Args:
         called: The name of the strategy.

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import register_array_like
+from mirrored._jax.array_likes import register_array_like, register_index
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
+from mirrored.values import html
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.stacking import stack_components, unequal, unstacked
 
@@ -30,7 +31,16 @@ if TYPE_CHECKING:
 
 
 class DistributedValues(abc.ABC):
-    """Base class of values with one component per replica: `PerReplica`, `Mirrored`, distributed variables."""
+    """Base class of values with one component per replica: `PerReplica`, `Mirrored`, distributed variables.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> square = lambda context: context.replica_id_in_sync_group**2
+        >>> squares = strategy.experimental_distribute_values_from_function(square)
+        >>> isinstance(squares, mr.DistributedValues), [int(one) for one in squares.values]
+        (True, [0, 1])
+    """
 
     @property
     @abc.abstractmethod
@@ -40,6 +50,18 @@ class DistributedValues(abc.ABC):
     def __repr__(self) -> str:
         return distributed_repr(type(self).__name__, self.values)
 
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: each replica's component, and the device on which it is."""
+        if self._is_traced:
+            return html.text(repr(self))
+        values = self.values
+        return html.components(f"{type(self).__name__} of {html.counted(len(values), 'replica')}", values)
+
+    @property
+    def _is_traced(self) -> bool:
+        """Whether components are tracers, on which an operation would be recorded in the trace."""
+        return any(isinstance(component, Tracer) for component in self.values)
+
 
 def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
     """Returns the repr of a distributed value during tracing: ``<Name of 2 replicas: float32[3] (traced)>``."""
@@ -48,7 +70,7 @@ def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
 
 
 def outline_of(value: object) -> str:
-    """Returns a short text of a value: dtype and shape (``float32[3]``) of an array, else the `repr`."""
+    """Formats a value briefly for messages: dtype and shape (``float32[3]``) of an array, else the `repr`."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
 
@@ -107,7 +129,7 @@ class _NotAnArray(DistributedValues):
 
 
 class _Provenance:
-    """Facts about the origin of a per-replica value, for messages.
+    """Base class of records of where a per-replica value came from, for use in error messages.
 
     In a pytree they are part of the structure (the auxiliary data), so that they survive flatten and unflatten. All
     instances are equal and hash alike, so provenance never makes two structures unequal or causes a retrace.
@@ -123,7 +145,7 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions passed to `Strategy.run` that computed a value, to detect that one of them gets the value back."""
+    """The functions passed to `Strategy.run` that produced a value, to warn if one of them gets the value back."""
 
     __slots__ = ("functions",)
 
@@ -132,7 +154,7 @@ class Makers(_Provenance):
 
 
 class _Batch(_Provenance):
-    """Whether a per-replica value is the result of a run whose replicas had different numbers of examples."""
+    """Records whether a per-replica value came from a run whose replicas had different numbers of examples."""
 
     __slots__ = ("is_uneven",)
 
@@ -214,7 +236,7 @@ class PerReplica(_NotAnArray):
         return self._components
 
     def first(self) -> Any:
-        """Returns any one array of this value, which shows the dtype; None if the value has no components."""
+        """Returns one of the component arrays, for callers that need the dtype; None if there are no components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
@@ -239,18 +261,23 @@ class PerReplica(_NotAnArray):
         shapes = {_shape_of(component) for component in self.values}
         return shapes.pop() if len(shapes) == 1 else None
 
-    def __repr__(self) -> str:
+    @property
+    def _is_traced(self) -> bool:
         # Indexing a tracer is an operation: it would be recorded in the trace, or fail after the trace has ended.
-        stacked = self._stacked
-        if stacked is not None and isinstance(stacked, Tracer):
-            count, *shape = stacked.shape
-            return traced_repr("PerReplica", count, [f"{stacked.dtype}[{','.join(map(str, shape))}]"])
-        if stacked is None and any(isinstance(component, Tracer) for component in self.values):
+        if self._stacked is not None:
+            return isinstance(self._stacked, Tracer)
+        return any(isinstance(component, Tracer) for component in self.values)
+
+    def __repr__(self) -> str:
+        if self._stacked is not None and self._is_traced:
+            count, *shape = self._stacked.shape
+            return traced_repr("PerReplica", count, [f"{self._stacked.dtype}[{','.join(map(str, shape))}]"])
+        if self._is_traced:
             return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.values])
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components stacked to one array ``[replicas, ...]``, sharded over the devices.
+        """Returns the components as one array ``[replicas, ...]``, sharded over the devices.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
@@ -268,7 +295,7 @@ def _shape_of(component: object) -> tuple[int, ...] | None:
 
 
 class LocalPerReplica(PerReplica):
-    """A per-replica value in a compiled run, which holds the tracers of one device's replicas.
+    """A per-replica value inside a compiled run, which holds one tracer for each replica on this device.
 
     Every device runs the same program.
 
@@ -298,6 +325,10 @@ class LocalPerReplica(PerReplica):
     def __len__(self) -> int:
         assert self._device_assignment is not None
         return self._device_assignment.num_replicas
+
+    @property
+    def _is_traced(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         # It must not access `values`, which would record an all-gather in the program.
@@ -404,3 +435,4 @@ register_array_like(
     read=lambda mirrored: jnp.asarray(mirrored.value),
     shape_of=lambda mirrored: ShapedArray(mirrored.shape, mirrored.dtype),
 )
+register_index(PerReplica, _refuse("__index__"))

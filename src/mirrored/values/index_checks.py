@@ -1,4 +1,4 @@
-"""Finds indices that are out of range, where their values are known."""
+"""Finds out-of-range indices in eager code on CPUs, where checking them does not wait for a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirrored._typing import HostArray
 
 
 def values_now(indices: jax.Array) -> HostArray | None:
-    """Returns the values of an array if code runs eagerly (also under a tape) on CPUs; None if they are not known.
+    """Returns the values of a concrete array on CPUs, in eager code or under an eager tape; else returns None.
 
     On other devices it returns None, too: the host would have to wait for the device. TensorFlow's operations on GPUs
     do not check indices, either.

@@ -15,7 +15,7 @@ from mirrored._typing import HostArray, Operand
 
 
 class SparseRows:
-    """Rows of a larger array, with the index of each, like `tf.IndexedSlices`; repeated indices accumulate.
+    """Selected rows of a larger array, with their indices, like `tf.IndexedSlices`; repeated indices accumulate.
 
     `reduce` and `all_reduce` concatenate the rows of the replicas. A facade names a subclass, takes the same arguments
     in it, and decorates it with `as_pytree`.
@@ -52,7 +52,7 @@ S = TypeVar("S", bound=SparseRows)
 
 
 def as_pytree(kind: type[S]) -> type[S]:
-    """Class decorator that registers a kind of sparse rows as a JAX pytree node.
+    """Class decorator that registers a class of sparse rows as a JAX pytree node.
 
     A known shape is part of the tree's structure.
     """
@@ -61,17 +61,17 @@ def as_pytree(kind: type[S]) -> type[S]:
 
 
 def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
-    """Replaces negative indices by indices out of bounds, as in TensorFlow; in JAX they would count from the end."""
+    """Replaces negative indices by out-of-bounds ones: JAX would count them from the end, TensorFlow does not."""
     return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 
 def updates_shape(indices_shape: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of the updates at index vectors ``int[..., depth]`` of an array of a given shape."""
+    """Returns the shape of the updates in a scatter to an array at index vectors ``int[..., depth]``."""
     return (*indices_shape[:-1], *shape[indices_shape[-1] :])
 
 
 def _static_shape(shape: object) -> Any:
-    """Returns a known shape as a tuple, which can be part of the pytree structure; other values unchanged."""
+    """Converts a known shape to a tuple, which can be part of the pytree structure; returns other values unchanged."""
     if shape is None or isinstance(shape, tuple):
         return shape
     try:

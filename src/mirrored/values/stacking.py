@@ -105,7 +105,7 @@ def _are_on_host(components: Sequence[Any]) -> bool:
 
 
 def _one_array(per_device: Sequence[jax.Array], device_assignment: DeviceAssignment) -> jax.Array:
-    """Returns the array, sharded along its leading dimension, that has these shards on the devices."""
+    """Builds a global array, sharded along axis 0, from its per-device shards."""
     rows = len(device_assignment.devices) * per_device[0].shape[0]
     return jax.make_array_from_single_device_arrays(
         (rows, *per_device[0].shape[1:]), device_assignment.sharded, list(per_device)

@@ -42,7 +42,7 @@ def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
 
 
 def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, int], Any]) -> Any:
-    """Returns a pytree as one replica receives it: with the replica's component in place of each per-replica value.
+    """Replaces each per-replica value in a pytree by one replica's component.
 
     Args:
         structure: The pytree.
@@ -61,7 +61,7 @@ def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, 
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """Converts a list of pytrees, one per replica, to one tuple of the replicas' leaves for each leaf position.
+    """Converts per-replica pytrees to a list of tuples: for each leaf position, the leaves of all replicas.
 
     The structure is returned as well.
 

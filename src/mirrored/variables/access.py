@@ -71,7 +71,7 @@ class Assignment:
         return None if self.replaces else self.variable.stored()
 
     def combined(self, old: Operand, value: object) -> Any:
-        """Returns the variable's new value from its old one and `value`, after checking shape and dtype.
+        """Returns the new value, computed from the variable's old one and `value`, after checking shape and dtype.
 
         Raises:
             VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
@@ -96,7 +96,7 @@ class Assignment:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the store in which the current run or trace keeps a variable's value; None if the variable itself does.
+    """Returns the variable store of the current run or trace; None if the variable's own storage is to be used.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
@@ -226,7 +226,7 @@ def write(assignment: Assignment, value: object) -> Any:
 
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
-    """Assigns several variables, each its own value, as `Variable.assign` does."""
+    """Assigns each of several variables its own value, as `Variable.assign` does."""
     announce_write()
     here, where, trace = ambient(), user_line(), recording_parent(current_trace())
     for variable, value in zip(variables, [payload_of(value) for value in values], strict=True):
@@ -374,7 +374,7 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
 
 
 def _aggregated_alone(variable: Variable, value: object) -> Any:
-    """Returns the aggregate of the value that the only replica assigns: custom reductions apply to one value, too."""
+    """Returns the aggregate of the value of a single replica: custom reductions are applied even to one value."""
     is_custom = not isinstance(variable.aggregation, VariableAggregation)
     if variable.device_assignment is None or variable.per_replica or not is_custom:
         return value
@@ -393,7 +393,7 @@ def _without_components(assignment: Assignment) -> ContextError:
 
 
 def _write_alone(assignment: Assignment, value: object) -> Any:
-    """Assigns from the only replica, to storage: no other replica has to take part."""
+    """Assigns a variable's storage directly, in a run with a single replica, which needs no merge."""
     variable = assignment.variable
     value = _aggregated_alone(variable, value)
     with turn(), lock:
@@ -405,7 +405,7 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
 
 
 def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, index: int) -> Any:
-    """Assigns a variable without strategy from one replica of an eager run, on whose device it is computed."""
+    """Assigns a variable that belongs to no strategy from one replica of an eager run, on that replica's device."""
     with lock:
         new = assignment.combined(runner.component(assignment.old(), index), value)
         assignment.variable.store(uncommitted(new))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mirrored._jax.arrays import key_data, register_array_like
+from mirrored._jax.array_likes import register_array_like
+from mirrored._jax.arrays import key_data
 from mirrored._jax.traces import ShapedArray
 from mirrored._typing import Operand
 from mirrored.runtime.ambient import ambient
@@ -76,7 +77,7 @@ class VariableComponent(ArrayOperators):
 
     @property
     def device(self) -> str:
-        """The name of the device that holds this copy, as TensorFlow writes it."""
+        """The name of the device that holds this copy, in TensorFlow's format."""
         return self._variable.device_of(self._replica)
 
     def read_value(self) -> Any:
@@ -118,7 +119,7 @@ class VariableComponent(ArrayOperators):
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} {self._shown()}>"
 
     def _shown(self) -> str:
-        """Returns the value for `repr`; a placeholder while tracing, and in a run on every replica but this one."""
+        """Returns the value as text for `repr`; a placeholder while tracing or on another replica of the run."""
         variable, here = self._variable, ambient()
         if variable.is_lost:
             return "(lost)"

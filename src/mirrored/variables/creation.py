@@ -136,7 +136,7 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 
 
 def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str | None) -> jax.Array:
-    """Returns a variable's initial value as a new array, computed eagerly even during tracing.
+    """Returns a variable's initial value as a new array; computes it eagerly even during tracing.
 
     Raises:
         ArgumentError: The value is missing, depends on an argument of the function being traced, or has integers that
@@ -273,11 +273,11 @@ class Awaiting:
     _array: Any
 
     def initial(self) -> Any:
-        """Returns the stored value without asking a restored checkpoint for a newer one."""
+        """Returns the stored value as it is, even if a restored checkpoint has a value for the variable."""
         return self._array
 
     def await_value(self) -> None:
-        """Lets a checkpoint that was restored earlier supply the new variable's value at the variable's first use."""
+        """Marks the new variable so that its first use takes the value from a checkpoint that was restored earlier."""
         ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)

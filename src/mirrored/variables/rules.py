@@ -31,6 +31,16 @@ class VariableAggregation(enum.Enum):
     Every argument that takes a `VariableAggregation` also takes a `ReduceOp` subclass or any callable from
     ``[replicas, ...]`` to ``[...]``.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4)
+        >>> with strategy.scope():
+        ...     count = mr.Variable(0.0, aggregation=mr.VariableAggregation.SUM)
+        >>> _ = strategy.run(lambda: count.assign_add(jnp.asarray(1.0)))
+        >>> float(count)
+        4.0
+
     TensorFlow: `tf.VariableAggregation`.
     """
 
@@ -47,6 +57,15 @@ class VariableAggregation(enum.Enum):
 
 class VariableSynchronization(enum.Enum):
     """Enum: when the replicas' copies of a variable are synchronized, at assignments or at cross-replica reads.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4)
+        >>> with strategy.scope():
+        ...     seen = mr.Variable(0.0, synchronization=mr.VariableSynchronization.ON_READ, aggregation="SUM")
+        >>> _ = strategy.run(lambda: seen.assign_add(1.0))  # no communication
+        >>> float(seen)  # sums the components of the replicas
+        4.0
 
     TensorFlow: `tf.VariableSynchronization`. AUTO means ON_WRITE, as in TensorFlow.
     """

@@ -25,7 +25,7 @@ _slices: Final[dict[int, tuple[weakref.ref[Any], Slice]]] = {}
 
 
 class Slice:
-    """The place in a variable that an array was read from by indexing.
+    """The part of a variable from which an array was read by indexing; can be assigned.
 
     Args:
         variable: The variable; the slice does not keep it alive.
@@ -39,7 +39,7 @@ class Slice:
         self.index = index
 
     def assign(self, value: object) -> Any:
-        """Replaces the elements of the variable at this place, and returns the variable's new value.
+        """Replaces the elements of this part of the variable, and returns the variable's new value.
 
         Raises:
             VariableError: The value has another kind of dtype, or cannot be broadcast to the shape of the slice.
@@ -74,7 +74,7 @@ class Slice:
 
 
 def note_slice(part: jax.Array, variable: Variable, index: Any) -> jax.Array:
-    """Notes that an array was read from a place in a variable; returns the array."""
+    """Records which part of which variable an array was read from; returns the array."""
     array = payload_of(part)  # a box cannot be referenced weakly
     key = id(array)
     _slices[key] = (weakref.ref(array, lambda _: _slices.pop(key, None)), Slice(variable, index))
@@ -82,7 +82,7 @@ def note_slice(part: jax.Array, variable: Variable, index: Any) -> jax.Array:
 
 
 def slice_of(part: jax.Array) -> Slice | None:
-    """Returns the place in a variable that an array was read from; None if it was not read by indexing."""
+    """Returns the part of a variable that an array was read from; None if it was not read by indexing."""
     array = payload_of(part)
     found = _slices.get(id(array))
     return found[1] if found is not None and found[0]() is array else None

@@ -67,7 +67,7 @@ class StepInProgress(Protocol):
 
 
 class _StateVersion:
-    """What the threads of this process know of each other's accesses to variables.
+    """State that all threads share: the step in progress, the number of replacements, and reads in progress.
 
     Attributes:
         step: The step in progress, whose variables must not be read; None between steps.
@@ -89,7 +89,7 @@ state: Final = _StateVersion()
 
 
 class _LockThread(threading.local):
-    """What one thread knows of its own assignments, and whether it needs the lock `running`.
+    """The state lock's data of one thread: its uncommitted assignments, and whether it needs the lock `running`.
 
     Attributes:
         kept_back: The variables and new values that `together` stores at its end.
@@ -109,7 +109,7 @@ thread: Final = _LockThread()
 
 
 def turn() -> AbstractContextManager[Any]:
-    """Returns the lock under which a thread reads and then assigns variables, so that no other thread does in between.
+    """Returns the lock under which a thread reads and then assigns variables, without interference by other threads.
 
     This is the assignment lock (`running`). Entering it waits while another thread holds it, for instance during an
     eager run. In a thread that needs no lock (`excuse`, `without_turns`), the result is an empty context manager.
@@ -166,7 +166,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator over `variables`, each step of which stores the next value in the next variable."""
+    """Returns an iterator that, at each step, stores one value in the corresponding variable."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
-    """Copies a value to all devices of a variable; stacks one copy per replica if each has its own component.
+    """Copies a value to all devices of a variable, or stacks one copy per replica if each has its own component.
 
     Args:
         value: ``[...]``.
@@ -63,7 +63,7 @@ def _own(value: object) -> Any:
 def _over(
     device_assignment: DeviceAssignment, shape: tuple[int, ...], sharding: jax.sharding.Sharding, part: Operand
 ) -> jax.Array:
-    """Returns the global array that has `part` on each device of this process; every process calls it for its own."""
+    """Builds a replicated global array from this process's copy `part`; all processes must call it."""
     # `jax.device_put` to devices of several processes compares the values, with one collective per array.
     parts = [jax.device_put(part, device) for device in device_assignment.addressable_devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
@@ -91,7 +91,7 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """Moves an array to the device of the array `other`, so that both can be combined; does nothing if that is None."""
+    """Moves an array to the device of `other`, so that both can be combined; does nothing if `other` is None."""
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
@@ -103,7 +103,7 @@ def own(value: object) -> Any:
 
 
 def uncommitted(value: object) -> Any:
-    """Returns a copy of an array that is not committed to a device, so that JAX may move it to any."""
+    """Returns a copy of an array that is not committed to a device, so that JAX may move it to any device."""
     return jnp.asarray(np.array(value))
 
 
@@ -119,12 +119,12 @@ _resizable: Final[list[weakref.ref[VariableStorage]]] = []
 
 
 def note_resizable(variable: VariableStorage) -> None:
-    """Registers a variable whose value may change its shape: compiled functions are traced again when it does."""
+    """Registers a variable whose shape may change; compiled functions are traced again when it does."""
     _resizable.append(weakref.ref(variable, _resizable.remove))
 
 
 def sizes_of_resizables() -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes of all variables whose value may change its shape, for the keys of compiled programs."""
+    """Returns the shapes of all variables whose shape may change, for the cache keys of compiled programs."""
     if not _resizable:
         return ()
     variables = [one() for one in list(_resizable)]
@@ -157,12 +157,12 @@ class VariableStorage(Awaiting):
 
     @property
     def component_shape(self) -> tuple[int, ...]:
-        """The shape of one copy or component."""
+        """The shape of one copy or component of the value."""
         shape: tuple[int, ...] = self._array.shape
         return shape[1:] if self.per_replica else shape
 
     def may_become(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether an assignment here may change the shape of the value: eagerly, and as declared."""
+        """Returns whether the value may change to this shape: in eager code, if the declared shape allows it."""
         declared, store = self.shape, ambient().store
         if declared.is_fully_defined() or not declared.is_compatible_with(shape):
             return False

@@ -156,7 +156,7 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
 
 
 def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> Any:
-    """Returns what one replica's component becomes when `value` is assigned in cross-replica context."""
+    """Returns the value that one replica's component gets if `value` is assigned in cross-replica context."""
     variable = assignment.variable
     if variable.share_of is not None and assignment.replaces:
         return variable.share_of(value, replica)

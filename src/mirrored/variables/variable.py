@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import distributed
-from mirrored._jax.arrays import is_key_dtype, key_data, register_array_like
+from mirrored._jax.array_likes import register_array_like
+from mirrored._jax.arrays import is_key_dtype, key_data
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.placement import movable
 from mirrored._jax.source_lines import user_line
@@ -26,6 +27,7 @@ from mirrored.variables import access, copying
 from mirrored.variables.component import VariableComponent
 from mirrored.variables.copying import Reference
 from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
+from mirrored.variables.display import html_of
 from mirrored.variables.rules import (
     VariableAggregation,
     VariableSynchronization,
@@ -173,7 +175,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def size(self) -> int:
-        """The number of elements of one copy of the value."""
+        """The number of elements in one copy of the value."""
         return int(np.prod(self.component_shape, dtype=np.int64))
 
     @property
@@ -193,16 +195,16 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def constraint(self) -> Callable[[Any], Any] | None:
-        """The function that optimizers apply to the value after each update, such as a projection; None for none."""
+        """The function that optimizers apply to the value after each update, such as a projection, or None."""
         return self._constraint
 
     @property
     def initializer(self) -> None:
-        """None: the operation of TensorFlow 1 that initializes a variable, which has its value from the start here."""
+        """Always None: the variable is initialized when it is created, without TensorFlow 1's initializer operation."""
         return None
 
     def is_initialized(self, name: str | None = None) -> jax.Array:
-        """Returns True, as an array: a variable has its value from the start."""
+        """Returns True as an array, because a variable has a value as soon as it is created."""
         return jnp.asarray(True)
 
     @property
@@ -217,11 +219,11 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def device(self) -> str:
-        """The name of the device that holds the first copy, as TensorFlow writes it."""
+        """The name of the device that holds the first copy, in TensorFlow's format."""
         return self.device_of(0)
 
     def device_of(self, replica: int) -> str:
-        """Returns the name of the device that holds one replica's copy, as TensorFlow writes it."""
+        """Returns the name of the device that holds one replica's copy, in TensorFlow's format."""
         if self.device_assignment is not None:
             return str(self.device_assignment.name_of(self.device_assignment.addressable_replicas[replica]))
         device = next(iter(self.stored().devices()))
@@ -328,7 +330,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     # Python protocols
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a part of the value, with a method `assign` that replaces this part, if `mirrored.tf` is in use."""
+        """Returns a part of the value; with `mirrored.tf` in use, the part has a method `assign` that replaces it."""
         return note_slice(self.read_value()[index], self, index)
 
     def ref(self) -> Reference:
@@ -352,6 +354,10 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         value = np.array(key_data(self.stored())) if is_key_dtype(self.dtype) else self.on_host()
         return f"<Variable {self.name!r} shape={self.component_shape} dtype={self.dtype} value={value}>"
 
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: where the variable's copies or components are, and their values."""
+        return html_of(self)
+
 
 class DistributedVariable(Variable, DistributedValues):
     """A `Variable` that belongs to a strategy, with one copy or component per replica.
@@ -371,6 +377,8 @@ class DistributedVariable(Variable, DistributedValues):
         if ambient().store is not None or self.is_lost:
             return Variable.__repr__(self)
         return distributed_repr("SyncOnReadVariable" if self.per_replica else "MirroredVariable", self.values)
+
+    _repr_html_ = Variable._repr_html_
 
 
 def _check_options(name: str | None, shape: tuple[int, ...], declared: TensorShape, constraint: object) -> None:

@@ -101,7 +101,7 @@ class CollectiveLog:
 
     @contextmanager
     def at(self, label: str, line: str = "") -> Iterator[None]:
-        """A context manager that logs its block as one collective operation."""
+        """A context manager that logs its block as one collective operation of this worker."""
         self.arrive(label, line)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Fail-fast exit: a worker that fails reports to the launcher, prints its error, and ends at once.
+"""Fail-fast exit: a worker that fails reports to the launcher, prints its error, and ends immediately.
 
 A process of a JAX cluster that ends by an exception waits in JAX's shutdown barrier for all others, which wait for it
 in a collective: the job deadlocks (measured: it never ends by itself). A failing worker therefore prints its error and
@@ -221,7 +221,7 @@ def connect(descriptor: int) -> None:
 
 
 def _reset() -> None:
-    """Detaches a forked child from the job: its end and its errors are not those of the worker."""
+    """Detaches a forked child from the job, because its exit and errors do not concern the job."""
     launcher, _Process.launcher = _Process.launcher, None
     _Process.report = _Process.suspect = None
     _Process.exiting = threading.Lock()
@@ -242,7 +242,7 @@ def launcher_channel() -> LauncherChannel | None:
 
 
 def report_exit_by(report: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:
-    """Registers two functions of the watchdog: one reports this worker's exit, the other finds a lost worker.
+    """Registers two functions of the watchdog: one reports this worker's exit, the other identifies a lost worker.
 
     Args:
         report: Sends the exit report to the other workers; called with the kind of the exit and its cause.
@@ -258,7 +258,7 @@ def tell_launcher(text: str) -> None:
 
 
 def fail_fast(kind: str, code: int, text: str, show: Callable[[], object]) -> NoReturn:
-    """Ends this process at once, after reporting the cause to the launcher or to the other workers.
+    """Ends this process immediately, after reporting the cause to the launcher or to the other workers.
 
     Args:
         kind: ``error``, ``exit``, ``hang``, or ``lost-peer`` if another worker's end is the cause.
@@ -297,7 +297,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def fail_fast_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-    """Prints an uncaught exception and ends this process at once, without waiting for other workers."""
+    """Prints an uncaught exception and ends this process immediately, without waiting for other workers."""
     try:
         _fail_fast_with(kind, error, trace)
     finally:
@@ -336,7 +336,7 @@ _original_hook = [sys.__excepthook__]
 
 
 def install_fail_fast() -> None:
-    """Installs an exception hook that ends the process at once after an uncaught exception in the main thread.
+    """Installs an exception hook that ends the process immediately after an uncaught exception in the main thread.
 
     Interactive sessions are not changed.
     """

@@ -175,13 +175,13 @@ class Watchdog:
                 self._fail(f"{verdict}\n  (the limit is {settings.WATCHDOG_SECONDS.name}={limit:g})")
 
     def _confirm(self, certain: str | None) -> None:
-        """Ends the job when a mismatch is seen for the second time, with its first description, nearest the cause."""
+        """Ends the job once a mismatch is found repeatedly; reports the first one, which is nearest the cause."""
         self._suspicions = [] if certain is None else [*self._suspicions, certain]
         if len(self._suspicions) >= _CONFIRMATIONS:
             self._fail(self._suspicions[0])
 
     def _warn_of_unmatched_calls(self, board: Mapping[int, WorkerProgress]) -> None:
-        """Warns of a line of this worker whose call others may have paired with one of another line.
+        """Warns if another worker may have matched this worker's call of a collective with one at another line.
 
         Only the next mismatch proves it.
         """
@@ -216,14 +216,14 @@ class Watchdog:
             tell_launcher(text)
 
     def _report_exit(self, kind: str, text: str) -> None:
-        """Tells the other workers why this one ends, marked as `FOLLOWS` if they see the cause themselves."""
+        """Tells the other workers why this one ends; `FOLLOWS` marks a cause that they see for themselves."""
         if self._peers is not None and kind not in ("hang", "lost-peer"):
             self._peers.announce_end("failing", text)
         elif self._peers is not None:
             self._peers.announce_end("failing", f"{FOLLOWS} {text}")
 
     def _on_lost_peer(self, worker: int, report: str) -> None:
-        """Ends this worker because another one has ended."""
+        """Ends this worker because another worker's process has ended."""
         if report.startswith(FOLLOWS):
             time.sleep(_OWN_REPORT_SECONDS)  # this worker detects the same cause in a moment, and reports it better
         age = self._age(worker)
@@ -233,7 +233,7 @@ class Watchdog:
         fail_fast("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
 
     def _wait_for_jax_message(self, lost: int) -> None:
-        """Waits until JAX's runtime has printed its message, so that ours is the last one.
+        """Waits until JAX's runtime has printed its message, so that the watchdog's message comes last.
 
         Worker 0 waits for the others to end instead: its own end makes JAX's runtime abort them.
         """
@@ -242,7 +242,7 @@ class Watchdog:
             time.sleep(0.01)
 
     def _fail_before_jax(self) -> None:
-        """Reports a worker that JAX's runtime considers dead although its connection is open: a stopped process."""
+        """Reports a stopped process: a worker whose connection is open, but which JAX's runtime considers dead."""
         text = None if self._peers is None else self._suspect()
         if text is not None and is_aborting():
             fail_fast("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))

@@ -1,4 +1,4 @@
-"""Connections from every worker to worker 0; a broken connection shows at once that a worker's process has ended.
+"""Connections from every worker to worker 0; a broken connection immediately shows that a worker has ended.
 
 JAX's runtime detects a lost process after the heartbeat timeout (worker 0: at once), and then aborts the process with a
 message of its own. The kernel closes a connection within milliseconds, whatever the process was doing. A worker that
@@ -101,7 +101,7 @@ class PeerConnection:
                 channel.send(message)
 
     def _serve(self, channel: Channel) -> None:
-        """Worker 0: receives the messages of a worker that has identified itself."""
+        """On worker 0, receives the messages of a worker that has identified itself."""
         messages = channel.receive()
         worker = next(messages, {}).get("here")
         if isinstance(worker, int) and worker > 0:

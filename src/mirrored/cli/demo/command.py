@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -23,7 +24,7 @@ from mirrored.topology.device_assignment import default_devices, make_device_ass
 MUST_BE_RIGHT = 0.97
 
 
-def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> Findings:
+def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool, as_json: bool = False) -> Findings:
     """Runs the demo: trains and evaluates a network, checks that all replicas agree, and writes a report.
 
     Args:
@@ -31,11 +32,12 @@ def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> 
         epochs: The number of epochs.
         out: The folder of the report.
         must_learn: Whether an accuracy below 97 % is a failure.
+        as_json: Whether to print the results as JSON, and the progress on standard error.
 
     Raises:
         ClickException: A property that the demo checks does not hold.
     """
-    started, console = time.perf_counter(), Console()
+    started, console = time.perf_counter(), Console(stderr=as_json)
     devices = _devices_for(num_replicas)
     train, test = load_digits()
     strategy = mr.MirroredStrategy(devices, num_replicas=num_replicas)
@@ -54,11 +56,29 @@ def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> 
     device_assignment = make_device_assignment(devices, num_replicas)
     findings = Findings(device_assignment, history, test, digits, copies, hashes, seconds)
     console.rule("[bold]Report")
-    for path in write_report(findings, out):
+    written = write_report(findings, out)
+    for path in written:
         console.print(f"wrote {path}")
     console.print(f"{seconds:.0f} seconds in total")
+    if as_json:
+        print(json.dumps({**as_data(findings), "files": [str(path) for path in written]}, indent=1))
     _check(findings, must_learn)
     return findings
+
+
+def as_data(findings: Findings) -> dict[str, object]:
+    """Converts the results of the demo to JSON-serializable data."""
+    return {
+        "replicas": findings.device_assignment.num_replicas,
+        "devices": findings.device_assignment.num_devices,
+        "losses": [float(loss) for loss in findings.history.losses],
+        "test_examples": len(findings.test),
+        "accuracy": findings.accuracy,
+        "copies_are_equal": findings.copies_are_equal,
+        "hashes_by_number_of_devices": {str(count): digest for count, digest in findings.hashes.items()},
+        "bits_are_equal": findings.bits_are_equal,
+        "seconds": findings.seconds,
+    }
 
 
 def _devices_for(num_replicas: int) -> list[jax.Device]:

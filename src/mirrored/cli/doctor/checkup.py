@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import sys
 import time
 import uuid
@@ -30,9 +32,12 @@ _CALLED = "mirrored doctor"
 
 def main() -> None:
     """Checks this worker's machine together with all other workers; worker 0 exits with status 1 if it finds faults."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoints", type=Path)
+    parser.add_argument("--json", help="file for the findings as JSON; - for standard output")
+    options = parser.parse_args()
     try:
-        wrong = examine(folder)
+        wrong = examine(options.checkpoints, options.json)
     except MirroredError as error:
         print(f"mirrored doctor: {error}", file=sys.stderr)
         sys.exit(1)
@@ -40,11 +45,13 @@ def main() -> None:
         sys.exit(1)
 
 
-def examine(folder: Path | None) -> list[str]:
+def examine(folder: Path | None, json_path: str | None = None) -> list[str]:
     """Compares the machines of all workers, measures all-reduces between the workers, and prints the faults.
 
     Args:
         folder: The folder for checkpoints; None to skip the check of the disk.
+        json_path: The file to which worker 0 writes the findings as JSON, ``-`` for standard output; None to print
+            tables.
 
     Returns:
         The findings, the same on all workers.
@@ -58,9 +65,26 @@ def examine(folder: Path | None) -> list[str]:
     links = _all_links()
     error = max((link.latency_seconds for link in links), default=0.0)
     wrong = findings(workers, [link for link in links if len(link.workers) == 2], error)
-    if jax.process_index() == 0:
-        _print(workers, links, rendezvous, process.coordinator if process is not None else None, wrong)
+    coordinator = process.coordinator if process is not None else None
+    if jax.process_index() == 0 and json_path is None:
+        _print(workers, links, rendezvous, coordinator, wrong)
+    elif jax.process_index() == 0:
+        text = json.dumps(as_data(workers, links, rendezvous, coordinator, wrong), indent=1)
+        print(text) if json_path == "-" else Path(str(json_path)).write_text(text, encoding="utf-8")
     return wrong
+
+
+def as_data(
+    workers: Sequence[Facts], links: Sequence[Link], rendezvous: float, coordinator: str | None, wrong: Sequence[str]
+) -> dict[str, Any]:
+    """Converts the findings to JSON-serializable data."""
+    return {
+        "workers": [one.to_json() for one in workers],
+        "links": [dataclasses.asdict(link) for link in links],
+        "coordinator": coordinator,
+        "rendezvous_seconds": rendezvous if coordinator is not None else None,
+        "wrong": list(wrong),
+    }
 
 
 def _all_facts(folder: Path | None) -> list[Facts]:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
 from mirrored.launcher import Job, detect, run_job
 
 
-def run_doctor(job: Job, folder: Path | None) -> NoReturn:
-    """Starts the checkup program on all workers, like `mirrored run`, and exits with status 1 if it finds faults."""
-    job = dataclasses.replace(job, arguments=() if folder is None else (str(folder.absolute()),))
+def run_doctor(job: Job, folder: Path | None, *, as_json: bool = False) -> NoReturn:
+    """Starts the checkup program on all workers, like `mirrored run`, and exits with status 1 if it finds faults.
+
+    Args:
+        job: The workers to check.
+        folder: The folder for checkpoints; None to skip the check of the disk.
+        as_json: Whether to print JSON, on the machine of worker 0; what the workers print goes to standard error.
+    """
+    job = dataclasses.replace(job, arguments=() if folder is None else ("--checkpoints", str(folder.absolute())))
     place = detect(os.environ) if job.nodes == 1 and job.coordinator is None else None
     if place is not None:
         job = dataclasses.replace(job, nodes=place.nodes, node_rank=place.node_rank, coordinator=place.coordinator)
-    sys.exit(run_job(job))
+    if not as_json:
+        sys.exit(run_job(job))
+    if job.num_workers == 1:  # this process becomes the program
+        run_job(dataclasses.replace(job, arguments=(*job.arguments, "--json", "-")))
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "findings.json"
+        with contextlib.redirect_stdout(sys.stderr):
+            status = run_job(dataclasses.replace(job, arguments=(*job.arguments, "--json", str(path))))
+        if path.exists():
+            print(path.read_text(encoding="utf-8"))
+    sys.exit(status)

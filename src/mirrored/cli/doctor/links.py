@@ -73,7 +73,7 @@ def _quickest_seconds(mesh: Mesh, own: Sequence[jax.Device], size: int, rounds: 
 
 
 def neighbours(count: int) -> list[tuple[int, int]]:
-    """Returns the pairs of workers between which all-reduces are measured: a ring, each worker with the next."""
+    """Returns the pairs of neighbouring workers in a ring, between which all-reduces are measured."""
     if count < 2:
         return []
     return [(0, 1)] if count == 2 else [(worker, (worker + 1) % count) for worker in range(count)]

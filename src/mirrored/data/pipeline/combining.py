@@ -152,7 +152,7 @@ class Grouping(Steps):
         return self._then(streams.Unbatched(self._node))
 
     def rebatch(self, batch_size: StaticInts, drop_remainder: bool = False) -> Self:
-        """Regroups the examples of a dataset of batches into batches of another size, or of several sizes in turn.
+        """Regroups the examples of a dataset of batches into batches of another size, or cycles through several sizes.
 
         Args:
             batch_size: The number of examples per batch; or a sequence of numbers, each of which is the size of one
@@ -170,7 +170,7 @@ class Grouping(Steps):
         return self._then(streams.Rebatched(self._node, sizes, bool(drop_remainder)))
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Self:
-        """Leaves out the elements that raise an exception because of their data, such as a damaged image.
+        """Drops the elements that raise an exception because of their data, such as a damaged image.
 
         Exceptions that show a fault of the program are raised: TypeError, NameError, AttributeError, AssertionError.
 

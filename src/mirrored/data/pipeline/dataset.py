@@ -19,6 +19,7 @@ from mirrored.data.pipeline.making import Making
 from mirrored.data.pipeline.nodes import new_seed
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
+from mirrored.data.specs import elements_html
 from mirrored.errors import ArgumentError, EndOfDataError
 from mirrored.runtime.hooks import note_iteration
 
@@ -287,6 +288,10 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         known = {INFINITE_CARDINALITY: "infinite", UNKNOWN_CARDINALITY: "unknown"}
         count = self._node.cardinality
         return f"<Dataset {self._node.name}, {known.get(count, count)} elements>"
+
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks: the leaves of an element, with their dtypes and shapes."""
+        return elements_html(repr(self).strip("<>"), lambda: self._node.spec)
 
 
 @dataclasses.dataclass(frozen=True)

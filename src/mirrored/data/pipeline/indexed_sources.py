@@ -25,7 +25,7 @@ from mirrored.errors import ArgumentError
 
 
 class MemorySource(IndexedNode):
-    """Base class of datasets in memory, whose elements need no iteration to be found."""
+    """Base class of datasets in memory, with random access to the elements."""
 
     @property
     @abc.abstractmethod

@@ -51,6 +51,18 @@ class DatasetIterator:
         hand_out: Converts every element before it is returned.
         end_error: Creates the error for a request past the last element.
 
+    Example:
+        >>> from mirrored.data import Dataset
+        >>> iterator = iter(Dataset.range(5))
+        >>> print(next(iterator), next(iterator))
+        0 1
+        >>> position = iterator.get_state()
+        >>> print(next(iterator))
+        2
+        >>> iterator.set_state(position)
+        >>> print(next(iterator))
+        2
+
     TensorFlow: `tf.data.Iterator`. A `function` that calls `next` on it runs as Python, so that each call gets new
     elements; the function passed to `strategy.run` is compiled. To compile the whole function, pass it the elements.
     """
@@ -111,6 +123,9 @@ class DatasetIterator:
     def element_spec(self) -> Any:
         """The shapes and dtypes of the elements, as in `Dataset.element_spec`."""
         return self._node.spec
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._node.name}>"
 
     def get_next_as_optional(self) -> Optional:
         """Returns the next element as an `Optional`, which has no value after the last element."""

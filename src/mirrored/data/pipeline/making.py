@@ -121,6 +121,16 @@ class Making(Steps):
             filenames: One path or several.
             compression_type: "", "GZIP" or "ZLIB".
 
+        Example:
+            >>> import os, pathlib, tempfile
+            >>> from mirrored.data import TextLineDataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = pathlib.Path(folder.name, "lines.txt")
+            >>> _ = path.write_text(os.linesep.join(["one", "two"]))
+            >>> list(TextLineDataset(path))
+            [b'one', b'two']
+            >>> folder.cleanup()
+
         TensorFlow: `tf.data.TextLineDataset`.
         """
         return cls._from_files(filenames, files.read_line, compression_type, "TextLineDataset")
@@ -132,6 +142,18 @@ class Making(Steps):
         Args:
             filenames: One path or several.
             compression_type: "", "GZIP" or "ZLIB".
+
+        Example:
+            >>> import tempfile
+            >>> import mirrored.tf as tf
+            >>> from mirrored.data import TFRecordDataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = f"{folder.name}/examples.tfrecord"
+            >>> with tf.io.TFRecordWriter(path) as writer:
+            ...     writer.write(b"an example")
+            >>> list(TFRecordDataset(path))
+            [b'an example']
+            >>> folder.cleanup()
 
         TensorFlow: `tf.data.TFRecordDataset`.
         """

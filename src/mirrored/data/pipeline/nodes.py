@@ -53,7 +53,7 @@ def pinned(run: Run) -> Run:
 
 
 class Rows(Protocol):
-    """Protocol of the elements of a random-access dataset in one iteration."""
+    """Protocol of random-access sequences: the elements of a dataset in one iteration."""
 
     @property
     def length(self) -> int:
@@ -127,7 +127,7 @@ class Node(abc.ABC):
 
 
 class CursorNode(Node):
-    """Base class of sequential operations that Grain does not have: an iterator of this package computes them."""
+    """Base class of sequential operations that Grain lacks; an iterator of this package computes the elements."""
 
     @abc.abstractmethod
     def open_cursor(self, run: Run) -> Cursor:
@@ -166,7 +166,7 @@ class IndexedNode(Node):
 
     @property
     def wants_threads(self) -> bool:
-        """Whether this or an earlier operation requests threads, so that Grain's threads compute the elements."""
+        """Whether this or an earlier operation requests that elements are computed in Grain's threads."""
         return parallel_calls(self) > 0
 
 

@@ -26,7 +26,7 @@ DRAWS: Final = 1024
 
 
 def draws(key: tuple[int, ...]) -> Callable[[int], np.float64]:
-    """Returns a function from the index of a random number in [0, 1) to the number; `key` is the seed of all."""
+    """Returns a function that maps i to the i-th random number in [0, 1) of the sequence with seed `key`."""
 
     @functools.lru_cache(maxsize=1)
     def block(number: int) -> np.ndarray:
@@ -175,7 +175,7 @@ def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the order in which a shuffle buffer of a given size returns the indices 0..size-1.
+    """Returns the order in which a shuffle buffer of `buffer_size` positions returns the indices 0..size-1.
 
     The buffer holds `buffer_size` positions. Each draw removes a random one and puts the next position in its slot. If
     the buffer is as large as the data, the order is a uniform permutation.
@@ -211,7 +211,7 @@ class Shuffled(OneParent, CursorTransformation):
 
     @functools.cached_property
     def is_indexed(self) -> bool:
-        """Whether element i can be computed without the elements before it; infinitely many have no permutation."""
+        """Whether element i can be computed without the elements before it; False for an infinite dataset."""
         return super().is_indexed and self.cardinality != INFINITE_CARDINALITY
 
     def _key(self, run: Run) -> tuple[int, ...]:

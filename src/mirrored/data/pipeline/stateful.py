@@ -213,7 +213,7 @@ class Grouped(StatefulStep):
 
 
 def _open_batch(spec: specs.ArraySpec) -> specs.ArraySpec:
-    """Replaces the leading dim by None, because the number of elements in a window varies."""
+    """Replaces the leading dim of a batch's spec by None, because windows have varying numbers of elements."""
     return specs.ArraySpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
 
 
@@ -349,7 +349,7 @@ def _broken_promise(promised: int, found: str) -> InputError:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forgiving(StreamStep, CursorNode):
-    """The operation `ignore_errors`: leaves out the elements that raise an exception because of their data."""
+    """The operation `ignore_errors`: drops the elements that raise an exception because of their data."""
 
     log_warning: bool
 

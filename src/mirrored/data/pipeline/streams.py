@@ -134,7 +134,7 @@ class Filtered(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatched(StreamStep, CursorNode):
-    """The operation `rebatch`: regroups the examples of batches into batches of other sizes, in turn."""
+    """The operation `rebatch`: regroups the examples of batches into batches of other sizes."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool

@@ -49,12 +49,12 @@ class Transformation(IndexedNode):
 
     @property
     def name(self) -> str:
-        """The name in saved positions, which tells the two forms apart."""
+        """The name in saved positions, which differs between the random-access and the sequential form."""
         return super().name if self.is_indexed else f"Stream{super().name}"
 
     @abc.abstractmethod
     def in_sequence(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` that computes the elements of one iteration one after the other."""
+        """Returns a Grain `IterDataset` that computes the elements of one iteration sequentially."""
 
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` that yields the elements of one iteration."""
@@ -80,7 +80,7 @@ class Mapping(OneParent):
 
     @abc.abstractmethod
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        """Returns the function of one iteration, from an index and an input element to the output element."""
+        """Returns the function that, in one iteration, computes output element i from i and input element i."""
 
     @property
     def spec(self) -> Any:
@@ -208,7 +208,7 @@ class Repeated(OneParent, CursorTransformation):
 
 
 class _RepeatedRows:
-    """Elements of a repeated parent, which opens each epoch once and keeps the few that were used last."""
+    """Random-access elements of a repeated dataset, which caches the few epochs that were used last."""
 
     def __init__(self, parent: Node, run: Run, count: int) -> None:
         self._parent, self._run = parent, run
@@ -410,7 +410,7 @@ def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(LikeParent, IndexedNode):
-    """The operation `prefetch`: a thread reads ahead. Before a random-access operation it has no effect."""
+    """The operation `prefetch`: a thread reads ahead. It has no effect if a random-access operation follows."""
 
     parent: Node
     size: int

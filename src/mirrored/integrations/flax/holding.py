@@ -172,7 +172,7 @@ def _is_traced(value: object) -> bool:
 
 
 def refuse_in_turn(variable: NNXVariable[Any]) -> None:
-    """Raises an error if replicas that run eagerly assign an NNX variable that was created without a strategy.
+    """Raises an error if replicas of an eager run assign an NNX variable that was created without a strategy.
 
     Raises:
         ContextError: The variable was not created in this run.

@@ -153,7 +153,7 @@ def _permitting(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _updatable(can_update: property) -> Any:
-    """Wraps `_can_update`, which tells NNX's transforms whether a variable can be updated.
+    """Wraps `_can_update`, by which NNX's transforms ask whether a variable can be updated.
 
     The check runs here because an error later in the transform would leave the module flattened.
     """

@@ -101,7 +101,7 @@ def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], A
 
 
 def _on_device(variable: KerasVariable, device: jax.Device) -> Any:
-    """Returns a copy of a value, which the step can donate while the variable keeps its value."""
+    """Returns a copy of a value on a device; a step may donate the copy while the variable keeps its value."""
     made = getattr(variable, "mirrored", None)
     value = _same_component(made) if isinstance(made, Variable) else None
     return jnp.array(jax.device_put(variable.value if value is None else value, device), copy=True)

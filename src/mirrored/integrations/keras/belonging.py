@@ -5,9 +5,7 @@ The model keeps that strategy wherever it is built and compiled.
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ import numpy as np
 from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.calls import prepare
 from mirrored.integrations.keras.private import Trainer
 from mirrored.integrations.keras.variables import StrategyVariable, adopt
 from mirrored.patches import replace
@@ -59,7 +58,7 @@ def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
 
 
 def connect_belonging() -> None:
-    """Patches `keras.Model` so that a model, also a copied one, keeps the strategy in whose scope it was created.
+    """Patches `keras.Model` so that a model, or a copy of it, keeps the strategy in whose scope it was created.
 
     Wraps the constructor, `compile` and `__deepcopy__`.
     """
@@ -204,27 +203,6 @@ def _elsewhere(model: Model, own: Strategy | None, current: Strategy | None) -> 
     )
 
 
-# Applies AutoGraph conversion to the `call` of user-defined layers inside a converted function.
-
-Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
-_converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
-_prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in a function or a cell can be collected.
-
-
-@contextmanager
-def converted_by(convert: Convert) -> Iterator[None]:
-    """A context manager in which AutoGraph converts the `call` methods of user-defined Keras layers.
-
-    Args:
-        convert: Returns the converted form of a function, or the function itself if it is not to be converted.
-    """
-    token = _converting.set(convert)
-    try:
-        yield
-    finally:
-        _converting.reset(token)
-
-
 def connect_calls() -> None:
     """Patches `Layer.__call__`, so that AutoGraph can convert the `call` method of user-defined layers."""
     replace("keras", keras.layers.Layer, "__call__", _preparing(keras.layers.Layer.__call__))
@@ -233,29 +211,10 @@ def connect_calls() -> None:
 def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call_layer)
     def preparing(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        if _converting.get() is not None and type(self) not in _prepared:
-            _prepare(type(self))
+        prepare(type(self))
         if not self.built and "_mirrored_strategy" in vars(self):
             with scope_of(self):
                 return call_layer(self, *args, **kwargs)
         return call_layer(self, *args, **kwargs)
 
     return preparing
-
-
-def _prepare(layer_class: type) -> None:
-    """Makes the `call` of a user-defined class and its base classes convertible by AutoGraph."""
-    for one in layer_class.__mro__:
-        call = vars(one).get("call")
-        if one not in _prepared and callable(call) and not one.__module__.startswith("keras."):
-            one.call = _dispatching(call)  # type: ignore[attr-defined]
-        _prepared.add(one)
-
-
-def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def dispatching(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        convert = _converting.get()
-        return (call if convert is None else convert(call))(self, *args, **kwargs)
-
-    return dispatching

@@ -77,7 +77,7 @@ def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
 
 
 def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `on_epoch_begin` to record the epoch's number.
+    """Wraps `on_epoch_begin` to record the number of the epoch that begins.
 
     Keras sets it only at the end of the previous epoch, so it is 0 in the first epoch of every `fit`.
     """

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.steps import in_step
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
@@ -31,7 +32,8 @@ def connect_losses() -> None:
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def checked(self: Loss, *args: Any, **kwargs: Any) -> Any:
-        _check_reduction(self)
+        if not in_step():  # there Keras divides the mean by the number of replicas
+            _check_reduction(self)
         return call(self, *args, **kwargs)
 
     return checked

@@ -124,7 +124,7 @@ def variables_of(model: Model, group: str) -> list[Any]:
 
 
 class _Step:
-    """A compiled step that stores its results with the model before Python can raise an exception.
+    """A compiled step that stores its results with the model before an interrupt can lose them.
 
     Args:
         jitted: The step, from (state, batch) to (logs, state).

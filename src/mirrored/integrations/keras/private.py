@@ -43,6 +43,8 @@ backend: Any = keras.src.backend
 # Keras' training loops look up `distribute_data_input` here for each batch.
 backend_distribution: Any = keras.src.backend.distribution_lib
 timeseries: Any = keras.src.utils.timeseries_dataset_utils
+# From two sizes (numbers or fractions) and the number of examples to the numbers of examples of two parts.
+sizes_of_parts: Callable[..., tuple[int, int]] = keras.src.utils.dataset_utils._rescale_dataset_split_sizes
 
 
 def tensorflow_names() -> Any:
@@ -109,12 +111,29 @@ def check_gradients(optimizer: Optimizer, grads: Sequence[Any], variables: Seque
 
 # It defines `compile`. Keras treats a class whose `compile` differs from this one as custom.
 Trainer: Any = keras.src.trainers.trainer.Trainer
+# Its functions that scale losses by the number of replicas are looked up here.
+losses_module: Any = keras.src.losses.loss
 input_signature_of: Callable[[Any], Any] = keras.src.export.export_utils.get_input_signature
 
 
 def reduction_axes_of(layer: BatchNormalization) -> tuple[int, ...]:
     """Returns the axes over which a built `BatchNormalization` layer computes mean and variance."""
     return tuple(layer._reduction_axes)
+
+
+def has_training_argument(model: Model) -> bool:
+    """Returns whether a model's `call` takes the argument `training`."""
+    return bool(model._call_has_training_arg)
+
+
+def loss_tracker_of(model: Model) -> Any:
+    """Returns the metric in which a compiled model keeps the mean of its loss."""
+    return model._loss_tracker
+
+
+def compute_total_loss(model: Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
+    """Returns the loss of a batch, by the model's `compute_loss`, which the user may have overridden."""
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
 def set_initial_epoch(model: Model, epoch: int) -> None:

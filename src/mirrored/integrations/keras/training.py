@@ -30,8 +30,10 @@ from mirrored.integrations.keras.batches import (
     put_on,
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
+from mirrored.integrations.keras.calls import converting_calls
 from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
 from mirrored.integrations.keras.private import Distribution, backend_distribution
+from mirrored.integrations.keras.steps import building_with_call, connect_steps, made_for, stateless, takes_data_alone
 from mirrored.integrations.keras.variables import from_fit
 from mirrored.patches import replace
 from mirrored.runtime.entry_point import restoring
@@ -48,6 +50,7 @@ keras = load()
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
+_KIND_OF = {"fit": "train", "train": "train", "evaluate": "test", "test": "test", "predict": "predict"}
 _PyDataset: Any = keras.utils.PyDataset
 
 
@@ -82,7 +85,7 @@ class Distributing(Distribution):  # type: ignore[misc]
 
 
 class _Layout:
-    """What Keras requires of a layout: the sharding of an array."""
+    """The interface that Keras requires of a layout: the sharding of an array."""
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
         self.backend_layout = sharding
@@ -151,7 +154,8 @@ def _whole(value: Leaf) -> Any:
 def wrap_model(model_class: type[Model]) -> None:
     """Patches `fit`, `evaluate` and `predict` of `keras.Model` to use all devices of the model's strategy."""
     get_state = on_one_device(model_class._get_jax_state, _device_of)
-    replace("keras", model_class, "_get_jax_state", kept_state(get_state))
+    replace("keras", model_class, "_get_jax_state", stateless(kept_state(get_state)))
+    replace("keras", model_class, "_symbolic_build", building_with_call(model_class._symbolic_build))
     replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))
     replace("keras", model_class, "_purge_model_variables", kept_by_fit(model_class._purge_model_variables))
     shardings = one_sharding(model_class._get_state_sharding_spec, _device_of)
@@ -160,7 +164,8 @@ def wrap_model(model_class: type[Model]) -> None:
         replace("keras", model_class, name, interruptible(restoring(_spread(getattr(model_class, name)))))
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
-        replace("keras", model_class, name, _bounding(getattr(model_class, name), f"{kind}_function"))
+        replace("keras", model_class, name, _bounding(getattr(model_class, name), kind))
+    connect_steps(model_class)
     replace("keras", model_class, "jax_state_sync", from_fit(newest_first(model_class.jax_state_sync)))
 
 
@@ -173,9 +178,12 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
         if "shuffle" in signature.parameters:
             args, kwargs = _in_order(signature.bind(self, *args, **kwargs))
         has_parts = any(isinstance(arg, DistributedDataset) for arg in (*args, *kwargs.values()))
+        vars(self)["_mirrored_bare_elements"] = _has_bare_elements(*args[:1], **kwargs)
         args = tuple(_fed(arg, strategy) for arg in args)
         kwargs = {name: _fed(arg, strategy) for name, arg in kwargs.items()}
-        with _distribution_for(strategy, method.__name__, has_parts), _scope_of(strategy):
+        kind = _KIND_OF[method.__name__.partition("_on_")[0]]
+        spread_over = None if takes_data_alone(self, kind) else strategy
+        with _distribution_for(spread_over, method.__name__, has_parts), _scope_of(strategy), converting_calls():
             return method(self, *args, **kwargs)
 
     return spread
@@ -200,16 +208,21 @@ def _in_order(call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, 
     return call.args[1:], call.kwargs
 
 
-def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
-    """Wraps the function that makes Keras' step, to bound the number of steps in flight.
+def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """Wraps the function that makes Keras' training step, to limit how many steps are in flight on the devices.
 
     Keras dispatches a whole epoch without waiting for the devices.
     """
+    made = f"{kind}_function"
 
     @functools.wraps(make)
-    def bounding(self: Model, *args: Any, **kwargs: Any) -> Any:
+    def bounding(self: Model, force: bool = False) -> Any:
         check_belonging(self, "keras.Model.fit")  # Here Keras has created all variables.
-        result = make(self, *args, **kwargs)
+        if takes_data_alone(self, kind):
+            if force or getattr(self, made) is None:
+                setattr(self, made, made_for(self, kind))
+            return getattr(self, made)
+        result = make(self, force)
         step = getattr(self, made)
         if callable(step) and not hasattr(step, "bounded") and strategy_of(self) is not None:
             setattr(self, made, _bounded(step))
@@ -245,6 +258,11 @@ def _fed(argument: object, strategy: Strategy | None) -> Any:
     return argument
 
 
+def _has_bare_elements(x: Any = None, **others: object) -> bool:
+    """Returns whether `x` is a dataset whose elements are no tuples, which Keras packs into tuples."""
+    return _is_dataset(x) and not isinstance(getattr(x, "element_spec", None), tuple)
+
+
 def _is_dataset(argument: object) -> bool:
     return isinstance(argument, DistributedDataset) or is_dataset(argument)
 
@@ -276,7 +294,7 @@ def _distribution_for(strategy: Strategy | None, called: str, has_parts: bool) -
 
 
 def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """Replicates a batch over the devices if its size is not divisible by their number, like the last one.
+    """Replicates a batch over the devices if its size is not divisible by their number, as the last batch's may be.
 
     Every device then computes the whole batch, which gives the same values but is slower.
     """

@@ -27,6 +27,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, current_trace, eager, recording_parent
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.calls import converting_calls
 from mirrored.integrations.keras.private import Tracker, drop_initializer, in_stateless_scope, maker, stored_dtype
 from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.patches import replace
@@ -95,7 +96,7 @@ def lose_deleted(variable: Variable) -> None:
 
 
 def _store_components(made: Variable, value: jax.Array) -> bool:
-    """Stores one component per replica, in one compiled call; a sum is divided into equal parts.
+    """Stores one component per replica in one compiled call; divides the value equally if components are summed.
 
     With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
     bit-identical to the whole.
@@ -134,7 +135,7 @@ _StatelessScope: Any = keras.StatelessScope
 
 
 def connect_plain() -> None:
-    """Patches Keras so that a `mirrored` variable set as a layer's attribute is one of the layer's weights."""
+    """Patches Keras so that a `mirrored` variable that is set as an attribute of a layer becomes one of its weights."""
     replace("keras", Tracker, "track", _seeing_plain(Tracker.track))
     replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
     replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
@@ -174,7 +175,7 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     def entering(self: StatelessScope) -> Any:
         scope = enter(self)
         self._mirrored_contexts = contextlib.ExitStack()
-        if self._mirrored_views and ambient().store is None and ambient().replica is None:
+        if ambient().store is None and ambient().replica is None:
             self._mirrored_contexts.enter_context(within(store=_store(self, self._mirrored_views)))
         return scope
 
@@ -206,13 +207,14 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(compute)
     def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if ambient().store is not None:
-            return compute(function, *args, **kwargs)
+            with converting_calls():
+                return compute(function, *args, **kwargs)
         store = FunctionStore()
 
         @functools.wraps(function)
         def with_store(*inner: Any, **named: Any) -> Any:
             store.base_trace = recording_parent(current_trace())
-            with within(store=store, listeners=(*ambient().listeners, store)):
+            with within(store=store, listeners=(*ambient().listeners, store)), converting_calls():
                 return function(*inner, **named)
 
         return compute(with_store, *args, **kwargs)

@@ -198,7 +198,7 @@ class _LoopElse(ast.NodeTransformer):
 
 
 class _Breaks(ast.NodeTransformer):
-    """Sets a variable before each `break` of one loop; those of inner loops and functions are not its own."""
+    """Inserts an assignment before each `break` of one loop, but not before those of inner loops and functions."""
 
     def __init__(self, flag: str) -> None:
         self._flag = flag
@@ -228,7 +228,7 @@ def _assigned(name: str, value: bool, place: ast.stmt) -> ast.stmt:
 
 
 def _like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
-    """Copies the source line of a statement to a statement that is made."""
+    """Copies the source line of a statement to a newly created statement."""
     for part in ast.walk(made):
         if not anno.hasanno(part, anno.Basic.ORIGIN) and anno.hasanno(place, anno.Basic.ORIGIN):
             anno.copyanno(place, part, anno.Basic.ORIGIN)

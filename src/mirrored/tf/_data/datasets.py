@@ -40,7 +40,7 @@ class EndOfSequenceError(OutOfRangeError, EndOfDataError):
 
 
 class NoValueError(InvalidArgumentError, EndOfDataError):
-    """Error raised by `get_value` of an optional without an element, as the data had ended.
+    """Error raised by `Optional.get_value` if there is no element because the dataset has ended.
 
     It is both TensorFlow's `InvalidArgumentError` and mirrored's `EndOfDataError`.
     """

@@ -21,7 +21,7 @@ Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
 
 
 class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
-    """A NumPy array with the methods `numpy`, `get_shape` and `set_shape` of a tensor, which is not on a device.
+    """A NumPy array in host memory with the methods `numpy`, `get_shape` and `set_shape` of a tensor.
 
     Strings, 64-bit integers, and the elements that functions of an input pipeline receive are such arrays.
 
@@ -183,7 +183,7 @@ def check_shape(value: Described, shape: ShapeLike | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class OnHostArrays:
-    """A function of an input pipeline that receives its arrays and strings as `HostArray` and `HostText`.
+    """Wraps a function of an input pipeline to receive its arrays and strings as `HostArray` and `HostText`.
 
     A view costs about a microsecond per array; tensors, which are on a device, would cost fifty. Operations of the
     function compute in 64 bits where TensorFlow does: elements stay on the host, where large integers such as hashes

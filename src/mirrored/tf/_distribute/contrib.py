@@ -54,14 +54,13 @@ class MirroredStrategy(_MirroredStrategy):
         count = num_gpus if num_gpus is not None else num_gpus_per_worker
         _refuse_both("devices", devices, "a number of GPUs", count)
         _refuse_both("cross_device_ops", cross_device_ops, "cross_tower_ops", cross_tower_ops)
-        self._auto_shard_dataset = bool(auto_shard_dataset)
         super().__init__(
             devices if count is None else _gpus(count),
             cross_device_ops if cross_device_ops is not None else cross_tower_ops,
         )
 
     def make_dataset_iterator(self, dataset: object) -> InputIterator:
-        """Returns an iterator over a dataset of batches; each step gives every replica a whole batch of its own.
+        """Returns an iterator over a dataset of batches; in each step every replica gets a whole batch of its own.
 
         Context: cross-replica.
         """

@@ -12,7 +12,7 @@ import numpy as np
 
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
-from mirrored.errors import ArgumentError, ContextError
+from mirrored.errors import ArgumentError, ContextError, MirroredError
 from mirrored.extras import load
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.lockstep import carry
@@ -22,6 +22,13 @@ _PROTO_TYPES: Final = {
     "float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE", "int8": "DT_INT8", "int16": "DT_INT16",
     "int32": "DT_INT32", "int64": "DT_INT64", "uint8": "DT_UINT8", "uint16": "DT_UINT16",
 }  # fmt: skip
+
+
+_MOST_SECONDS: Final = 60.0  # for the thread that writes events
+
+
+class WriteTimeoutError(MirroredError, TimeoutError):
+    """Error raised when pending summary values are not written in time."""
 
 
 class _Defaults(threading.local):
@@ -52,11 +59,22 @@ class SummaryWriter:
     def __init__(self, logdir: str | os.PathLike[str], flush_millis: int, filename_suffix: str) -> None:
         module = load("tensorboardX", called="tf.summary.create_file_writer", extra="summary")
         suffix = filename_suffix or ""
-        self.events: Any = module.SummaryWriter(str(logdir), flush_secs=flush_millis / 1000, filename_suffix=suffix)
+        self._events: Any = module.SummaryWriter(str(logdir), flush_secs=flush_millis / 1000, filename_suffix=suffix)
+        self._flushing = threading.Lock()
+        self._is_pending = True
+
+    @property
+    def events(self) -> Any:
+        """The tensorboardX writer, to which values are passed."""
+        self._is_pending = True
+        return self._events
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` as the default step."""
+        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` as the default step.
+
+        The end of the block writes pending values to disk, as in TensorFlow.
+        """
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
         if step is not None:
@@ -65,6 +83,7 @@ class SummaryWriter:
             yield self
         finally:
             _defaults.writers, _defaults.step = before, before_step
+            self.flush()
 
     def set_as_default(self, step: SupportsIndex | None = None) -> None:
         """Makes `tf.summary.scalar` and similar functions use this writer, and `step` as the default step.
@@ -79,12 +98,47 @@ class SummaryWriter:
         """Does nothing: a summary writer needs no initialization."""
 
     def flush(self) -> None:
-        """Writes all pending values to disk."""
-        self.events.flush()
+        """Writes all pending values to disk.
+
+        Raises:
+            WriteTimeoutError: They are not written within a minute.
+        """
+        with self._flushing:
+            if self._is_pending:
+                self._is_pending = False
+                try:
+                    for writer in (self._events.all_writers or {}).values():
+                        _flush_events(writer.event_writer)
+                except BaseException:
+                    self._is_pending = True
+                    raise
 
     def close(self) -> None:
         """Writes all pending values to disk and closes the event file."""
-        self.events.close()
+        self._events.close()
+
+
+def _flush_events(writer: Any) -> None:
+    """Waits until the thread of a tensorboardX writer has written all events in its queue, and flushes the file.
+
+    `EventFileWriter.flush` flushes only what the thread has already taken from the queue.
+    """
+    thread = writer._worker
+    if thread is None:  # closed
+        return
+    if thread.is_alive():
+        thread._queue.put(thread._shutdown_signal)  # the thread writes the events before it, and ends
+    thread.join(_MOST_SECONDS)
+    if thread.is_alive():
+        raise WriteTimeoutError(
+            "tf.summary.flush",
+            found=f"the thread that writes events has not written them within {_MOST_SECONDS:.0f} s",
+            rule="pending values are written before flush returns",
+            remedy="check that the folder of the event file accepts writes",
+        )
+    writer._worker = type(thread)(thread._queue, thread._record_writer, thread._flush_secs)
+    writer._worker.start()
+    writer.flush()
 
 
 def create_file_writer(
@@ -281,7 +335,7 @@ def set_step(step: SupportsIndex | None) -> None:
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Writes the pending values of a summary writer, by default of the default writer, to disk."""
+    """Writes the pending values of a summary writer (default: the default writer) to disk."""
     target = writer if writer is not None else (_defaults.writers[-1] if _defaults.writers else None)
     if target is not None:
         target.flush()

@@ -259,7 +259,7 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
 
 @op("tile manip.tile")
 def tile(input: jax.Array, multiples: Ints) -> jax.Array:
-    """Repeats a tensor along each axis, as often as `multiples` says."""
+    """Repeats a tensor ``multiples[i]`` times along each axis i."""
     if len(multiples) != input.ndim:
         raise InvalidArgumentError.of(
             "tf.tile",

@@ -29,7 +29,7 @@ Key = tuple[int, int | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Entry(Bookkeeping):
-    """The object behind a block's capture tracer: a variable's value at the start of the block."""
+    """What a capture tracer in a traced block stands for: a variable's value at the start of the block."""
 
     key: Key
     variable: Any
@@ -114,7 +114,7 @@ class BlockStore(VariableStore):
         return restore
 
     def entered(self, key: Key, value: jax.Array, before: jax.Array) -> Any:
-        """Returns a variable's value at the start of an iteration, given that before the first iteration."""
+        """Returns a variable's value at the start of an iteration, given its value before the first iteration."""
         self.outermost().rereads = True
         return of_variable(self.staged[key].variable, value, lambda _: before) if self.under_tape else value
 

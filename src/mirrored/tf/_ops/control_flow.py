@@ -36,7 +36,7 @@ _Tested: TypeAlias = Mapping[Operand, _Branch] | Iterable[tuple[Operand, _Branch
 
 
 def _tensors_of(structure: PyTree) -> list[jax.Array]:
-    """Returns the tensors of a structure, those inside each `tf.TensorArray` included; None has none."""
+    """Returns the tensors of a structure, including those in each `tf.TensorArray`; skips None."""
     return [tensor for one in flatten(structure) for tensor in jax.tree.leaves(_state(one))]
 
 

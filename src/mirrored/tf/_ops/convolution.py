@@ -201,7 +201,7 @@ def separable_conv2d(
 
 
 def _transposing(name: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Adds the transpose of a convolution; its rank is that of the filters if `rank` is None."""
+    """Registers the transpose of a convolution for `rank` spatial dimensions, or for those of the filters if None."""
     called = f"tf.nn.{name}"
 
     def transpose(
@@ -285,9 +285,15 @@ def _pool(
 def _dilated_max(
     value: jax.Array, windows: tuple[tuple[int, ...], ...], pads: Sequence[tuple[int, int]], holes: tuple[int, ...]
 ) -> jax.Array:
-    """Returns the maximum of slices, one for each place in the window: JAX's reduction has no gradient here."""
-    sizes, steps = windows
+    """Returns the maximum of each window; JAX's `reduce_window` has no gradient for windows with dilations."""
     padded = lax.pad(value, lowest(value.dtype), [(*pair, 0) for pair in pads])
+    stacked = stacked_windows(padded, windows[0], windows[1], holes)
+    best = jnp.argmax(stacked, axis=0)[None]  # the gradient goes to the first of equal maxima
+    return jnp.take_along_axis(stacked, best, axis=0)[0]
+
+
+def stacked_windows(padded: jax.Array, sizes: Sequence[int], steps: Sequence[int], holes: Sequence[int]) -> jax.Array:
+    """Returns the elements of all windows, stacked along a new first axis of the positions within a window."""
     reach = [(size - 1) * hole + 1 for size, hole in zip(sizes, holes, strict=True)]
     counts = [max(0, (n - far) // step + 1) for n, far, step in zip(padded.shape, reach, steps, strict=True)]
     slices = [
@@ -295,9 +301,7 @@ def _dilated_max(
         for places in itertools.product(*map(range, sizes))
         for axes in [list(zip(places, holes, counts, steps, strict=True))]
     ]
-    stacked = jnp.stack(slices)
-    best = jnp.argmax(stacked, axis=0)[None]  # the gradient goes to the first of equal maxima
-    return jnp.take_along_axis(stacked, best, axis=0)[0]
+    return jnp.stack(slices)
 
 
 def lowest(dtype: Any) -> Any:
@@ -307,7 +311,7 @@ def lowest(dtype: Any) -> Any:
 
 
 def _pooling(name: str, kind: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Adds a pooling operation; its rank is that of the input if `rank` is None."""
+    """Registers a pooling operation for `rank` spatial dimensions, or for those of the input if None."""
     called = f"tf.nn.{name}"
 
     def pool(

@@ -115,7 +115,7 @@ def diag(
     padding_value: Operand = 0,
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
-    """Returns matrices that have given elements on the `k`-th diagonal, or on several.
+    """Creates matrices that have given elements on the `k`-th diagonal, or on several diagonals.
 
     Args:
         diagonal: [..., length] for one diagonal, [..., diagonals, length] for several, the highest first.
@@ -158,7 +158,7 @@ def diag_part(
     padding_value: Operand = 0,
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
-    """Returns the elements on the `k`-th diagonal of matrices, or on several.
+    """Returns the elements on the `k`-th diagonal of matrices, or on several diagonals.
 
     Args:
         input: [..., rows, columns].
@@ -184,7 +184,7 @@ def diag_part(
 def set_diag(
     input: jax.Array, diagonal: jax.Array, name: str | None = None, k: StaticInts = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
-    """Returns matrices in which given elements replace the `k`-th diagonal, or several.
+    """Returns matrices in which given elements replace the `k`-th diagonal, or several diagonals.
 
     Arguments are those of `diag_part`; `diagonal` has the shape of its result.
 

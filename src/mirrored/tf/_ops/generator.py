@@ -180,7 +180,7 @@ class Generator:
         self.reset(_initial_state(int(seed)))
 
     def reset_from_key_counter(self, key: SupportsInt, counter: Operand) -> None:
-        """Replaces the generator's state by that of `from_key_counter`.
+        """Replaces the generator's state by a random key and a number of draws, as in `from_key_counter`.
 
         Raises:
             InvalidArgumentError: The key or the counter is too large.

@@ -274,7 +274,7 @@ def unique(x: jax.Array, out_idx: DTypeLike = "int32") -> Unique:
 
 @op("unique_with_counts")
 def unique_with_counts(x: jax.Array, out_idx: DTypeLike = "int32") -> UniqueWithCounts:
-    """Returns a tensor's distinct elements, the indices and the counts of each; works only in eager code.
+    """Returns a tensor's distinct elements, each input element's index among them, and counts; only in eager code.
 
     Elements and indices are those of `unique`.
     """

@@ -24,7 +24,7 @@ from mirrored.values.index_checks import values_now
 
 
 def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns a shift by at least 0 and less than all bits, to which TensorFlow clips the number of bits."""
+    """Returns a bit shift that clips the shift amount to the width of the integer type, as TensorFlow does."""
 
     def run(x: jax.Array, y: jax.Array) -> jax.Array:
         """Shifts the bits of integers, elementwise."""

@@ -54,6 +54,11 @@ def _between(low: Operand = 0.0, high: Operand = 1.0, size: ShapeLike | None = N
     return as_tensor(low) + (as_tensor(high) - as_tensor(low)) * uniform(shape)
 
 
+def _random(size: ShapeLike | None = None) -> jax.Array:
+    """Returns uniform samples in [0, 1)."""
+    return _between(size=() if size is None else size)
+
+
 def _standard_normal(size: ShapeLike | None = None) -> jax.Array:
     """Returns samples from the standard normal distribution."""
     return normal(() if size is None else tuple(np.atleast_1d(size).tolist()))
@@ -70,7 +75,7 @@ _RANDOM: Final = {
     "rand": _rand,
     "randint": _randint,
     "randn": _randn,
-    "random": lambda size=None: _between(size=() if size is None else size),
+    "random": _random,
     "seed": set_seed,
     "standard_normal": _standard_normal,
     "uniform": _between,

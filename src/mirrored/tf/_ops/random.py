@@ -1,4 +1,4 @@
-"""`tf.random`: functions that draw random numbers from a global state, or stateless ones with a seed."""
+"""`tf.random`: functions that draw random numbers from a global state, and stateless functions with a seed."""
 
 from __future__ import annotations
 
@@ -228,5 +228,5 @@ def stateless_dropout(
     rng_alg: str = "auto_select",
     noise_shape: Iterable[SupportsIndex | None] | None = None,
 ) -> jax.Array:
-    """Sets elements to zero at random like `dropout`; which ones depends only on `seed`."""
+    """Sets elements to zero at random like `dropout`; the choice of elements depends only on `seed`."""
     return _dropped(as_tensor(x), rate, noise_shape, lambda: key_from_seed(seed))

@@ -97,13 +97,13 @@ rows(
 
 @op("math.argmax argmax", on_host=True)
 def argmax(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
-    """Returns the index of the largest element along `axis`, of the first one if several are equal; skips NaN."""
+    """Returns the index of the largest element along `axis` (the first such index); ignores NaN."""
     return jnp.argmax(_without_nan(input, -jnp.inf), axis=axis or 0).astype(array_dtype(output_type))
 
 
 @op("math.argmin argmin", on_host=True)
 def argmin(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
-    """Returns the index of the smallest element along `axis`, of the first one if several are equal; skips NaN."""
+    """Returns the index of the smallest element along `axis` (the first such index); ignores NaN."""
     return jnp.argmin(_without_nan(input, jnp.inf), axis=axis or 0).astype(array_dtype(output_type))
 
 

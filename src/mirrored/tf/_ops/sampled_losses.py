@@ -176,7 +176,7 @@ def _counts(path: str) -> list[float]:
 def all_candidate_sampler(
     true_classes: Operand, num_true: int, num_sampled: Int, unique: bool, seed: int | None = None
 ) -> Candidates:
-    """Returns all classes in place of a sample, each with the expected count one."""
+    """Returns all classes in place of a sample; each has an expected count of one."""
     ones = jnp.ones(num_sampled, jnp.float32)
     return Candidates(jnp.arange(num_sampled), jnp.ones(true_classes.shape, jnp.float32), ones)
 

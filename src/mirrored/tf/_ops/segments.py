@@ -18,7 +18,7 @@ from mirrored.values.index_checks import values_now
 
 
 def _segments(called: str, reduce: Callable[..., jax.Array], *, in_order: bool) -> None:
-    """Adds an operation that reduces the rows of each segment."""
+    """Registers an operation that reduces the rows of each segment."""
 
     def run(data: jax.Array, segment_ids: jax.Array, num_segments: SupportsIndex | None = None) -> jax.Array:
         count = jnp.max(segment_ids, initial=-1) + 1 if num_segments is None else num_segments

@@ -86,13 +86,13 @@ class TensorArray:
         return array
 
     def __grown__(self, after: TensorArray) -> TensorArray | None:
-        """Returns this array as one tensor, which a loop whose body returns `after` can carry; None if impossible."""
+        """Returns this array as one stacked tensor, which a loop whose body returns `after` can carry, or None."""
         if after._buffer is None or self._buffer is not None:
             return None
         return self._stored(after._buffer.shape[1:])
 
     def __uniform__(self) -> TensorArray:
-        """Returns this array as one tensor, the form that two branches have in common; itself if that is impossible."""
+        """Returns this array as one stacked tensor, so that branches have equal types; itself if that is impossible."""
         shape = self.element_shape
         if self._buffer is not None or shape is None or not self._options.size:
             return self
@@ -247,7 +247,7 @@ class TensorArray:
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
     def gather(self, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the tensors at the given indices, stacked along a new first axis; errors are those of `read`."""
+        """Returns the tensors at the given indices, stacked along a new first axis; raises the errors of `read`."""
         places = as_tensor(indices)
         found = outside(places, self._options.size)
         if found is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +11,18 @@ import numpy as np
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._ops.convolution import conv2d_transpose, lowest
+from mirrored.tf._ops.convolution import conv2d_transpose, lowest, stacked_windows
 from mirrored.tf._ops.indexing import require_indices
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import Common, Ints, op, register, rows
 from mirrored.tf._tensors import as_tensor
 
 
-def _pair(value: StaticInts, called: str, argument: str) -> tuple[int, int]:
-    """Returns height and width from 1, 2 or 4 numbers."""
+def _four(value: StaticInts, called: str, argument: str) -> tuple[int, int, int, int]:
+    """Returns the numbers of all four dimensions from 1, 2 or 4 numbers."""
     numbers = static_ints(value, called=called, argument=argument)
     height, width = numbers[1:3] if len(numbers) == 4 else numbers * (2 // len(numbers))
-    return height, width
-
-
-def _slices(
-    padded: jax.Array, window: tuple[int, int], steps: tuple[int, int], holes: tuple[int, int], size: tuple[int, ...]
-) -> Iterator[tuple[int, int, jax.Array]]:
-    """Yields the row and column of each position in a window, with the elements of all windows at that position."""
-    for row, column in itertools.product(range(window[0]), range(window[1])):
-        top, left = row * holes[0], column * holes[1]
-        bottom, right = top + (size[0] - 1) * steps[0] + 1, left + (size[1] - 1) * steps[1] + 1
-        yield row, column, padded[:, top : bottom : steps[0], left : right : steps[1]]
-
-
-def _laid_out(
-    value: jax.Array, reach: tuple[int, int], steps: tuple[int, int], padding: str
-) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
-    """Returns the padding of height and width, and the number of windows."""
-    sizes = value.shape[1:3]
-    pads = jax.lax.padtype_to_pads(sizes, reach, steps, padding.upper())
-    count = [(n + sum(pad) - r) // step + 1 for n, pad, r, step in zip(sizes, pads, reach, steps, strict=True)]
-    return list(pads), tuple(count)
+    return 1, height, width, 1
 
 
 def _check_format(called: str, data_format: str) -> None:
@@ -84,16 +63,14 @@ def max_pool_with_argmax(
     """
     called = "tf.nn.max_pool_with_argmax"
     _check_format(called, data_format)
-    window, steps = _pair(ksize, called, "ksize"), _pair(strides, called, "strides")
-    pads, size = _laid_out(input, window, steps, padding)
+    window, steps = _four(ksize, called, "ksize"), _four(strides, called, "strides")
+    pads = jax.lax.padtype_to_pads(input.shape, window, steps, padding.upper())
     places = np.arange(np.prod(input.shape[1:])).reshape((1, *input.shape[1:]))
     if include_batch_in_index:
         places = places + np.arange(input.shape[0]).reshape((-1, 1, 1, 1)) * places.size
-    around = [(0, 0), *pads, (0, 0)]
-    padded = jnp.pad(input, around, constant_values=lowest(input.dtype))
-    numbered = jnp.asarray(np.pad(places, around), array_dtype(output_dtype))
-    values = jnp.stack([one for *_, one in _slices(padded, window, steps, (1, 1), size)])
-    indices = jnp.stack([one for *_, one in _slices(numbered, window, steps, (1, 1), size)])
+    padded = jnp.pad(input, pads, constant_values=lowest(input.dtype))
+    numbered = jnp.asarray(np.pad(places, pads), array_dtype(output_dtype))
+    values, indices = (stacked_windows(one, window, steps, (1, 1, 1, 1)) for one in (padded, numbered))
     best = jnp.argmax(values, axis=0)[None]
     chosen = jnp.take_along_axis(jnp.broadcast_to(indices, values.shape), best, axis=0)[0]
     return jnp.take_along_axis(values, best, axis=0)[0], chosen
@@ -118,13 +95,13 @@ def dilation2d(
     """
     called = "tf.nn.dilation2d"
     _check_format(called, data_format)
-    steps, holes = _pair(strides, called, "strides"), _pair(dilations, called, "dilations")
-    window = filters.shape[0], filters.shape[1]
-    reach = (window[0] - 1) * holes[0] + 1, (window[1] - 1) * holes[1] + 1
-    pads, size = _laid_out(input, reach, steps, padding)
-    padded = jnp.pad(input, [(0, 0), *pads, (0, 0)], constant_values=-jnp.inf)
-    sums = [one + filters[row, column] for row, column, one in _slices(padded, window, steps, holes, size)]
-    return jnp.max(jnp.stack(sums), axis=0)
+    steps, holes = _four(strides, called, "strides"), _four(dilations, called, "dilations")
+    window = (1, filters.shape[0], filters.shape[1], 1)
+    reach = [(size - 1) * hole + 1 for size, hole in zip(window, holes, strict=True)]
+    pads = jax.lax.padtype_to_pads(input.shape, reach, steps, padding.upper())
+    padded = jnp.pad(input, pads, constant_values=-jnp.inf)
+    weights = filters.reshape((-1, 1, 1, 1, filters.shape[2]))
+    return jnp.max(stacked_windows(padded, window, steps, holes) + weights, axis=0)
 
 
 @op("nn.erosion2d")
@@ -173,7 +150,7 @@ register(["space_to_batch", "nn.space_to_batch"], space_to_batch_nd)
 
 @op("batch_to_space")
 def batch_to_space(input: jax.Array, block_shape: Ints, crops: Operand) -> jax.Array:
-    """Inverts `space_to_batch`, then crops both ends of each spatial dimension as `crops` says."""
+    """Inverts `space_to_batch`, then crops both ends of each spatial dimension by the numbers in `crops`."""
     count = len(block_shape)
     spatial, others = input.shape[1 : 1 + count], input.shape[1 + count :]
     split = input.reshape((*block_shape, -1, *spatial, *others))

@@ -1,0 +1,1 @@
+"""The command `mirrored new`: creates a small project that trains, has tests, and runs on several workers."""

@@ -1,0 +1,30 @@
+"""The options that several commands have, so that they have one name, one type and one help text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+
+
+def job_options(command: Command) -> Command:
+    """Adds the options that place a job on workers and machines."""
+    for option in reversed(
+        (
+            click.option("--workers", type=click.IntRange(min=1), default=1,
+                         help="Number of processes on this machine."),
+            click.option("--replicas-per-worker", type=click.IntRange(min=1),
+                         help="Number of accelerators of each worker, or of virtual CPU devices if there are none."),
+            click.option("--nodes", type=click.IntRange(min=1), default=1, help="Number of machines."),
+            click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Index of this machine, from 0."),
+            click.option("--coordinator", metavar="HOST:PORT",
+                         help="Address on machine 0 for the rendezvous of all machines."),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command

@@ -1,0 +1,69 @@
+"""Applies AutoGraph to the `call` of user-defined layers: in `tf.function`, in `fit`, and where Keras infers shapes."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from keras import Layer
+
+Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
+_converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
+_prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in a function or a cell can be collected.
+
+
+def conversion_of_calls() -> Convert | None:
+    """Returns AutoGraph's conversion of a function, if the program uses `mirrored.tf`; None otherwise."""
+    facade = sys.modules.get("mirrored.tf._function")
+    return None if facade is None else cast(Convert, facade.convert)
+
+
+def converting_calls() -> AbstractContextManager[None]:
+    """Returns a context in which AutoGraph converts the calls of layers, if the program uses `mirrored.tf`."""
+    convert = conversion_of_calls()
+    return nullcontext() if convert is None or _converting.get() is not None else converted_by(convert)
+
+
+@contextmanager
+def converted_by(convert: Convert) -> Iterator[None]:
+    """A context manager in which AutoGraph converts the `call` methods of user-defined Keras layers.
+
+    Args:
+        convert: Returns the converted form of a function, or the function itself if it is not to be converted.
+    """
+    token = _converting.set(convert)
+    try:
+        yield
+    finally:
+        _converting.reset(token)
+
+
+def prepare(layer_class: type) -> None:
+    """Makes the `call` of a user-defined class and its base classes convertible, if calls are being converted."""
+    if _converting.get() is not None and layer_class not in _prepared:
+        _prepare(layer_class)
+
+
+def _prepare(layer_class: type) -> None:
+    """Makes the `call` of a user-defined class and its base classes convertible by AutoGraph."""
+    for one in layer_class.__mro__:
+        call = vars(one).get("call")
+        if one not in _prepared and isinstance(call, types.FunctionType) and not one.__module__.startswith("keras."):
+            one.call = _dispatching(call)  # type: ignore[attr-defined]
+        _prepared.add(one)
+
+
+def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def dispatching(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        convert = _converting.get()
+        return (call if convert is None else convert(call))(self, *args, **kwargs)
+
+    return dispatching

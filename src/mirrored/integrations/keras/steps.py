@@ -1,0 +1,236 @@
+"""Runs steps that a model overrides as in TensorFlow: ``train_step(self, data)``, also in `fit` on several replicas.
+
+Keras' own step on JAX is a pure function of (state, data). A step in TensorFlow's form takes only the data, records the
+loss with a tape, and assigns variables. Here such a step is a replica function: `fit` passes it to `strategy.run`, as
+Keras does on TensorFlow, in one compiled function that reads and assigns the variables themselves. So all variables
+that the step uses take part: those of several optimizers, of metrics, and plain `mirrored` variables.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import numpy as np
+
+from mirrored._typing import PyTree
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.compilation import function as compiled
+from mirrored.data.placement import Placer
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.integrations.keras.calls import conversion_of_calls
+from mirrored.integrations.keras.newest import GROUPS
+from mirrored.integrations.keras.private import (
+    compute_total_loss,
+    has_training_argument,
+    loss_tracker_of,
+    losses_module,
+)
+from mirrored.patches import replace
+from mirrored.strategies import get_replica_context, get_strategy
+from mirrored.tape import GradientTape
+from mirrored.values.distributed_values import DistributedValues
+
+if TYPE_CHECKING:
+    from keras import Model
+
+    from mirrored.strategies import Strategy
+
+keras = load()
+KINDS: Final = ("train", "test", "predict")
+_in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_step", default=False)
+
+
+def takes_data_alone(model: Model, kind: str) -> bool:
+    """Returns whether a model overrides a step in TensorFlow's form.
+
+    Args:
+        model: The model.
+        kind: ``"train"``, ``"test"`` or ``"predict"``.
+    """
+    name = f"{kind}_step"
+    if getattr(type(model), name) is getattr(keras.Model, name):
+        return False
+    try:
+        inspect.signature(getattr(model, name)).bind(None, None)
+    except TypeError:
+        return True
+    return False
+
+
+def kind_of_state(which: dict[str, bool]) -> str:
+    """Returns the kind of loop, such as ``"train"``, that requests these groups of a model's state."""
+    if which.get("optimizer_variables"):
+        return "train"
+    return "test" if which.get("metrics_variables") else "predict"
+
+
+def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `Trainer._get_jax_state` to return no state for a step in TensorFlow's form, which assigns variables."""
+
+    @functools.wraps(get_state)
+    def getting(self: Model, **which: bool) -> Any:
+        if takes_data_alone(self, kind_of_state(which)):
+            return tuple([] for group in GROUPS if which.get(group))
+        return get_state(self, **which)
+
+    return getting
+
+
+def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `Trainer._symbolic_build` to skip models without `call`, whose step calls the layers they consist of.
+
+    Keras on TensorFlow builds such layers when it traces the step.
+    """
+
+    @functools.wraps(build)
+    def building(self: Model, *args: Any, **kwargs: Any) -> Any:
+        has_call = type(self).call is not keras.Model.call and type(self).call is not keras.layers.Layer.call
+        return build(self, *args, **kwargs) if has_call or not takes_data_alone(self, "train") else None
+
+    return building
+
+
+def made_for(model: Model, kind: str) -> Callable[..., Any]:
+    """Returns what Keras calls for each batch: a function of the state and the iterator over batches.
+
+    Args:
+        model: A model that overrides the step in TensorFlow's form.
+        kind: The kind of step.
+    """
+    strategy = strategy_of(model) or get_strategy()
+    step = _step_of(model, kind, strategy)
+    place = Placer(strategy.device_assignment).batch
+
+    def steps(state: PyTree, iterator: Iterator[Any]) -> Any:
+        outputs = [step(place(_data_of(model, next(iterator))))]
+        for _ in range(model.steps_per_execution - 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            outputs.append(step(place(_data_of(model, batch))))
+        if kind != "predict":
+            return outputs[-1], state
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs), state
+
+    return steps
+
+
+def _data_of(model: Model, batch: PyTree) -> PyTree:
+    """Returns a batch as the step receives it in TensorFlow: an element of a dataset that is no tuple stays itself."""
+    if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get("_mirrored_bare_elements"):
+        batch = batch[0]
+    return jax.tree.map(np.asarray, batch)
+
+
+def _step_of(model: Model, kind: str, strategy: Strategy) -> Callable[..., Any]:
+    method = getattr(model, f"{kind}_step")
+    convert = conversion_of_calls()
+    called = method if convert is None else convert(method)
+
+    def replica_step(batch: PyTree) -> Any:
+        with _scaled_losses():
+            return called(batch)
+
+    def run(batch: PyTree) -> Any:
+        return strategy.run(replica_step, args=(batch,))
+
+    step = run if model.run_eagerly else compiled(run)
+    combine = functools.partial(_concatenated if kind == "predict" else _mean, strategy)
+    return lambda batch: jax.tree.map(combine, step(batch), is_leaf=_is_per_replica)
+
+
+def _is_per_replica(value: object) -> bool:
+    return isinstance(value, DistributedValues)
+
+
+def _mean(strategy: Strategy, value: Any) -> Any:
+    return strategy.reduce(ReduceOp.MEAN, value, axis=None) if _is_per_replica(value) else value
+
+
+def _concatenated(strategy: Strategy, value: Any) -> Any:
+    return np.asarray(strategy.gather(value, axis=0) if _is_per_replica(value) else value)
+
+
+# The part of a loss: on TensorFlow, Keras divides the means of losses by the number of replicas, because the optimizer
+# sums their gradients.
+
+
+@contextmanager
+def _scaled_losses() -> Iterator[None]:
+    token = _in_step.set(True)
+    try:
+        yield
+    finally:
+        _in_step.reset(token)
+
+
+def in_step() -> bool:
+    """Returns whether a step in TensorFlow's form is running, in which Keras' losses are parts of a global mean."""
+    return _in_step.get()
+
+
+def _replicas() -> int:
+    context = get_replica_context() if _in_step.get() else None
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+def _scale(value: Any) -> Any:
+    return value if _replicas() == 1 else value * (1.0 / _replicas())
+
+
+def _unscale(value: Any) -> Any:
+    return value if _replicas() == 1 else value * float(_replicas())
+
+
+def connect_steps(model_class: type[Model]) -> None:
+    """Patches Keras so that steps in TensorFlow's form can call the inherited ones, and losses are scaled in them."""
+    replace("keras", losses_module, "scale_loss_for_distribution", _scale)
+    replace("keras", losses_module, "unscale_loss_for_distribution", _unscale)
+    additional = model_class._aggregate_additional_loss
+    replace("keras", model_class, "_aggregate_additional_loss", lambda self, loss: _scale(additional(self, loss)))
+    for name, ours in (("train_step", _train_step), ("test_step", _test_step), ("predict_step", _predict_step)):
+        replace("keras", model_class, name, _inherited(getattr(model_class, name), ours))
+
+
+def _inherited(step: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def inherited(self: Model, *args: Any, **kwargs: Any) -> Any:
+        alone = len(args) + len(kwargs) == 1
+        return ours(self, *args, **kwargs) if alone and in_step() else step(self, *args, **kwargs)
+
+    return inherited
+
+
+def _forward(model: Model, data: PyTree, *, training: bool) -> tuple[Any, ...]:
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    prediction = model(x, training=training) if has_training_argument(model) else model(x)
+    loss = compute_total_loss(model, x, y, prediction, sample_weight, training=training)
+    size = next(leaf for leaf in jax.tree.leaves(x) if leaf is not None).shape[0]
+    loss_tracker_of(model).update_state(_unscale(loss), sample_weight=size)
+    return x, y, prediction, sample_weight, loss
+
+
+def _train_step(model: Model, data: PyTree) -> Any:
+    with GradientTape() as tape:
+        x, y, prediction, sample_weight, loss = _forward(model, data, training=True)
+        loss = model.optimizer.scale_loss(loss)
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+    return model.compute_metrics(x, y, prediction, sample_weight)
+
+
+def _test_step(model: Model, data: PyTree) -> Any:
+    x, y, prediction, sample_weight, _ = _forward(model, data, training=False)
+    return model.compute_metrics(x, y, prediction, sample_weight)
+
+
+def _predict_step(model: Model, data: PyTree) -> Any:
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    return model(x, training=False) if has_training_argument(model) else model(x)

@@ -1,0 +1,74 @@
+"""`tf.keras.utils.split_dataset`, for datasets of this package and arrays."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored.data import Dataset
+from mirrored.data.pipeline.transformations import Batched
+from mirrored.tf._errors import InvalidArgumentError
+
+
+def splitting(original: Callable[..., Any], sizes_of: Callable[..., tuple[int, int]]) -> Callable[..., Any]:
+    """Wraps `keras.utils.split_dataset`, which needs TensorFlow or PyTorch, to split datasets of this package.
+
+    Args:
+        original: Keras' function, for PyTorch's datasets.
+        sizes_of: Keras' function from the two sizes and the number of examples to the two numbers of examples.
+    """
+
+    @functools.wraps(original)
+    def split_dataset(
+        dataset: Any,
+        left_size: float | None = None,
+        right_size: float | None = None,
+        shuffle: bool = False,
+        seed: int | None = None,
+        preferred_backend: str | None = None,
+    ) -> Any:
+        if preferred_backend == "torch" or not isinstance(dataset, (Dataset, np.ndarray, list, tuple)):
+            return original(dataset, left_size, right_size, shuffle, seed, preferred_backend)
+        if left_size is None and right_size is None:
+            raise InvalidArgumentError.of(
+                "split_dataset",
+                found="left_size=None and right_size=None",
+                rule="the size of at least one part must be given",
+                remedy="pass left_size=0.8, or a number of examples",
+            )
+        examples, batch_size = _examples_of(dataset)
+        if shuffle:
+            random.Random(seed).shuffle(examples)
+        left, right = sizes_of(left_size, right_size, len(examples))
+        parts = [_dataset_of(part) for part in (examples[:left], examples[len(examples) - right :])]
+        return tuple(part if batch_size is None else part.batch(batch_size) for part in parts)
+
+    return split_dataset
+
+
+def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
+    """Returns the examples, and the size of the batches that they came in; None without batches."""
+    if isinstance(dataset, Dataset):
+        node = dataset._node
+        batch_size = node.size if isinstance(node, Batched) else None
+        return list(dataset if batch_size is None else dataset.unbatch()), batch_size
+    if isinstance(dataset, np.ndarray):
+        return list(dataset), None
+    arrays = [np.asarray(one) for one in dataset]
+    if len({len(one) for one in arrays}) != 1:
+        raise InvalidArgumentError.of(
+            "split_dataset",
+            found=f"arrays with {', '.join(str(len(one)) for one in arrays) or 'no'} examples",
+            rule="all arrays must have the same number of examples",
+            remedy="pass one array, a dataset, or arrays of one length",
+        )
+    return list(zip(*arrays, strict=True)), None
+
+
+def _dataset_of(examples: list[Any]) -> Dataset:
+    return Dataset.from_tensor_slices(jax.tree.map(lambda *leaves: np.stack(leaves), *examples)).prefetch()

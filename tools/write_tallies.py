@@ -1,0 +1,126 @@
+#!/usr/bin/env python
+"""Writes `docs/tf_programs.md`: how many cells of TensorFlow's notebooks, and how many public programs, run.
+
+    python tools/write_tallies.py
+
+The figures are records of runs: `tools/notebook/tallies.json` (of `tools/run_notebook.py`) and
+`tools/public_programs/results.json` (of `tools/run_public_programs.py --record first`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+_TOOLS: Final = Path(__file__).parent
+PAGE: Final = _TOOLS.parent / "docs" / "tf_programs.md"
+_CELLS: Final = ("cells", "passed", "failed", "out of scope")
+_TWO_RUNS: Final = (
+    "cells", "first run: passed", "failed", "out of scope", "second run: passed", "failed", "out of scope",
+)  # fmt: skip
+
+
+def page() -> str:
+    """Returns the text of the page."""
+    notebooks = json.loads((_TOOLS / "notebook" / "tallies.json").read_text(encoding="utf-8"))
+    results = _TOOLS / "public_programs" / "results.json"
+    programs = json.loads(results.read_text(encoding="utf-8")) if results.exists() else None
+    parts = [
+        "# TensorFlow's notebooks and public programs on `mirrored.tf`",
+        "Written by `python tools/write_tallies.py` from records of runs. What users change, what differs and what is "
+        "missing: [Coming from TensorFlow](coming_from_tensorflow.md). TensorFlow's unit tests: "
+        "[tf_conformance.md](tf_conformance.md).",
+        *([] if programs is None else _programs(programs)),
+        *_notebooks(notebooks),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _programs(record: Mapping[str, Any]) -> list[str]:
+    first, after, causes = record["first"], record["after"], record["causes"]
+    rows = [
+        (f"`{name}`", error or "passes", after["outcomes"].get(name, "") or "passes", causes.get(name, ""))
+        for name, error in first["outcomes"].items()
+    ]
+    return [
+        "## Public programs",
+        f"**{_rate(first['outcomes'])} public programs run at the first try ({first['date']}, {first['commit']}); "
+        f"{_rate(after['outcomes'])} after fixes ({after['date']}, {after['commit']}).** The programs use "
+        "`MirroredStrategy` in a custom loop or `fit`. `tools/public_programs/selection.json` names "
+        "them with repository, "
+        "commit and path, by a query and criteria that were fixed before anybody read a program; one criterion is that "
+        "the program runs on TensorFlow 2.21. They are not part of this project. One import changes, "
+        "arrays of the same "
+        "shape replace data that would be downloaded, and epochs and steps of `fit` are bounded:",
+        "    python tools/run_public_programs.py --sources FOLDER",
+        _table(("program", "first try", "after fixes", "cause"), rows),
+    ]
+
+
+def _rate(outcomes: Mapping[str, str]) -> str:
+    return f"{sum(not error for error in outcomes.values())} of {len(outcomes)}"
+
+
+def _notebooks(record: Mapping[str, Any]) -> list[str]:
+    goal, developed, unseen = record["goal"], record["developed_with"], record["unseen"]
+    _, passed, failed, _ = _total(goal)
+    shown = f"{passed} of the {passed + failed} cells in scope pass ({passed / (passed + failed):.1%})"
+    _, first, first_failed, _, second, second_failed, _ = _total(unseen)
+    return [
+        "## TensorFlow's notebooks",
+        "`tools/run_notebook.py` runs notebooks cell by cell on simulated devices. It imports "
+        "`mirrored.tf` in place of "
+        "TensorFlow, and generates arrays of the same shape (at most 3,000 examples) in place of "
+        "datasets that would be "
+        "downloaded:",
+        "    python tools/run_notebook.py site/en/guide/*.ipynb site/en/tutorials/distribute/*.ipynb "
+        "--json results.json",
+        f"{goal['date']}, {goal['environment']}: **{shown}**. `multi_worker_with_ctl` trains on more examples than the "
+        "default, hence `--examples 12000 --seconds 400` for it.",
+        _cells(goal, _CELLS),
+        "The following notebooks were run to find failures, and again after fixes. They were chosen "
+        "for their topics, and "
+        "many fixes were developed with them, so the result does not measure how general `mirrored.tf` is.",
+        _cells(developed, _CELLS),
+        f"**Generality.** Of {len(unseen['cells'])} notebooks that had not been used in development "
+        f"({unseen['environment']}), {first} of {first + first_failed} cells in scope passed at the first run "
+        f"({first / (first + first_failed):.1%}), and {second} of {second + second_failed} after "
+        "features of general use "
+        f"were added ({second / (second + second_failed):.1%}). Most cells out of scope need data "
+        "that is not available.",
+        _cells(unseen, _TWO_RUNS),
+        "Failures and their causes at the time of these runs:",
+        _table(("cells", "cause"), record["causes"].items()),
+        record["out_of_scope"],
+    ]
+
+
+def _total(record: Mapping[str, Any]) -> list[int]:
+    return [sum(column) for column in zip(*record["cells"].values(), strict=True)]
+
+
+def _cells(record: Mapping[str, Any], columns: Sequence[str]) -> str:
+    rows = [(f"`{name}`", *map(str, counts)) for name, counts in record["cells"].items()]
+    total = (f"**{len(rows)} notebooks**", *(f"**{count}**" for count in _total(record)))
+    return _table(("notebook", *columns), [*rows, total])
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *(["\\|".join(cell.split("|")) for cell in row] for row in rows)]
+    return "\n".join(
+        "| " + " | ".join(line) + " |" if line[0] != "---" else "|" + "|".join(line) + "|" for line in lines
+    )
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Write docs/tf_programs.md."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
