@@ -38,6 +38,21 @@ class Session:
     Attributes:
         epoch: How many times the workers have changed, plus 1.
         num_workers: The number of workers now.
+
+    Example:
+        >>> from mirrored.checkpoint import Checkpoint
+        >>> @run
+        ... def train(session):
+        ...     checkpoint = Checkpoint(step=0)
+        ...     session.resume(checkpoint)
+        ...     while checkpoint.step < 3:
+        ...         checkpoint.step += 1
+        ...         session.commit()
+        ...     return session.epoch, session.num_workers
+        >>> train()
+        (1, 1)
+
+    TensorFlow has nothing like it. Horovod: `hvd.elastic.State`.
     """
 
     def __init__(self, place: Place | None, snapshots: Snapshots | None, link: Link | None, every: int | None) -> None:
