@@ -32,7 +32,7 @@ LEVELS = [
     {"_core"},  # the names of all these, which `import mirrored` offers
     {"cluster", "data", "losses", "optimizers", "progress"},
     {"checkpoint", "gradients"},
-    {"integrations"},
+    {"integrations", "elastic"},
     {"tf", "testing", "launcher", "perf_model"},
     {""},  # mirrored itself: __init__.py gathers the public names
     {"cli"},

@@ -56,7 +56,7 @@ NAMES = {
     "variable_creator_scope",
 }
 # Loaded on first use, so that `import mirrored` stays quick.
-LAZY_MODULES = {"checkpoint", "cluster", "collectives", "data", "losses", "optimizers", "testing", "tf"}
+LAZY_MODULES = {"checkpoint", "cluster", "collectives", "data", "elastic", "losses", "optimizers", "testing", "tf"}
 
 
 def test_public_names_are_these():

@@ -7,6 +7,10 @@ trains, saves or starts) under `mirrored run --max-restarts`. The second run mus
 bit-identical variables. Every start must resume from the newest checkpoint that was complete at the kill, or a newer
 one. Every step must train on exactly the examples of the undisturbed run.
 
+    python tools/chaos.py --elastic --kills 30
+
+does the same with a job of `mirrored run --elastic`, which must not restart (`chaos_elastic.py`).
+
 The kills are spread over steps, not over time, and the run waits: it does not pass the step of a kill before that kill
 has happened. So the run has exactly the requested number of kills, on any machine.
 """
@@ -27,6 +31,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+import chaos_elastic
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = Path(__file__).with_name("chaos_program.py")
@@ -289,7 +295,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds-per-step", type=float, default=0.02)
     parser.add_argument("--timeout", type=float, default=900)
+    parser.add_argument("--elastic", action="store_true", help="a job of mirrored run --elastic, with 4 workers")
+    parser.add_argument("--stops", type=int, default=0, help="with --elastic: stop workers (SIGSTOP) instead")
+    parser.add_argument("--plain", action="store_true", help="with --elastic: without deterministic=True")
     options = parser.parse_args()
+    if options.elastic:
+        chaos_elastic.main(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
         common = {"steps": options.steps, "workers": options.workers, "seconds_per_step": options.seconds_per_step}
         left_alone = Run(Path(folder) / "left_alone", restarts=0, **{**common, "seconds_per_step": 0.0})

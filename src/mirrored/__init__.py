@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names an
     from mirrored import collectives as collectives
     from mirrored import config as config
     from mirrored import data as data
+    from mirrored import elastic as elastic
     from mirrored import errors as errors
     from mirrored import losses as losses
     from mirrored import optimizers as optimizers
@@ -69,6 +70,7 @@ _MODULES = (
     "collectives",
     "config",
     "data",
+    "elastic",
     "errors",
     "losses",
     "optimizers",

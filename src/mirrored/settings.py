@@ -225,6 +225,16 @@ LAUNCHER_FD: Final = Setting[int | None](
     internal=True,
 )
 
+ELASTIC: Final = Setting[int | None](
+    "MIRRORED_ELASTIC",
+    "The slot of this worker in an elastic job; set by `mirrored run --elastic`.",
+    None,
+    "an int, 0 or more",
+    _number,
+    "1",
+    internal=True,
+)
+
 # `Any`: their values have different types, and `Setting` is invariant.
 ALL: Final[tuple[Setting[Any], ...]] = (
     VIRTUAL_DEVICES,
@@ -238,11 +248,12 @@ ALL: Final[tuple[Setting[Any], ...]] = (
     SECRET_FILE,
     RESTART,
     LAUNCHER_FD,
+    ELASTIC,
 )
 
 # Variables of other programs that mirrored reads or sets, and how it uses them.
 FOREIGN: Final[Mapping[str, str]] = {
-    "TF_CONFIG": "The cluster, and which of its tasks this process is; `mirrored run` sets it for its workers.",
+    "TF_CONFIG": "The cluster, and which of its tasks this process is; `mirrored run` and elastic jobs set it.",
     "KERAS_BACKEND": "Set to `jax` by `import mirrored` if Keras is not imported yet and the variable is not set.",
     "JAX_PLATFORMS": "Determines the kinds of devices the launcher looks for, and whether `tf.config` lists GPUs.",
     "XLA_FLAGS": "Compared between workers; `tf.config` adds flags to it.",

@@ -6,7 +6,9 @@ import ctypes
 import dataclasses
 import importlib.util
 import os
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 
@@ -87,6 +89,44 @@ def _methods() -> list[Any]:
 # uses too. It can be used in any thread and does not wait for devices.
 
 
+_SLICE_SECONDS: Final = 0.1
+
+
+class _Waits:
+    check: Callable[[], object] | None = None
+
+
+def interrupt_waits_by(check: Callable[[], object] | None) -> None:
+    """Registers a function that `get` calls repeatedly while it waits, and whose exception ends the wait.
+
+    Elastic jobs use it: the other process may be lost.
+    """
+    _Waits.check = check
+
+
+def is_elastic() -> bool:
+    """Returns whether this process trains in an elastic job, whose number of processes changes."""
+    return _Waits.check is not None
+
+
+_resets: list[Callable[[], object]] = []
+
+
+def on_leave(reset: Callable[[], object]) -> Callable[[], object]:
+    """Registers a function that resets a module's state when this process leaves its job and will join another one.
+
+    It can be used as a decorator. The functions are called in the reverse order of their registration.
+    """
+    _resets.append(reset)
+    return reset
+
+
+def reset_for_another_job() -> None:
+    """Calls all functions that `on_leave` has registered."""
+    for reset in reversed(_resets):
+        reset()
+
+
 class NoAnswer(Exception):
     """Error raised by `get` when no process has set the key before the timeout."""
 
@@ -146,16 +186,25 @@ def put(key: str, value: str) -> None:
 def get(key: str, timeout_seconds: float) -> str:
     """Waits until a key is set in the key-value store of JAX's coordination service, and returns its value.
 
+    In an elastic job the wait ends with an exception when the workers change (`interrupt_waits_by`).
+
     Raises:
         NoAnswer: The key was not set in time.
         RuntimeError: The coordinator is unreachable.
     """
-    try:
-        return str(_client().blocking_key_value_get(key, max(1, int(timeout_seconds * 1000))))
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" in str(error):
-            raise NoAnswer(key) from None
-        raise
+    check, end = _Waits.check, time.monotonic() + timeout_seconds
+    while True:
+        left = end - time.monotonic()
+        if check is not None:
+            check()
+            left = min(left, _SLICE_SECONDS)
+        try:
+            return str(_client().blocking_key_value_get(key, max(1, int(left * 1000))))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if check is None or time.monotonic() >= end:
+                raise NoAnswer(key) from None
 
 
 def look(key: str) -> str | None:

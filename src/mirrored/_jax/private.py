@@ -24,6 +24,7 @@ from jax._src import (
 )
 from jax._src.interpreters import ad, partial_eval, pxla
 from jax._src.lax import lax as lax_operations
+from jax._src.lib import _jax as jaxlib  # type: ignore[attr-defined]
 from jax._src.lib import utils as lib_utils  # type: ignore[attr-defined]
 from jax._src.numpy import array_methods, indexing
 from jax._src.state import types as state_types
@@ -42,6 +43,7 @@ __all__ = [
     "distributed",
     "dtypes",
     "indexing",
+    "jaxlib",
     "lax_operations",
     "lib_utils",
     "linear_util",

@@ -312,8 +312,18 @@ class Checkpoint:
         with outside_of_steps(called):
             if COUNTER in manifest.leaves:
                 _ = self.save_counter
-        self._stop_waiting()
         restoration = Restoration(directory, manifest, self._look)
+        self.begin_restoration(restoration, called, strict=strict)
+
+        def look() -> Match:
+            deferred.settle(checkpoint=self)
+            return restoration.match()
+
+        return RestoreStatus(os.fspath(save_path), look)
+
+    def begin_restoration(self, restoration: Restoration, called: str, *, strict: bool = False) -> None:
+        """Restores what exists, and goes on with what the program creates later until everything is restored."""
+        self._stop_waiting()
         restoration.begin(called, strict=strict)
         if not restoration.is_over():
             self._restoration = restoration
@@ -321,11 +331,9 @@ class Checkpoint:
             deferred.expect(self, self._keepers)
             hooks.connect()  # so that the frameworks' objects report new attributes
 
-        def look() -> Match:
-            deferred.settle(checkpoint=self)
-            return restoration.match()
-
-        return RestoreStatus(os.fspath(save_path), look)
+    def graph(self) -> Graph:
+        """Returns all state that the checkpoint's objects have now, by name."""
+        return self._look()
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
         """Returns which of the given variables belong to this checkpoint's objects."""

@@ -144,7 +144,7 @@ class VariableLeaf(Leaf):
         A SUM is divided among the replicas; a value that was saved per replica goes back to its replica.
         """
         variable, value = self.variable, _keys_of(saved, saved.one())
-        undo = self._undo()
+        undo = self.undo()
         if self._by_component and not self._is_shared_out(saved):
             whole = (
                 [_keys_of(saved, one) for one in saved.value]
@@ -160,7 +160,8 @@ class VariableLeaf(Leaf):
         as_many = saved.is_by_component and len(saved.value) == self.variable.num_replicas
         return self.variable.share_of is not None and not as_many
 
-    def _undo(self) -> Undo:
+    def undo(self) -> Undo:
+        """Returns a function that gives the variable its present value back."""
         variable = self.variable
         try:
             before = variable.stored()
@@ -176,6 +177,15 @@ class VariableLeaf(Leaf):
             saved[replica] if replica < len(saved) else _movable(variable.stored_component(local))
             for local, replica in enumerate(replicas)
         ]
+
+
+def from_components(variable: Variable, saved: Saved) -> Undo:
+    """Assigns each replica's saved component of a sync-on-read variable, and returns a function that undoes this."""
+    leaf = VariableLeaf(variable)
+    undo = leaf.undo()
+    components = [_keys_of(saved, saved.value[replica]) for replica in variable.device_assignment.addressable_replicas]
+    variable.assign(PerReplica(components, variable.device_assignment), read_value=False)
+    return undo
 
 
 @dataclasses.dataclass(frozen=True)

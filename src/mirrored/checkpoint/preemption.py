@@ -74,6 +74,11 @@ class Preemption:
         self._previous = _install(self._on_signal)
         in_forked_children(self._reset)
         self._thread: threading.Thread | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._polls, self._due = 0, None
+        self._stopped.clear()
         if distributed.is_connected():
             self._thread = threading.Thread(target=self._watch, name="mirrored-preemption", daemon=True)
             start(self._thread)
@@ -124,6 +129,17 @@ class Preemption:
             polls = [int(distributed.get(f"{_ROOT}/steps/{worker}", _WAIT_SECONDS)) for worker in range(count)]
             self._due = max(polls) + 1
 
+    def begin_again(self) -> None:
+        """Takes part in another job, after this process has left one; a signal received meanwhile counts."""
+        if self._stopped.is_set():
+            self._begin()
+
+    def leave(self) -> None:
+        """Stops the thread of the job that this process leaves."""
+        atexit.unregister(self._stop)
+        self._stop()
+        self._thread = None
+
     def _stop(self) -> None:
         self._stopped.set()
         if self._thread is not None:
@@ -156,4 +172,11 @@ def preemption() -> Preemption:
     """Returns the SIGTERM handler of this process, a single instance of `Preemption`."""
     if not _made:
         _made.append(Preemption())
+    _made[0].begin_again()
     return _made[0]
+
+
+@distributed.on_leave
+def _leave() -> None:
+    for one in _made:
+        one.leave()

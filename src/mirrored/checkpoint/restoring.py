@@ -203,9 +203,12 @@ class Restoration:
         values = self._values([source for source, _ in todo])
         # All workers read the same files, so what they assign need not be compared.
         with outside_of_steps(called), skipping_comparisons():
-            _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo])
+            _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo], self._put_one)
         self._done |= chosen
         self._used.update(source for source, _ in todo)
+
+    def _put_one(self, leaf: Leaf, saved: Saved) -> Undo:
+        return leaf.put(saved)
 
     def _values(self, names: list[str]) -> dict[str, Saved]:
         """Returns the saved values by name, from memory if they are held there, otherwise from the files."""
@@ -311,14 +314,14 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
     return {**saved, **{name: dataclasses.replace(saved[name], value=array) for name, array in arrays.items()}}
 
 
-def _put(todo: list[tuple[Leaf, Saved]]) -> None:
+def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo]) -> None:
     """Restores all values, or none if one fails; iterator positions come first, because they run user code."""
     todo = sorted(todo, key=lambda pair: not isinstance(pair[0], (PositionLeaf, GeneratorLeaf)))
     undos: list[Undo] = []
 
     def put() -> None:
         for leaf, saved in todo:
-            undos.append(leaf.put(saved))
+            undos.append(put_one(leaf, saved))
 
     try:
         together(put)

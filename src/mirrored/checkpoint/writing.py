@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mirrored._jax import distributed
 from mirrored._threads import Claim, start
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.manifest import ARRAYS, FILE, MANIFEST_BEGIN, Manifest
@@ -56,6 +57,25 @@ _REMEDIES: Final = {
 }
 
 
+class FencedError(Exception):
+    """The job has changed its workers since the write began: the step is repeated, and saves the checkpoint again."""
+
+
+class _Fence:
+    """How many times this process has left a job. A write that began before does not put its result in place."""
+
+    number = 0
+
+
+_fence = threading.local()
+
+
+@distributed.on_leave
+def _raise_fence() -> None:
+    with _renaming:
+        _Fence.number += 1
+
+
 def write(directory: Path, manifest: Manifest) -> None:
     """Writes a checkpoint to a path; an existing checkpoint there is replaced after the new one is complete.
 
@@ -76,8 +96,10 @@ def write(directory: Path, manifest: Manifest) -> None:
         manifest.write(unfinished)
         _flush(unfinished / FILE)
         with _renaming:
+            if getattr(_fence, "number", _Fence.number) != _Fence.number:
+                raise FencedError
             _put_in_place(unfinished, directory)
-    except CheckpointError:
+    except (CheckpointError, FencedError):
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     except Exception as error:
@@ -297,7 +319,7 @@ class Writer:
         self.wait()
         # Not a daemon thread, so that a program that ends normally finishes its last checkpoint.
         claim = Claim()  # taken by the thread when it begins, or here to prevent that
-        thread = threading.Thread(target=self._run, args=(work, claim), name=_THREAD)
+        thread = threading.Thread(target=self._run, args=(work, claim, _Fence.number), name=_THREAD)
         try:
             start(thread)
             self._thread = thread  # after `start`: another thread can call `join`, which fails before `start`
@@ -325,11 +347,14 @@ class Writer:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _run(self, work: Callable[[], None], claim: Claim) -> None:
+    def _run(self, work: Callable[[], None], claim: Claim, fence: int) -> None:
         if not claim.take("writer"):
             return
+        _fence.number = fence
         try:
             work()
+        except FencedError:
+            pass
         except BaseException as error:
             self._error = error
 

@@ -136,6 +136,8 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
         "    on each of two machines, with its own rank",
         "srun mirrored run train.py",
         "    one worker per Slurm task",
+        "mirrored run --elastic --workers 4 train.py",
+        "    goes on in the living processes when workers are killed",
     ),
 )
 @click.option("--replicas", type=click.IntRange(min=1), help="Run one process with this many replicas.")
@@ -149,13 +151,26 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
 @click.option("--meeting-seconds", type=click.FloatRange(min=1), default=300.0,
               help="Timeout of the rendezvous of several machines.")  # fmt: skip
 @click.option("--no-compile-cache", is_flag=True, help="Do not keep compiled programs between runs.")
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="Continue in the living processes when a worker is lost, and replace it (mirrored.elastic.run).",
+)
+@click.option(
+    "--min-workers",
+    type=click.IntRange(min=1),
+    default=1,
+    help="The least number of workers with which an elastic job continues.",
+)
+@click.option("--max-workers", type=click.IntRange(min=1),
+              help="The number of workers of an elastic job if none is lost; default: --workers.")  # fmt: skip
 @click.option("-m", "is_module", is_flag=True, help="Run PROGRAM as a module, as python -m does.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int | None, workers: int,
         replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None, max_restarts: int,
         log_dir: Path | None, grace_seconds: float, meeting_seconds: float, no_compile_cache: bool,
-        ) -> None:  # fmt: skip
+        elastic: bool, min_workers: int, max_workers: int | None) -> None:  # fmt: skip
     """Run PROGRAM on several replicas, workers or machines.
 
     Every line of output is prefixed with its worker. When one worker fails, its error is printed first, all workers are
@@ -167,7 +182,8 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
     job = Job(program=program, arguments=arguments, is_module=is_module, workers=workers,
               replicas_per_worker=replicas_per_worker, nodes=nodes, node_rank=node_rank, coordinator=coordinator,
               max_restarts=max_restarts, log_directory=log_dir, grace_seconds=grace_seconds,
-              meeting_seconds=meeting_seconds, compile_cache=not no_compile_cache)  # fmt: skip
+              meeting_seconds=meeting_seconds, compile_cache=not no_compile_cache, elastic=elastic,
+              min_workers=min_workers, max_workers=max_workers)  # fmt: skip
     run_program(job, replicas=replicas)
 
 

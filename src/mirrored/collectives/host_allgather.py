@@ -32,6 +32,11 @@ class _Allgathers:
     trusted = 0
 
 
+@distributed.on_leave
+def _reset() -> None:
+    _Allgathers.count = _Allgathers.trusted = 0
+
+
 def host_allgather(
     called: str, question: str, value: object = None, *, timeout_seconds: float | None = None
 ) -> list[Any]:

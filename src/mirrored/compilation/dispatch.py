@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
+from mirrored._jax import distributed
 from mirrored._jax.dispatch import Dispatch, consume
 from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
@@ -164,6 +165,7 @@ LIMIT: Final = 8
 """The maximum number of steps in flight."""
 
 _pending: collections.deque[Any] = collections.deque()
+distributed.on_leave(_pending.clear)
 
 
 def launched(token: jax.Array) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 
+from mirrored._jax import distributed
 from mirrored._typing import PyTree
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.placement import Placer
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
-from mirrored.data.sources import Source, WorkerShare, as_source
+from mirrored.data.sources import Source, WorkerShare, as_source, refuse_in_elastic_job
 from mirrored.data.specs import ArraySpec, map_specs
 from mirrored.errors import ArgumentError
 from mirrored.strategies import Strategy
@@ -126,6 +127,8 @@ def distribute_from_function(
         ArgumentError: `dataset_fn` does not return a dataset, or an option has no effect here.
     """
     called = "Strategy.distribute_datasets_from_function"
+    if distributed.is_elastic():
+        raise refuse_in_elastic_job(called, "each worker would read its own data")
     options = _checked(options, called, from_function=True)
     placer = Placer(
         strategy.device_assignment, options.experimental_fetch_to_device, len(_workers(strategy.device_assignment)) > 1

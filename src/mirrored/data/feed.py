@@ -21,6 +21,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
+from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import start
 from mirrored.watchdog.fail_fast_exit import in_forked_children
@@ -353,6 +354,7 @@ def _close_all() -> None:
         resource.close()
 
 
+distributed.on_leave(_close_all)
 # In a forked child the threads of these resources do not exist, so `close` would wait for them indefinitely.
 in_forked_children(_open.clear)
 

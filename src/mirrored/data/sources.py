@@ -47,6 +47,23 @@ class WorkerShare:
     num_replicas: int
 
 
+def refuse_in_elastic_job(called: str, found: str) -> ArgumentError:
+    """Creates the error for input whose examples depend on the number of workers, which changes in an elastic job.
+
+    Args:
+        called: What the user called.
+        found: Why the examples depend on it.
+    """
+    return ArgumentError(
+        called,
+        found=f"{found}, in a job of mirrored run --elastic",
+        rule="in an elastic job each worker must read the same global batches: what one worker reads by itself has no "
+        "place in the order of examples when the number of workers changes",
+        remedy="use experimental_distribute_dataset with AutoShardPolicy.DATA (the default, AUTO, means DATA), or run "
+        "without --elastic",
+    )
+
+
 class Source(abc.ABC):
     """Interface by which distributed datasets read datasets of any library (Grain, PyTorch, Hugging Face, ...)."""
 

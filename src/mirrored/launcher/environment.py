@@ -103,6 +103,8 @@ def worker_environment(
     chosen[settings.RESTART.name] = str(restart)
     if job.compile_cache:
         chosen.update(cache_environment(base))
+    if job.elastic:
+        chosen[settings.ELASTIC.name] = str(rank)
     if len(addresses) > 1:
         task = {"type": "worker", "index": rank}
         chosen["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})

@@ -46,6 +46,9 @@ class Job:
         grace_seconds: How long the workers may take to save and end after a SIGTERM.
         meeting_seconds: The timeout of the rendezvous of the launchers of several machines.
         compile_cache: Whether to keep compiled programs between runs.
+        elastic: Whether the job continues in the living processes when a worker is lost or joins.
+        min_workers: The least number of workers with which an elastic job continues.
+        max_workers: The number of workers that an elastic job has if none is lost; None: `workers`.
     """
 
     program: str
@@ -61,6 +64,9 @@ class Job:
     grace_seconds: float = 30.0
     meeting_seconds: float = 300.0
     compile_cache: bool = True
+    elastic: bool = False
+    min_workers: int = 1
+    max_workers: int | None = None
 
     @property
     def num_workers(self) -> int:
@@ -96,6 +102,30 @@ class Job:
             )
         if self.coordinator is not None:
             _check_address(self.coordinator)
+        self._check_elastic()
+
+    def _check_elastic(self) -> None:
+        if not self.elastic:
+            if self.min_workers != 1 or self.max_workers is not None:
+                raise _error(
+                    "--min-workers or --max-workers was given without --elastic",
+                    "only the number of workers of an elastic job changes",
+                    "pass --elastic, or --workers alone",
+                )
+            return
+        if self.nodes > 1:
+            raise _error(
+                f"--elastic was given with --nodes {self.nodes}",
+                "an elastic job runs on one machine, whose launcher hosts the membership",
+                "omit --elastic; with --max-restarts the job restarts from the newest checkpoint",
+            )
+        most = self.workers if self.max_workers is None else self.max_workers
+        if not 1 <= self.min_workers <= self.workers <= most:
+            raise _error(
+                f"--min-workers {self.min_workers}, --workers {self.workers}, --max-workers {most}",
+                "--workers must be between --min-workers and --max-workers",
+                "pass, for example, --min-workers 1 --workers 4 --max-workers 4",
+            )
 
 
 def _check_address(address: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from mirrored.launcher.coordination import Coordination, SingleMachine
+from mirrored.launcher.elastic import ElasticSupervisor
 from mirrored.launcher.environment import DIRECTORY_VARIABLE, tidy, worker_environment
 from mirrored.launcher.job import Job
 from mirrored.launcher.output import Output
@@ -33,7 +34,7 @@ def run_job(job: Job) -> int:
     if job.compile_cache:
         environment = worker_environment(job, job.ranks.start, [])
         tidy(Path(environment[DIRECTORY_VARIABLE]))
-    if job.num_workers == 1 and not job.max_restarts and job.log_directory is None:
+    if job.num_workers == 1 and not job.max_restarts and job.log_directory is None and not job.elastic:
         _become(job)
     rendezvous: Coordination = SingleMachine(job.workers) if job.nodes == 1 else LauncherRendezvous(job)
     # Python represents a closed stream as None.
@@ -41,7 +42,7 @@ def run_job(job: Job) -> int:
     color = sys.stdout is not None and sys.stdout.isatty()
     output = Output(screen, errors, color=color, directory=job.log_directory)
     try:
-        return Supervisor(job, output, rendezvous).run()
+        return (ElasticSupervisor if job.elastic else Supervisor)(job, output, rendezvous).run()
     finally:
         rendezvous.close()
 

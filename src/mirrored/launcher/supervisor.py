@@ -28,7 +28,7 @@ _READER_SECONDS: Final = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class _Failure:
+class Failure:
     """The reason why the launcher ends all workers.
 
     Attributes:
@@ -96,11 +96,11 @@ class Supervisor:
             every = "the worker" if self._job.num_workers == 1 else f"all {self._job.num_workers} workers"
             self._output.say(f"{failure.reason}; restarting {every} (restart {restart} of {self._job.max_restarts})")
 
-    def _generation(self, reaper: ReaperClient, restart: int) -> _Failure | None:
+    def _generation(self, reaper: ReaperClient, restart: int) -> Failure | None:
         """Starts all workers once, and waits until they have ended."""
         addresses = self._coordination.meet(restart, self._interrupted)
         if addresses is None:
-            return _Failure("interrupted before the start", _INTERRUPTED)
+            return Failure("interrupted before the start", _INTERRUPTED)
         try:
             for rank in self._job.ranks:
                 environment = worker_environment(
@@ -116,12 +116,12 @@ class Supervisor:
             self._coordination.tell(failure.reason)
             return failure
         elsewhere = self._coordination.wait_for_the_others(self._interrupted)
-        return None if elsewhere is None else _Failure(elsewhere, 1)
+        return None if elsewhere is None else Failure(elsewhere, 1)
 
     def _interrupted(self) -> bool:
         return bool(self._signals)
 
-    def _watch(self) -> _Failure | None:
+    def _watch(self) -> Failure | None:
         """Waits until all workers have succeeded, or one has failed."""
         while True:
             self._wait_for_news()
@@ -145,13 +145,13 @@ class Supervisor:
             else:
                 time.sleep(_TICK_SECONDS)
 
-    def _signalled(self) -> _Failure | None:
+    def _signalled(self) -> Failure | None:
         while self._signals:
             number = self._signals.pop(0)
             if number != signal.SIGTERM:
                 self._send(signal.SIGINT)
                 self._settle(_INTERRUPT_GRACE_SECONDS)
-                return _Failure("interrupted; all workers were ended", _INTERRUPTED)
+                return Failure("interrupted; all workers were ended", _INTERRUPTED)
             if self._terminated_at is None:
                 self._terminated_at = time.monotonic()
                 self._output.say(f"SIGTERM: the workers have {self._job.grace_seconds:g} s to save and end")
@@ -159,7 +159,7 @@ class Supervisor:
         if self._terminated_at is not None and time.monotonic() - self._terminated_at > self._job.grace_seconds:
             left = [str(worker.rank) for worker in self._workers if worker.code is None]
             who = f"worker{'s' * (len(left) > 1)} {', '.join(left)}"
-            return _Failure(f"{who} had not ended {self._job.grace_seconds:g} s after SIGTERM", 128 + signal.SIGTERM)
+            return Failure(f"{who} had not ended {self._job.grace_seconds:g} s after SIGTERM", 128 + signal.SIGTERM)
         return None
 
     def _send(self, number: int) -> None:
@@ -175,8 +175,15 @@ class Supervisor:
                 worker.listen()
                 worker.pump(self._output)
 
-    def _failed(self) -> _Failure | None:
-        asking = [worker for worker in self._workers if worker.listen()]
+    def _failed(self) -> Failure | None:
+        return self._failed_among([worker for worker in self._workers if worker.listen()])
+
+    def _failed_among(self, asking: list[Worker]) -> Failure | None:
+        """Returns the failure of the worker that has failed first, after its error is shown.
+
+        Args:
+            asking: The workers that have failed and ask for permission to print their errors.
+        """
         gone = [worker for worker in self._workers if worker.code not in (None, 0)]
         if not (asking or gone):
             return None
@@ -220,9 +227,9 @@ class Supervisor:
             worker.pump(self._output)
         worker.pump(self._output)
 
-    def _failed_elsewhere(self) -> _Failure | None:
+    def _failed_elsewhere(self) -> Failure | None:
         reason = self._coordination.news()
-        return None if reason is None else _Failure(reason, 1)
+        return None if reason is None else Failure(reason, 1)
 
     def _end_all(self, reaper: ReaperClient) -> None:
         for worker in self._workers:  # all at once: no worker should report the end of another
@@ -248,12 +255,12 @@ def _blame_order(worker: Worker) -> tuple[int, int]:
     return (2 if code == -signal.SIGABRT else 3), worker.rank
 
 
-def _failure_of(worker: Worker, note: str | None) -> _Failure:
+def _failure_of(worker: Worker, note: str | None) -> Failure:
     code = worker.code
     why = "" if note is None else f" ({note})"
     if worker.failing is not None:
         _, _, text = worker.failing[1].partition(" ")
         status = int(worker.failing[1].partition(" ")[0])
-        return _Failure(f"worker {worker.rank} {text}{why}", status)
+        return Failure(f"worker {worker.rank} {text}{why}", status)
     assert code is not None
-    return _Failure(f"worker {worker.rank} {words_for(code)}{why}", shell_code(code))
+    return Failure(f"worker {worker.rank} {words_for(code)}{why}", shell_code(code))

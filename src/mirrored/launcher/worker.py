@@ -33,6 +33,7 @@ class Worker:
         failing: The worker's exit report: the kind of the failure, and a text. None if it has sent none.
         has_shown: Whether it has printed its error.
         note: A text that it has sent and that may explain its end.
+        messages: What it has sent about the membership of an elastic job, as JSON.
     """
 
     def __init__(self, job: Job, rank: int, environment: Mapping[str, str]) -> None:
@@ -40,6 +41,7 @@ class Worker:
         self.failing: tuple[str, str] | None = None
         self.has_shown = False
         self.note: str | None = None
+        self.messages: list[str] = []
         self._received = b""
         self.channel, child_end = socket.socketpair()
         self.channel.setblocking(False)
@@ -107,12 +109,19 @@ class Worker:
                 self.has_shown = True
             elif word == "note":
                 self.note = rest
+            elif word == "elastic":
+                self.messages.append(rest)
         return asks
 
     def let_go(self) -> None:
         """Permits a failing worker, which waits for this permission, to print its error."""
         with contextlib.suppress(OSError):
             self.channel.send(b"go\n")
+
+    def tell(self, message: str) -> None:
+        """Sends the worker a message about the membership of an elastic job, as JSON."""
+        with contextlib.suppress(OSError):
+            self.channel.send(f"elastic {message}\n".encode())
 
     def signal(self, number: int) -> None:
         """Sends a signal (such as SIGTERM) to the worker and its child processes."""

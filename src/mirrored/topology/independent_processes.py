@@ -45,6 +45,11 @@ class _Job:
     is_formed = False
 
 
+@distributed.on_leave
+def _reset() -> None:
+    _Job.is_formed = False
+
+
 def job_is_formed() -> None:
     """Records that this process has joined its distributed job, so that no warning is needed.
 

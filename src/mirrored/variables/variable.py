@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax import distributed
 from mirrored._jax.array_likes import register_array_like
 from mirrored._jax.arrays import is_key_dtype, key_data
 from mirrored._jax.boxes import payload_of
@@ -42,7 +43,15 @@ if TYPE_CHECKING:
     from mirrored.variables.rules import Aggregation
 
 
-_unnamed = itertools.count()
+class _Unnamed:
+    """The numbers of variables without a name, equal on all workers of a job."""
+
+    numbers = itertools.count()
+
+
+@distributed.on_leave
+def _count_anew() -> None:
+    _Unnamed.numbers = itertools.count()
 
 
 class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMeta):
@@ -133,7 +142,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         self._constraint = constraint
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
         self.numbered = not name
-        self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
+        self.name = name or f"Variable{'' if (number := next(_Unnamed.numbers)) == 0 else f'_{number}'}"
         self.dtype = value.dtype
         self._public_shape = declared
         on_read = self._synchronization is VariableSynchronization.ON_READ

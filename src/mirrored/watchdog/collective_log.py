@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from mirrored._jax import distributed
 from mirrored.watchdog.worker_progress import CallSite, CallSpan, WorkerProgress
 
 _STRETCHES: Final = 32
@@ -40,6 +41,10 @@ class CollectiveLog:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all operations, for a job that begins anew."""
         self.count = 0
         self.inside = False
         self._token: Any = None
@@ -135,3 +140,4 @@ class CollectiveLog:
 
 collective_log = CollectiveLog()
 """The collective log of this process."""
+distributed.on_leave(collective_log.clear)

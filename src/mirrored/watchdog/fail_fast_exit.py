@@ -155,6 +155,7 @@ class LauncherChannel:
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self._may_go = threading.Event()
+        self._receive: Callable[[str], object] | None = None
         self._thread = threading.Thread(target=self._listen, name="mirrored-launcher", daemon=True)
         start(self._thread)
 
@@ -162,9 +163,12 @@ class LauncherChannel:
         received = b""
         with contextlib.suppress(OSError):
             while piece := self._socket.recv(4096):
-                received += piece
-                if b"go\n" in received:
-                    self._may_go.set()
+                *lines, received = (received + piece).split(b"\n")
+                for line in lines:
+                    if line == b"go":
+                        self._may_go.set()
+                    elif self._receive is not None:
+                        self._receive(line.decode(errors="replace"))
         # The launcher has ended: nothing else would end this worker and its child processes.
         os.killpg(0, signal.SIGKILL)
 
@@ -178,6 +182,15 @@ class LauncherChannel:
         with contextlib.suppress(OSError):
             self._socket.sendall(f"failing {kind} {code} {line}\n".encode(errors="replace"))
             self._may_go.wait(_GO_SECONDS)
+
+    def send(self, line: str) -> None:
+        """Sends the launcher one line."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(f"{line}\n".encode())
+
+    def receive_by(self, receive: Callable[[str], object]) -> None:
+        """Registers a function that receives the lines of the launcher, in a thread."""
+        self._receive = receive
 
     def note(self, text: str) -> None:
         """Sends the launcher a text that may explain a later failure of this worker."""
@@ -221,6 +234,11 @@ def _reset() -> None:
 def has_launcher() -> bool:
     """Returns whether `mirrored run` has started this process."""
     return _Process.launcher is not None
+
+
+def launcher_channel() -> LauncherChannel | None:
+    """Returns the connection to the launcher that has started this worker; None without one."""
+    return _Process.launcher
 
 
 def report_exit_by(report: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:

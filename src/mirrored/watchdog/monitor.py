@@ -83,6 +83,11 @@ class Watchdog:
         atexit.register(self._end)
         in_forked_children(self._reset)
 
+    def stop(self) -> None:
+        """Stops the threads; the posting thread, which uses JAX's client, has ended when this returns."""
+        atexit.unregister(self._end)
+        self._end()
+
     def _reset(self) -> None:
         """Stops watching in a forked child, which is not a worker."""
         atexit.unregister(self._end)
@@ -153,8 +158,10 @@ class Watchdog:
         self._board = board
 
     def _detect(self) -> None:
-        while not self._has_ended:
+        while True:
             time.sleep(self._interval())
+            if self._has_ended:
+                return
             self._report_silence()
             self._fail_before_jax()
             board = self._board
@@ -265,6 +272,13 @@ class Watchdog:
 
 
 _started: list[Watchdog] = []
+
+
+@distributed.on_leave
+def stop_watchdog() -> None:
+    """Stops the watchdog of a job that this process leaves, if it runs."""
+    while _started:
+        _started.pop().stop()
 
 
 def start_watchdog(heartbeat_seconds: float) -> None:

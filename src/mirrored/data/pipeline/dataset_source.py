@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 
+from mirrored._jax import distributed
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.data.cursors import Cursor
@@ -18,7 +19,7 @@ from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.files import files_of_worker
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.placement import BATCH_DATASET, batch_size
-from mirrored.data.sources import Source, WorkerShare, register_kind
+from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
 from mirrored.errors import EndOfDataError, StructureError
 
@@ -80,6 +81,8 @@ class DatasetSource(Source):
         policy = self.dataset.options().experimental_distribute.auto_shard_policy
         if policy not in (AutoShardPolicy.OFF, AutoShardPolicy.FILE):
             return None
+        if distributed.is_elastic():
+            raise refuse_in_elastic_job(called, f"the dataset has AutoShardPolicy.{policy.name}")
         self.refuse_unbatched(called)
         dataset = self.dataset
         # The first batch has the global batch size, and the structure of the empty batches.

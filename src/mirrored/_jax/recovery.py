@@ -1,0 +1,282 @@
+"""Leaving a job of several processes and joining another one, in one living process.
+
+Supports JAX 0.10 to 0.12. `jax.distributed.initialize` can be called once per process, and its client ends the process
+if the coordination service ends. Here the launcher hosts the service (`serve`), one per epoch, and a process makes only
+clients, whose end affects no other process. After the failure of another process, the collectives of this one wait for
+their timeout, unless the sockets of the collectives are shut down (`CollectiveSockets`).
+
+Relied upon: `jax._src.distributed.global_state` is what JAX's backends read when they are made; Gloo's device opens one
+listening socket when the CPU backend is made, and all its connections use this port or that of another process;
+processes exchange their topology under ``cpu:local_topology/cpu/<process>`` and ``cpu:global_topology/cpu``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
+
+import jax
+import jax.extend.backend
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from mirrored._jax.private import distributed as _distributed
+from mirrored._jax.private import jaxlib as _jaxlib
+from mirrored._jax.private import xla_bridge as _xla_bridge
+from mirrored._threads import start
+
+_SHUTDOWN_SECONDS: Final = 2
+_POLL_SECONDS: Final = 0.002
+# The caches of these packages contain arrays, meshes and programs of the devices; those of other packages do not.
+_CACHES: Final = ("mirrored.collectives", "mirrored.strategies", "mirrored.variables", "mirrored._jax.arrays")
+
+
+def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
+    """Starts a coordination service of JAX in this process, which need not be a member of the job.
+
+    It must outlive its clients: JAX ends a process whose service is gone.
+
+    Args:
+        address: ``host:port`` at which it listens.
+        num_processes: The number of processes of the job.
+        heartbeat_seconds: The time without a heartbeat after which it considers a process dead.
+    """
+    return _jaxlib.get_distributed_runtime_service(
+        address,
+        num_processes,
+        heartbeat_timeout=heartbeat_seconds,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+        recoverable=True,
+    )
+
+
+def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int, timeout_seconds: int) -> Any:
+    """Connects to the coordination service of a job, which another process hosts; blocks until all processes have.
+
+    Context: a thread that may block. Nothing is changed in this process before `adopt`.
+
+    Returns:
+        The client.
+    """
+    jax.config.update("jax_enable_recoverability", True)
+    options: dict[str, Any] = {
+        "init_timeout": timeout_seconds,
+        "heartbeat_timeout": heartbeat_seconds,
+        "shutdown_timeout": _SHUTDOWN_SECONDS,
+        "shutdown_on_destruction": False,
+        "use_compression": True,
+    }
+    try:
+        client = _jaxlib.get_distributed_runtime_client(address, index, recoverable=True, **options)
+    except TypeError:  # JAX 0.12: only the service is told
+        client = _jaxlib.get_distributed_runtime_client(address, index, **options)
+    client.connect()
+    return client
+
+
+def adopt(client: Any, address: str, num_processes: int, index: int) -> None:
+    """Makes this process a member of the job of a client; it must not belong to another one."""
+    state = _distributed.global_state
+    state.client, state.process_id, state.num_processes = client, index, num_processes
+    state.coordinator_address = address
+
+
+def make_backend() -> list[jax.Device]:
+    """Makes the backends of this process, for which it exchanges the topology with all others; blocks until then.
+
+    Returns:
+        The devices of all processes, in the order of processes.
+    """
+    return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+
+
+def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index: int) -> np.ndarray[Any, Any]:
+    """Returns the sum of an array of each process over all processes of the job; blocks until it is computed.
+
+    Args:
+        value: An array of the same shape and dtype on each process.
+        devices: All devices, in the order of processes. Each process adds its array on its first one.
+        index: The index of this process.
+    """
+    mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
+    own = [device for device in devices if device.process_index == index]
+    parts = [jax.device_put((value if at == 0 else np.zeros_like(value))[None], one) for at, one in enumerate(own)]
+    sharding, replicated = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
+    stacked = jax.make_array_from_single_device_arrays((len(devices), *value.shape), sharding, parts)
+    total = jax.jit(lambda array: jnp.sum(array, 0, dtype=array.dtype), out_shardings=replicated)(stacked)
+    return np.array(total.addressable_data(0))
+
+
+def release_waiters(index: int, num_processes: int) -> None:
+    """Makes this process fail at once if it waits for the topology of a process that was lost.
+
+    Called in another thread than the one that waits.
+    """
+    client = _distributed.global_state.client
+    if client is None:
+        return
+    keys = [f"cpu:local_topology/cpu/{other}" for other in range(num_processes) if other != index]
+    for key in [*keys, "cpu:global_topology/cpu"]:
+        with contextlib.suppress(Exception):  # it has its right value
+            client.key_value_set_bytes(key, b"lost")
+
+
+def live_arrays() -> list[jax.Array]:
+    """Returns all arrays of this process."""
+    return jax.live_arrays() if _xla_bridge.backends_are_initialized() else []
+
+
+def leave(held: Callable[[object], object] | None = None) -> None:
+    """Leaves the job without its shutdown barrier, and removes the backends, programs and traces of this process.
+
+    Args:
+        held: Receives the backends instead of their destruction. A backend that waits for a lost process can be
+            destroyed only after its timeout.
+    """
+    state = _distributed.global_state
+    if held is not None:
+        held([dict(_xla_bridge._backends), state.client])
+    state.client = state.service = state.preemption_sync_manager = None
+    state.num_processes, state.process_id, state.coordinator_address = 1, 0, None
+    for module in [one for name, one in list(sys.modules.items()) if name.startswith(_CACHES)]:
+        for value in list(vars(module).values()):
+            if callable(getattr(value, "cache_clear", None)):
+                value.cache_clear()
+    if _xla_bridge.backends_are_initialized():
+        with contextlib.suppress(RuntimeError):  # an effect of a program that has failed
+            jax.effects_barrier()
+        jax.extend.backend.clear_backends()
+
+
+def collect_garbage() -> None:
+    """Frees what was left of earlier jobs in reference cycles; called when there is time, because it takes some."""
+    gc.collect()
+
+
+# The sockets that Gloo opens.
+
+
+@dataclasses.dataclass
+class CollectiveSockets:
+    """Finds the TCP connections of Gloo among those of this process, and shuts them down.
+
+    Gloo's own listening port is the one that appears while the CPU backend is made. Its connections were accepted at
+    this port, or lead to the port of another process. No other connection of the process is touched.
+
+    Attributes:
+        own: The port at which Gloo listens; None without collectives.
+        others: The ports of the other processes.
+    """
+
+    own: int | None = None
+    others: Collection[int] = ()
+
+    @contextlib.contextmanager
+    def observe(self) -> Iterator[None]:
+        """A context manager that finds the port at which Gloo listens, if its block makes the backend."""
+        before = {port for _, port in _listening()}
+        yield
+        new = [port for _, port in _listening() if port not in before]
+        self.own = new[0] if len(new) == 1 else None
+
+    def shut_down(self) -> int:
+        """Shuts down all connections of Gloo, so that collectives on both ends fail; returns their number."""
+        count = 0
+        for one in _sockets():
+            with contextlib.suppress(OSError):
+                if self._is_ours(one.getsockname(), one.getpeername()):
+                    one.shutdown(socket.SHUT_RDWR)
+                    count += 1
+        return count
+
+    def _is_ours(self, here: tuple[Any, ...], there: tuple[Any, ...]) -> bool:
+        return here[1] == self.own or there[1] in self.others
+
+
+def _listening() -> list[tuple[str, int]]:
+    found = []
+    for one in _sockets():
+        with contextlib.suppress(OSError):
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.append(one.getsockname()[:2])
+    return found
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yields duplicates of the process's TCP sockets, each closed after its use."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with contextlib.closing(socket.socket(fileno=os.dup(int(name)))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    yield one
+
+
+class Abandonable:
+    """Runs blocking work in a thread that the caller may abandon; the thread then ends after the work's own timeout.
+
+    Args:
+        work: Called with this object. It calls `enter` before each part.
+    """
+
+    def __init__(self, work: Callable[[Abandonable], object]) -> None:
+        self.error: BaseException | None = None
+        self._work = work
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._is_abandoned = self._must_finish = False
+        self._kept: list[object] = []
+        start(threading.Thread(target=self._run, name="mirrored-joining", daemon=True))
+
+    def _run(self) -> None:
+        try:
+            self._work(self)
+        except BaseException as error:
+            self.error = error.with_traceback(None)
+        with self._lock:
+            self._must_finish = False
+            self._done.set()
+            self._kept.clear()
+
+    def enter(self, change: Callable[[], object] = lambda: None, *, must_finish: bool = False) -> None:
+        """Begins a part of the work, unless the work is abandoned.
+
+        Args:
+            change: Called first. It changes what the caller sees.
+            must_finish: Whether `abandon` waits for the end of the part, because it goes on to change this.
+
+        Raises:
+            InterruptedError: The work is abandoned.
+        """
+        with self._lock:
+            if self._is_abandoned:
+                raise InterruptedError
+            change()
+            self._must_finish = must_finish
+
+    def wait(self, seconds: float) -> bool:
+        """Waits, and returns whether the work is done."""
+        return self._done.wait(seconds)
+
+    def abandon(self) -> None:
+        """Makes the work stop before its next part; waits if the current one must finish."""
+        with self._lock:
+            self._is_abandoned = True
+        while self._must_finish:
+            time.sleep(_POLL_SECONDS)
+
+    def keep(self, value: object) -> None:
+        """Keeps an object alive until the work is done."""
+        with self._lock:
+            if not self._done.is_set():
+                self._kept.append(value)

@@ -1,0 +1,132 @@
+"""Snapshots of a checkpoint's state in host memory, from which an elastic job continues after a failure.
+
+Other than a checkpoint on disk, a snapshot has the component of every replica of every sync-on-read variable, so that
+what continues from it is bit-identical. It is taken without waiting for the devices: the variables' arrays are marked
+as shared, so that the next step donates copies of them, and they are copied to this host in a thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from mirrored._jax.arrays import implementation_of, is_key_dtype, key_data
+from mirrored.checkpoint import deferred
+from mirrored.checkpoint.checkpoint import Checkpoint
+from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, from_components
+from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.matching import COUNTER
+from mirrored.checkpoint.restoring import Restoration, outside_of_steps
+from mirrored.collectives.stacked import whole_stacked
+from mirrored.variables import Variable
+from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
+
+_PLACE: Final = Path("the memory of this job")
+
+
+@dataclasses.dataclass(frozen=True)
+class AllComponents(Saved):
+    """The components of all replicas of a sync-on-read variable, whatever its aggregation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A snapshot whose arrays are not copied to this host yet.
+
+    Attributes:
+        manifest: The snapshot, without the values in `arrays`.
+        arrays: Arrays that this process can read as a whole, by name.
+    """
+
+    manifest: Manifest
+    arrays: Mapping[str, Any]
+
+    def wait(self) -> None:
+        """Waits until the devices have computed the arrays; context: any thread.
+
+        Raises:
+            RuntimeError: A step has failed before they were computed.
+        """
+        jax.block_until_ready(list(self.arrays.values()))
+
+    def finish(self) -> Manifest:
+        """Waits until the devices have computed the arrays, and returns the snapshot; context: any thread.
+
+        Raises:
+            RuntimeError: A step has failed before they were computed.
+        """
+        leaves = dict(self.manifest.leaves)
+        for name, array in self.arrays.items():
+            leaves[name] = dataclasses.replace(leaves[name], value=np.array(array))
+        return dataclasses.replace(self.manifest, leaves=leaves)
+
+
+def begin_snapshot(checkpoint: Checkpoint) -> Pending:
+    """Begins a snapshot of all state of a checkpoint, between two steps.
+
+    Context: the main thread of every worker, outside of compiled functions, at the same step.
+    """
+    refuse_callbacks("commit")
+    arrays: dict[str, Any] = {}
+    leaves: dict[str, Saved] = {}
+    with outside_of_steps("commit"):
+        deferred.settle(checkpoint=checkpoint)
+        with turn(), tracing, lock:
+            graph = checkpoint.graph()
+            for name, leaf in graph.leaves.items():
+                if isinstance(leaf, VariableLeaf):
+                    leaves[name], arrays[name] = _reference(leaf.variable)
+                else:
+                    leaves[name] = leaf.read()
+    return Pending(Manifest(leaves, graph.aliases, graph.groups, None), arrays)
+
+
+def _reference(variable: Variable) -> tuple[Saved, Any]:
+    """Returns the description of a variable's state, and the array of it, which a later step does not donate."""
+    stored = variable.stored()
+    shape, is_key = tuple(variable.shape), is_key_dtype(variable.dtype)
+    dtype = implementation_of(variable.dtype) if is_key else str(np.dtype(variable.dtype))
+    kind = "key" if is_key else "array"
+    if variable.per_replica:
+        kind = "key components" if is_key else "components"
+        whole = key_data(whole_stacked(stored, variable.device_assignment))
+        return AllComponents(kind, shape, dtype), _local(whole)
+    return Saved(kind, shape, dtype), _local(key_data(stored))
+
+
+def _local(array: Any) -> Any:
+    """Returns this process's part of an array of which every process has a whole copy."""
+    return array if array.is_fully_addressable else array.addressable_data(0)
+
+
+def restore_snapshot(checkpoint: Checkpoint, manifest: Manifest) -> None:
+    """Restores the state of a snapshot; what is not created yet is restored when it is created.
+
+    Context: cross-replica, on all workers.
+
+    Raises:
+        CheckpointMismatchError: The program has created other state than before.
+    """
+    with outside_of_steps("resume"):
+        if COUNTER in manifest.leaves:
+            _ = checkpoint.save_counter
+    checkpoint.begin_restoration(_FromMemory(manifest, checkpoint.graph), "resume")
+
+
+class _FromMemory(Restoration):
+    def __init__(self, manifest: Manifest, look: Callable[[], Any]) -> None:
+        super().__init__(_PLACE, manifest, look)
+        self._held = dict(manifest.leaves)
+
+    def _verify(self) -> None:
+        """There are no files."""
+
+    def _put_one(self, leaf: Leaf, saved: Saved) -> Undo:
+        if isinstance(leaf, VariableLeaf) and isinstance(saved, AllComponents):
+            return from_components(leaf.variable, saved)
+        return leaf.put(saved)

@@ -1,0 +1,201 @@
+"""A worker's end of the protocol of elastic jobs: messages to and from the launcher, and what interrupts the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mirrored._jax import recovery
+from mirrored._threads import start
+from mirrored.settings import ELASTIC
+from mirrored.watchdog.fail_fast_exit import LauncherChannel
+
+WORD: Final = "elastic"
+"""The first word of the protocol's messages on the socket between a worker and its launcher."""
+_REPEAT_SECONDS: Final = 0.02
+_LONGEST_INTERVAL_SECONDS: Final = 1.0
+
+
+class WorkersChanged(BaseException):
+    """Interrupts the training function of an elastic job when a worker is lost or joins; it is then called again.
+
+    It is no `Exception`, so that the program's ``except Exception`` lets it pass.
+
+    Example:
+        >>> issubclass(WorkersChanged, Exception)
+        False
+
+    TensorFlow has nothing like it.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """This worker's place in one epoch.
+
+    Attributes:
+        epoch: The number of the epoch.
+        rank: The index of this worker.
+        addresses: The names of all workers, by rank.
+        coordinator: ``host:port`` of JAX's coordination service for this epoch.
+        step: The number of committed steps in the snapshot from which all workers continue; None: no worker has one.
+        source: The rank of a worker that has the snapshot.
+        receivers: The ranks of the workers that receive it.
+    """
+
+    epoch: int
+    rank: int
+    addresses: tuple[str, ...]
+    coordinator: str
+    step: int | None
+    source: int
+    receivers: tuple[int, ...]
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers of the epoch."""
+        return len(self.addresses)
+
+
+class Link:
+    """The connection of this worker to its launcher, which decides about the membership.
+
+    A thread receives the launcher's commands. When this worker is to leave its epoch, the thread shuts down the
+    connections of Gloo again and again until the main thread has left, whatever it waits for.
+
+    Args:
+        channel: The socket to the launcher.
+        heartbeat_seconds: How long the launcher waits for a heartbeat of this worker.
+    """
+
+    def __init__(self, channel: LauncherChannel, heartbeat_seconds: float) -> None:
+        self._channel = channel
+        self._interval = min(_LONGEST_INTERVAL_SECONDS, heartbeat_seconds / 4)
+        self._changed = threading.Condition()
+        self._place: Place | None = None  # the place that the launcher has assigned and that is not taken yet
+        self._has_ended = False
+        self._must_leave = False
+        self._is_inside = False
+        self._is_joining = False
+        self._here: Place | None = None
+        self.sockets = recovery.CollectiveSockets()
+        channel.receive_by(self._receive)
+        start(
+            threading.Thread(target=self._beat, name="mirrored-elastic-heartbeat", daemon=True),
+            threading.Thread(target=self._interrupt, name="mirrored-elastic-interrupts", daemon=True),
+        )
+
+    # Messages of the main thread
+
+    def arrive(self, snapshots: Sequence[int]) -> Place:
+        """Tells the launcher that this worker is ready for an epoch, and waits for its place in one."""
+        with self._changed:
+            self._must_leave = self._is_inside = False
+            self._place = None
+        self._send(kind="arrived", snapshots=list(snapshots))
+        return self._take_place()
+
+    def _take_place(self) -> Place:
+        with self._changed:
+            self._changed.wait_for(lambda: self._place is not None)
+            assert self._place is not None
+            self._here = here = self._place
+            self._is_inside = self._is_joining = True
+            return here
+
+    def joined(self) -> None:
+        """Records that this worker has joined its epoch, and tells the others the port of its collectives."""
+        self._is_joining = False
+        if self.sockets.own is not None:
+            self._send(kind="port", port=self.sockets.own)
+
+    def has_snapshot(self, step: int) -> None:
+        """Tells the launcher that this worker has a snapshot; context: any thread."""
+        self._send(kind="snapshot", step=step)
+
+    def has_stepped(self) -> None:
+        """Tells the launcher that this worker has ended the first step of its epoch."""
+        self._send(kind="stepped")
+
+    def finish(self) -> None:
+        """Tells the launcher that the training function has returned, and waits until it has on all workers.
+
+        Raises:
+            WorkersChanged: A worker was lost before.
+        """
+        self._send(kind="done")
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or self._must_leave)
+            if not self._has_ended:
+                raise WorkersChanged
+
+    def check(self) -> None:
+        """Raises WorkersChanged if this worker must leave its epoch."""
+        if self._must_leave:
+            raise WorkersChanged
+
+    def suspect(self, seconds: float, *, tell: bool) -> bool:
+        """Waits after an exception; returns whether the launcher makes this worker leave, so that this is the cause.
+
+        Args:
+            seconds: How long to wait.
+            tell: Whether to tell the launcher that a collective has failed.
+        """
+        if tell and not self._must_leave:
+            self._send(kind="suspected")
+        with self._changed:
+            return self._changed.wait_for(lambda: self._must_leave, seconds)
+
+    def _send(self, **message: Any) -> None:
+        here = self._here
+        self._channel.send(f"{WORD} {json.dumps({'epoch': 0 if here is None else here.epoch, **message})}")
+
+    # Threads
+
+    def _receive(self, line: str) -> None:
+        word, _, text = line.partition(" ")
+        if word != WORD:
+            return
+        message = json.loads(text)
+        kind = message.pop("kind")
+        with self._changed:
+            if kind == "begin":
+                lists = {name: tuple(message[name]) for name in ("addresses", "receivers")}
+                self._place = Place(**{**message, **lists})
+            elif kind == "leave" and self._here is not None and message["epoch"] == self._here.epoch:
+                self.sockets.others = frozenset(message["ports"])
+                self._must_leave = True
+            elif kind == "end":
+                self._has_ended = True
+            self._changed.notify_all()
+
+    def _beat(self) -> None:
+        while True:
+            self._send(kind="beat")
+            time.sleep(self._interval)
+
+    def _interrupt(self) -> None:
+        """Makes what the main thread waits for fail, once it must leave its epoch."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._must_leave and self._is_inside)
+            here = self._here
+            if self._is_joining and here is not None:
+                recovery.release_waiters(here.rank, here.num_workers)
+            self.sockets.shut_down()
+            time.sleep(_REPEAT_SECONDS)
+
+
+def cluster_description(place: Place) -> str:
+    """Returns the value of ``TF_CONFIG`` for a worker's place in an epoch."""
+    cluster = {"cluster": {"worker": list(place.addresses)}, "task": {"type": "worker", "index": place.rank}}
+    return json.dumps(cluster)
+
+
+def is_elastic_worker() -> bool:
+    """Returns whether `mirrored run --elastic` has started this process."""
+    return ELASTIC.is_set()

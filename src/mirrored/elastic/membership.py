@@ -1,0 +1,210 @@
+"""The membership of an elastic job: a state machine, without input and output, that decides who forms which epoch.
+
+The launcher feeds it what happens (a worker has arrived, was lost, suspects a failure, has committed a step, is done),
+and executes the commands that it returns. `docs/design/elastic.md` describes the protocol, and
+`tests/elastic/test_protocol.py` explores this class together with a model of the workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+WorkerKey = tuple[int, int]
+"""A worker process: its slot (0 to the maximal number of workers - 1), and how many processes the slot had before."""
+
+UNPRODUCTIVE_LIMIT: Final = 5
+"""How many failures in a row, without a committed step in between, end the job."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """The description of one epoch: a set of workers that train together until one fails or another joins.
+
+    Attributes:
+        number: The number of the epoch, from 1.
+        members: The workers by rank.
+        step: The step of the snapshot from which all members continue; None if no worker has one.
+        source: The rank of a member that has the snapshot.
+        receivers: The ranks of the members that do not have it.
+    """
+
+    number: int
+    members: tuple[WorkerKey, ...]
+    step: int | None = None
+    source: int = 0
+    receivers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """Command: the worker leaves its epoch, and then arrives with the steps of its snapshots."""
+
+    worker: WorkerKey
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """Command: the worker becomes a member of an epoch."""
+
+    worker: WorkerKey
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """Command: the training function has returned on all members, so it returns to the program."""
+
+    worker: WorkerKey
+
+
+@dataclasses.dataclass(frozen=True)
+class Fail:
+    """Command: the job cannot continue; all workers are ended."""
+
+    reason: str
+
+
+Command = Leave | Begin | End | Fail
+
+
+class Membership:
+    """The state of an elastic job: the current epoch, its members, and the workers that wait for the next one.
+
+    Args:
+        first: The number of workers with which the first epoch begins.
+        minimum: The least number of workers of later epochs.
+        limit: How many failures in a row, without a committed step in between, end the job.
+
+    Attributes:
+        epoch: The newest epoch; None before the first.
+        is_running: Whether its members train. Otherwise the next epoch is being formed.
+        has_ended: Whether the training function has returned on all workers, or the job has failed.
+        committed: The newest step of which every member had a snapshot; None if there is none.
+    """
+
+    def __init__(self, first: int, minimum: int = 1, limit: int = UNPRODUCTIVE_LIMIT) -> None:
+        self._first, self._minimum, self._limit = first, minimum, limit
+        self.epoch: Epoch | None = None
+        self.is_running = self.has_ended = False
+        self.committed: int | None = None
+        self._alive: set[WorkerKey] = set()  # members of the newest epoch that were not lost
+        self._waiting: dict[WorkerKey, frozenset[int]] = {}  # workers that have arrived, with their snapshots
+        self._done: set[WorkerKey] = set()
+        self._newest: dict[WorkerKey, int] = {}  # the newest snapshot of each member
+        self._unproductive = 0
+        self._committed_at_failure: int | None = None
+
+    @property
+    def leaving(self) -> frozenset[WorkerKey]:
+        """The members of the previous epoch for which the next one waits."""
+        return frozenset() if self.is_running else frozenset(self._alive - self._waiting.keys())
+
+    @property
+    def joining(self) -> list[WorkerKey]:
+        """The workers that have arrived and are not members of the newest epoch."""
+        return sorted(one for one in self._waiting if one not in self._alive)
+
+    @property
+    def missing(self) -> int:
+        """The number of workers that are missing for the next epoch."""
+        return max(0, self._required - len(self._waiting))
+
+    @property
+    def _required(self) -> int:
+        return self._first if self.epoch is None else self._minimum
+
+    def arrived(self, worker: WorkerKey, snapshots: Sequence[int] = ()) -> list[Command]:
+        """A worker is ready for an epoch: a new process, or one that has left its epoch.
+
+        While an epoch runs, a new process waits until the next step is committed: then the least has to be repeated.
+
+        Args:
+            worker: The worker.
+            snapshots: The steps of the snapshots that it has.
+        """
+        if self.has_ended or (self.is_running and worker in self._alive):
+            return []
+        self._waiting[worker] = frozenset(snapshots)
+        return self._begin_if_complete()
+
+    def lost(self, worker: WorkerKey) -> list[Command]:
+        """A worker's process has ended, so that it can neither compute nor write any more."""
+        self._waiting.pop(worker, None)
+        if worker not in self._alive:
+            return []
+        self._alive.discard(worker)
+        if self.has_ended:
+            return []
+        return [*self._failed(), *self._begin_if_complete()]
+
+    def suspected(self, worker: WorkerKey, epoch: int) -> list[Command]:
+        """A collective of a member has failed in an epoch, or it could not join; no worker is known to be lost."""
+        if not self._is_current(worker, epoch):
+            return []
+        return self._failed()
+
+    def has_snapshot(self, worker: WorkerKey, epoch: int, step: int) -> list[Command]:
+        """A member has completed the snapshot of a step; if all have, the workers that wait join."""
+        if not self._is_current(worker, epoch):
+            return []
+        self._newest[worker] = max(step, self._newest.get(worker, step))
+        before = self.committed
+        if all(one in self._newest for one in self._alive):
+            self.committed = max(min(self._newest[one] for one in self._alive), self.committed or 0)
+        return self._reconfigure() if self._waiting and self.committed != before else []
+
+    def done(self, worker: WorkerKey, epoch: int) -> list[Command]:
+        """The training function has returned on a member; it waits for the others."""
+        if not self._is_current(worker, epoch):
+            return []
+        self._done.add(worker)
+        if self._done != self._alive:
+            return []
+        self.has_ended = True
+        return [End(one) for one in sorted(self._alive)]
+
+    def _is_current(self, worker: WorkerKey, epoch: int) -> bool:
+        """Whether a message is from a member of the epoch that runs; anything older has no effect."""
+        is_newest = self.epoch is not None and self.epoch.number == epoch
+        return is_newest and self.is_running and not self.has_ended and worker in self._alive
+
+    def _failed(self) -> list[Command]:
+        if self.committed != self._committed_at_failure:
+            self._unproductive = 0
+        self._committed_at_failure = self.committed
+        self._unproductive += 1
+        if self._unproductive > self._limit:
+            self.has_ended = True
+            after = "the start" if self.committed is None else f"step {self.committed}"
+            return [Fail(f"{self._unproductive} failures in a row without progress after {after}")]
+        return self._reconfigure() if self.is_running else []
+
+    def _reconfigure(self) -> list[Command]:
+        self.is_running = False
+        self._done.clear()
+        return [Leave(one) for one in sorted(self._alive)]
+
+    def _begin_if_complete(self) -> list[Command]:
+        if self.is_running or self.has_ended or self.leaving or self.missing:
+            return []
+        # Former members keep their order: rank 0, which writes checkpoints, changes only if that worker is lost.
+        before = () if self.epoch is None else self.epoch.members
+        members = (
+            *(one for one in before if one in self._waiting),
+            *sorted(one for one in self._waiting if one not in before),
+        )
+        newest = max((max(steps) for steps in self._waiting.values() if steps), default=None)
+        has = [newest in self._waiting[one] for one in members]
+        receivers = tuple(rank for rank, holds in enumerate(has) if not holds) if newest is not None else ()
+        source = has.index(True) if newest is not None else 0
+        number = 1 if self.epoch is None else self.epoch.number + 1
+        self.epoch = Epoch(number, members, newest, source, receivers)
+        self.is_running = True
+        self._alive = set(members)
+        self._waiting.clear()
+        if self.committed is not None and (newest or 0) < self.committed:
+            self.committed = newest  # all workers that had it were lost
+        self._newest = {one: newest for one, holds in zip(members, has, strict=True) if holds and newest is not None}
+        return [Begin(one, self.epoch) for one in members]

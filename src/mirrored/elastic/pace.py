@@ -1,0 +1,62 @@
+"""When a worker takes snapshots: after a given number of steps, or as often as they cost a hundredth of the time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+_SHARE: Final = 0.01
+_FIRST: Final = 10
+_MOST: Final = 1000
+# How many snapshots of an epoch are taken between two choices, after those at 2, 4, 8, ...
+_CHOICES: Final = 64
+
+
+class Pace:
+    """The schedule of the snapshots in one epoch; all workers make the same one.
+
+    Args:
+        fixed: The number of steps between two snapshots. None: chosen such that snapshots take about 1 % of the time.
+        step: The step with which the epoch begins.
+        agree: Returns the numbers that all workers propose, given that of this worker.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        fixed: int | None,
+        step: int,
+        agree: Callable[[int], list[int]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._fixed, self._agree, self._clock = fixed, agree, clock
+        self.every = _FIRST if fixed is None else fixed
+        self._next = step + self.every
+        self._count = 0
+        self._began = clock()
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether a snapshot must be taken after a step."""
+        return step >= self._next
+
+    def taken(self, step: int, seconds: float) -> None:
+        """Plans the next snapshot; sometimes chooses the number of steps until then anew, with all workers.
+
+        Args:
+            step: The step of the snapshot that was taken.
+            seconds: What a snapshot costs, as far as it is known.
+        """
+        self._count += 1
+        now = self._clock()
+        if self._fixed is None and self._is_time_to_choose():
+            per_step = max(1e-9, (now - self._began) / self.every)
+            wanted = math.ceil(seconds / (_SHARE * per_step))
+            self.every = max(self._agree(min(_MOST, max(_FIRST, wanted))))
+        self._began = now
+        self._next = step + self.every
+
+    def _is_time_to_choose(self) -> bool:
+        count = self._count
+        return count > 1 and (count & (count - 1) == 0 or count % _CHOICES == 0)

@@ -1,0 +1,372 @@
+"""`run`: a training function that is called again, in the living process, whenever a worker is lost or joins."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, overload
+
+import numpy as np
+
+from mirrored._jax import distributed, recovery
+from mirrored.checkpoint.checkpoint import Checkpoint
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.collectives.host_allgather import host_allgather
+from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
+from mirrored.elastic.pace import Pace
+from mirrored.elastic.snapshots import Snapshots, share
+from mirrored.errors import AbsentWorkerError, ArgumentError, ContextError, LostStateError
+from mirrored.settings import HEARTBEAT_SECONDS
+from mirrored.watchdog.fail_fast_exit import is_lost_peer, launcher_channel
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS: Final = 20
+_POLL_SECONDS: Final = 0.003
+_DELETED: Final = "Array has been deleted"
+# How long an exception without a known cause waits for the news that a worker was lost.
+_NEWS_SECONDS: Final = 0.3
+_MARGIN_SECONDS: Final = 2.0
+
+
+class Session:
+    """What the training function of `run` gets: it restores the state, and commits steps.
+
+    Attributes:
+        epoch: How many times the workers have changed, plus 1.
+        num_workers: The number of workers now.
+
+    Example:
+        >>> from mirrored.checkpoint import Checkpoint
+        >>> @run
+        ... def train(session):
+        ...     checkpoint = Checkpoint(step=0)
+        ...     session.resume(checkpoint)
+        ...     while checkpoint.step < 3:
+        ...         checkpoint.step += 1
+        ...         session.commit()
+        ...     return session.epoch, session.num_workers
+        >>> train()
+        (1, 1)
+
+    TensorFlow has nothing like it. Horovod: `hvd.elastic.State`.
+    """
+
+    def __init__(self, place: Place | None, snapshots: Snapshots | None, link: Link | None, every: int | None) -> None:
+        self.epoch = 1 if place is None else place.epoch
+        self.num_workers = 1 if place is None else place.num_workers
+        self._place, self._snapshots, self._link, self._every = place, snapshots, link, every
+        self._checkpoint: Checkpoint | None = None
+        self._steps = 0
+        self._has_stepped = False
+        self._pace = Pace(every, 0, _proposals)
+
+    def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], T] | None = None) -> T | None:
+        """Restores the state of the newest snapshot, if there is one; otherwise calls `otherwise`.
+
+        Context: once per call of the training function, on all workers, before the first step.
+
+        Args:
+            checkpoint: All state of the training: variables, optimizers, the data iterator, the step.
+            otherwise: Called if no worker has a snapshot, which is so at the start of the job:
+                `CheckpointManager.restore_latest`, for instance.
+
+        Returns:
+            What `otherwise` returns; None if it is not called.
+
+        Raises:
+            ContextError: It is called twice.
+            CheckpointMismatchError: The training function has created other state than before.
+        """
+        if self._checkpoint is not None:
+            raise _twice()
+        self._checkpoint = checkpoint
+        result = None
+        if self._place is None or self._place.step is None or self._snapshots is None:
+            result = None if otherwise is None else otherwise()
+            self._snapshot()
+        else:
+            restore_snapshot(checkpoint, self._snapshots[self._place.step])
+            self._steps = self._place.step
+            self._pace = Pace(self._every, self._steps, _proposals)
+            if self._link is not None:
+                self._link.has_snapshot(self._steps)
+        return result
+
+    def commit(self) -> None:
+        """Ends a training step: its state counts from here on; takes a snapshot if one is due.
+
+        Context: the main thread of all workers, after each step, when the state in the checkpoint is that after the
+        step: also the step counter.
+
+        Raises:
+            ContextError: `resume` has not been called.
+            WorkersChanged: A worker was lost or joins (no `Exception`: let it pass).
+        """
+        if self._checkpoint is None:
+            raise _not_resumed()
+        self._steps += 1
+        if self._link is None:
+            return
+        self._link.check()
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._link.has_stepped()
+            recovery.collect_garbage()
+        if self._pace.is_due(self._steps):
+            self._pace.taken(self._steps, self._snapshot())
+
+    def _snapshot(self) -> float:
+        """Takes a snapshot, and returns what one costs, in seconds."""
+        if self._snapshots is None or self._checkpoint is None:
+            return 0.0
+        began = time.perf_counter()
+        self._snapshots.add(self._steps, begin_snapshot(self._checkpoint))
+        return time.perf_counter() - began + self._snapshots.seconds
+
+
+def _proposals(own: int) -> list[int]:
+    return host_allgather("commit", "the steps between snapshots", own) if distributed.is_connected() else [own]
+
+
+@overload
+def run(train: Callable[..., T], /) -> Callable[..., T]: ...
+
+
+@overload
+def run(*, snapshot_every: int | None = None) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+
+
+def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None = None) -> Any:
+    """Decorator of a training function that continues when workers are lost or join, in the living processes.
+
+    Under ``mirrored run --elastic`` the function is called with a `Session` as its first argument, and called again
+    whenever the workers change. It creates the strategy, the variables, the dataset and the `Checkpoint`, calls
+    `Session.resume`, and calls `Session.commit` after each step. All arrays of JAX that it creates belong to one call.
+    Without ``--elastic`` it is called once.
+
+    The state and the examples of each step count exactly once. Side effects of Python (prints, logs) of the steps after
+    the newest snapshot happen again.
+
+    Context: the main thread of every worker, before JAX's first operation; one such function runs at a time.
+
+    Args:
+        train: The training function.
+        snapshot_every: The number of steps between two snapshots, which stay in the memory of each worker. Default: it
+            is chosen, from 10 to 1000, such that snapshots take about 1 % of the time.
+
+    Returns:
+        The function, which returns what the training function returns.
+
+    Raises:
+        ArgumentError: `snapshot_every` is less than 1.
+        ContextError: At the call: JAX has started already, or another such function runs.
+
+    Example:
+        >>> import mirrored as mr
+        >>> @run
+        ... def train(session, steps):
+        ...     strategy = mr.MirroredStrategy(["CPU:0"])
+        ...     with strategy.scope():
+        ...         total = mr.Variable(0.0)
+        ...     checkpoint = mr.checkpoint.Checkpoint(total=total, step=0)
+        ...     session.resume(checkpoint)
+        ...     while checkpoint.step < steps:
+        ...         _ = total.assign_add(1.0)
+        ...         checkpoint.step += 1
+        ...         session.commit()
+        ...     return float(total.numpy())
+        >>> train(3)
+        3.0
+
+    TensorFlow has nothing like it. Horovod: `hvd.elastic.run`, whose batch changes with the number of workers.
+    """
+    is_count = isinstance(snapshot_every, int) and not isinstance(snapshot_every, bool) and snapshot_every > 0
+    if snapshot_every is not None and not is_count:
+        raise ArgumentError(
+            "elastic.run",
+            found=f"snapshot_every={snapshot_every!r}",
+            rule="the number of steps between two snapshots must be an int, 1 or more, or None",
+            remedy="pass snapshot_every=10",
+        )
+    decorate: Callable[..., Any] = _decorator(snapshot_every)
+    return decorate if train is None else decorate(train)
+
+
+def _decorator(every: int | None) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    def decorate(train: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(train)
+        def call(*args: Any, **kwargs: Any) -> T:
+            channel = launcher_channel() if is_elastic_worker() else None
+            if channel is None:
+                return train(Session(None, None, None, every), *args, **kwargs)
+            _begin()
+            try:
+                return _Worker(every).run(lambda session: train(session, *args, **kwargs))
+            finally:
+                _Running.is_running = False
+
+        return call
+
+    return decorate
+
+
+class _Running:
+    is_running = False
+    link: Link | None = None
+
+
+def _begin() -> None:
+    if _Running.is_running:
+        raise ContextError(
+            "elastic.run",
+            found="another elastic training function runs",
+            rule="one elastic training function can run at a time",
+            remedy="call one after the other",
+        )
+    if distributed.has_devices():
+        raise ContextError(
+            "elastic.run",
+            found="JAX has initialized its devices already",
+            rule="in an elastic job, all of JAX's work must be inside the training function: the devices change with "
+            "the workers",
+            remedy="create strategies, variables and arrays in the training function; keep other data in NumPy arrays",
+        )
+    _Running.is_running = True
+
+
+class _Worker:
+    """The loop of one worker: joins an epoch, calls the training function, leaves, and joins the next epoch."""
+
+    def __init__(self, every: int | None) -> None:
+        channel = launcher_channel()
+        assert channel is not None
+        if _Running.link is None:
+            _Running.link = Link(channel, HEARTBEAT_SECONDS.read())
+        self._link = _Running.link
+        self._snapshots = Snapshots(self._link.has_snapshot)
+        self._joining: recovery.Abandonable | None = None  # the work that makes this process a member of an epoch
+        self._every = every
+
+    def run(self, train: Callable[[Session], T]) -> T:
+        """Calls the training function in one epoch after another, until it has returned on all workers."""
+        distributed.interrupt_waits_by(self._link.check)
+        while True:
+            place = self._link.arrive(self._snapshots.steps)
+            try:
+                self._join(place)
+                result = train(Session(place, self._snapshots, self._link, self._every))
+                self._link.finish()
+                return result
+            except BaseException as error:
+                if not self._is_change(error):
+                    _name_deleted(error, place)
+                    raise
+                _drop_frames(error)
+            self._leave()
+
+    # Joining
+
+    def _join(self, place: Place) -> None:
+        """Makes this process a member of an epoch; blocking calls run in a thread that can be abandoned."""
+        os.environ["TF_CONFIG"] = cluster_description(place)
+        self._link.sockets.own = None
+        if place.num_workers > 1:
+            self._joining = recovery.Abandonable(lambda joining: self._connect(joining, place))
+            while not self._joining.wait(_POLL_SECONDS):
+                self._link.check()
+            joining, self._joining = self._joining, None
+            if joining.error is not None:
+                raise joining.error
+        self._link.joined()
+        if place.step is not None:
+            self._snapshots.forget_all_but(place.step)
+
+    def _connect(self, joining: recovery.Abandonable, place: Place) -> None:
+        address, count, rank = place.coordinator, place.num_workers, place.rank
+        client = recovery.connect(address, count, rank, HEARTBEAT_SECONDS.read(), _CONNECT_SECONDS)
+        joining.enter(lambda: recovery.adopt(client, address, count, rank), must_finish=True)
+        with self._link.sockets.observe():
+            devices = recovery.make_backend()
+        joining.enter(self._link.joined)
+        # The first collective connects all processes, which takes until a timeout if one of them is lost.
+        recovery.sum_of_all(np.zeros((), np.uint32), devices, rank)
+        if place.step is not None and place.receivers:
+            own = None if rank in place.receivers else self._snapshots[place.step]
+            received = share(own, place, lambda part: recovery.sum_of_all(part, devices, rank))
+            joining.enter(lambda: self._snapshots.put(place.step or 0, received))
+
+    # Leaving
+
+    def _is_change(self, error: BaseException) -> bool:
+        """Returns whether an exception has its cause in a change of the workers, and not in the program."""
+        if isinstance(error, WorkersChanged):
+            return True
+        if not isinstance(error, Exception):
+            return False
+        if any(_is_of_collective(one) for one in _chain(error)):
+            return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=True)
+        return self._link.suspect(_NEWS_SECONDS, tell=False)
+
+    def _leave(self) -> None:
+        """Removes all that belongs to the epoch: threads, arrays, programs, backends, the coordination client."""
+        joining, self._joining = self._joining, None
+        if joining is not None:
+            joining.abandon()
+        distributed.reset_for_another_job()
+        if joining is None:
+            self._snapshots.settle()
+            for array in recovery.live_arrays():
+                array.delete()
+        # A backend that waits for a lost worker can be destroyed only after the timeout of its wait.
+        recovery.leave(None if joining is None else joining.keep)
+
+
+def _is_of_collective(error: BaseException) -> bool:
+    return is_lost_peer(error) or isinstance(error, (AbsentWorkerError, LostStateError))
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Drops the local variables of the training function, which hold arrays of the epoch's devices."""
+    for one in _chain(error):
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
+        one.__cause__ = one.__context__ = None
+
+
+def _name_deleted(error: BaseException, place: Place) -> None:
+    """Adds the cause to the error of an array that outlived its epoch."""
+    if place.epoch > 1 and isinstance(error, RuntimeError) and _DELETED in str(error):
+        error.add_note(
+            f"mirrored: the array was created before the workers changed (this is epoch {place.epoch}); arrays of JAX "
+            "belong to one call of the training function: create them in it, or keep NumPy arrays outside"
+        )
+
+
+def _twice() -> ContextError:
+    return ContextError(
+        "Session.resume",
+        found="it was called before in this call of the training function",
+        rule="the state of the training must be one checkpoint, restored once",
+        remedy="put all state into one Checkpoint",
+    )
+
+
+def _not_resumed() -> ContextError:
+    return ContextError(
+        "Session.commit",
+        found="Session.resume was not called before",
+        rule="the session must know the state that a step has changed",
+        remedy="call session.resume(checkpoint) before the first step",
+    )

@@ -1,0 +1,146 @@
+"""The snapshots of a worker: copies of the newest committed states in host memory, and their broadcast to a joiner."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from mirrored._jax import distributed
+from mirrored._threads import start
+from mirrored.checkpoint.leaves import Saved
+from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.memory import AllComponents, Pending
+from mirrored.elastic.link import Place
+
+_KEPT: Final = 3
+_CHUNK_BYTES: Final = 1 << 24
+_LEAST_BYTES: Final = 1 << 12
+_SHARE_SECONDS: Final = 3600.0
+_KEY: Final = "mirrored/elastic/state"
+_KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
+
+
+class Snapshots:
+    """The newest snapshots by step, oldest first. A thread completes them, one after another.
+
+    Args:
+        completed: Called, in that thread, with the step of each completed snapshot.
+
+    Attributes:
+        seconds: How long the last copy took: that to this host, and about as long the one on the devices.
+    """
+
+    def __init__(self, completed: Callable[[int], object]) -> None:
+        self.seconds = 0.0
+        self._completed = completed
+        self._kept: dict[int, Manifest] = {}
+        self._pending: queue.SimpleQueue[tuple[int, Pending]] = queue.SimpleQueue()
+        self._open = 0
+        self._settled = threading.Condition()
+        start(threading.Thread(target=self._work, name="mirrored-snapshots", daemon=True))
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the complete snapshots."""
+        return sorted(self._kept)
+
+    def __getitem__(self, step: int) -> Manifest:
+        return self._kept[step]
+
+    def add(self, step: int, pending: Pending) -> None:
+        """Adds a snapshot, which is completed in the background."""
+        with self._settled:
+            self._open += 1
+        self._pending.put((step, pending))
+
+    def settle(self) -> None:
+        """Waits until the open snapshots are complete or have failed, which they do soon after a collective failed."""
+        with self._settled:
+            self._settled.wait_for(lambda: not self._open)
+
+    def forget_all_but(self, step: int | None) -> None:
+        """Forgets all snapshots but that of a step."""
+        self._kept = {one: manifest for one, manifest in self._kept.items() if one == step}
+
+    def put(self, step: int, manifest: Manifest) -> None:
+        """Adds a complete snapshot."""
+        kept = {**self._kept, step: manifest}
+        self._kept = {one: kept[one] for one in sorted(kept)[-_KEPT:]}
+
+    def _work(self) -> None:
+        while True:
+            step, pending = self._pending.get()
+            try:
+                pending.wait()
+                began = time.perf_counter()
+                self.put(step, pending.finish())
+                self.seconds = 2 * (time.perf_counter() - began)
+                self._completed(step)
+            except Exception:
+                pass
+            finally:
+                pending = None  # type: ignore[assignment]  # it holds arrays of the backend
+                with self._settled:
+                    self._open -= 1
+                    self._settled.notify_all()
+
+
+def share(
+    manifest: Manifest | None, place: Place, add: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+) -> Manifest:
+    """Sends a snapshot from a worker that has it to all workers of the epoch; returns the snapshot.
+
+    Context: all workers of an epoch, before the training function begins.
+
+    Args:
+        manifest: The snapshot, on the workers that have it.
+        place: This worker's place.
+        add: Sums an array over all workers.
+    """
+    is_source = place.rank == place.source
+    head, data = ("", np.zeros(0, np.uint8)) if manifest is None else _packed(manifest)
+    if is_source:
+        distributed.put(_KEY, json.dumps([head, len(data)]))
+    head, size = json.loads(distributed.get(_KEY, _SHARE_SECONDS))
+    chunk = min(_CHUNK_BYTES, max(_LEAST_BYTES, 1 << (size - 1).bit_length() if size else 0))
+    received = np.zeros(-(-size // chunk) * chunk, np.uint8)
+    for begin in range(0, size, chunk):
+        part = np.zeros(chunk, np.uint8)
+        if is_source:
+            piece = data[begin : begin + chunk]
+            part[: len(piece)] = piece
+        received[begin : begin + chunk] = add(part)
+    return _unpacked(head, received[:size]) if manifest is None else manifest
+
+
+def _packed(manifest: Manifest) -> tuple[str, np.ndarray[Any, Any]]:
+    leaves, parts = {}, []
+    for name, saved in manifest.leaves.items():
+        kind, value = type(saved).__name__, saved.value
+        if saved.is_array:
+            array = np.ascontiguousarray(value)
+            parts.append(array.reshape(-1).view(np.uint8))
+            value = [str(array.dtype), list(np.shape(saved.value)), array.nbytes]
+        leaves[name] = [kind, saved.kind, list(saved.shape), saved.dtype, value]
+    head = json.dumps([leaves, manifest.aliases, manifest.groups])
+    return head, np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+
+
+def _unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
+    described, aliases, groups = json.loads(head)
+    leaves, at = {}, 0
+    for name, (kind, what, shape, dtype, value) in described.items():
+        saved = _KINDS[kind](what, tuple(shape), dtype, value)
+        if saved.is_array:
+            own, full, size = value
+            array = data[at : at + size].copy().view(np.dtype(own)).reshape(full)
+            saved, at = dataclasses.replace(saved, value=array), at + size
+        leaves[name] = saved
+    return Manifest(leaves, aliases, groups)

@@ -1,0 +1,311 @@
+"""Supervises an elastic job: replaces lost workers, and leads the others from one epoch to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+from typing import Any, Final
+
+from mirrored._jax import recovery
+from mirrored.elastic.membership import Begin, Command, End, Epoch, Fail, Leave, Membership, WorkerKey
+from mirrored.launcher.environment import worker_environment
+from mirrored.launcher.job import free_ports
+from mirrored.launcher.reaper_client import ReaperClient
+from mirrored.launcher.supervisor import Failure, Supervisor
+from mirrored.launcher.worker import LOST_PEER, Worker, shell_code, words_for
+from mirrored.settings import HEARTBEAT_SECONDS
+
+# How long the other workers may run on after one has ended the program with status 0 inside of the training function.
+_EARLY_SECONDS: Final = 5.0
+_STILLBORN_LIMIT: Final = 3
+# How long the replacement of lost workers waits at most for the next step of the others.
+_RECOVERING_SECONDS: Final = 10.0
+# How long a member may take to leave its epoch: it may be compiling, or computing in Python.
+_LEAVING_SECONDS: Final = 120.0
+
+
+@dataclasses.dataclass
+class _Member:
+    """A worker process with what the launcher knows of it.
+
+    Attributes:
+        worker: The process.
+        beat_at: When it sent its last message.
+        port: The port of its collectives in the current epoch.
+        has_arrived: Whether it has reached the training function.
+        has_stepped: Whether it has ended a step in the current epoch.
+        left_early_at: When it ended with status 0 before the training function had returned everywhere.
+    """
+
+    worker: Worker
+    beat_at: float
+    port: int | None = None
+    has_arrived: bool = False
+    has_stepped: bool = False
+    left_early_at: float | None = None
+
+
+class ElasticSupervisor(Supervisor):
+    """A supervisor whose job goes on without restart when a worker is lost or joins."""
+
+    def _run(self, reaper: ReaperClient) -> int:
+        self._reaper = reaper
+        self._heartbeat_seconds = HEARTBEAT_SECONDS.read()
+        self._membership = Membership(self._job.workers, self._job.min_workers)
+        self._members: dict[WorkerKey, _Member] = {}
+        self._serial: dict[int, int] = {}  # the number of processes that each slot has had
+        self._stillborn: dict[int, int] = {}  # how many in a row did not reach the training function
+        self._services: list[Any] = []
+        self._cause = ""
+        self._changing_since: float | None = None
+        failure: Failure | None = None
+        try:
+            for slot in range(self._job.workers):
+                self._start(slot)
+            failure = self._supervise()
+        finally:
+            self._end_all(reaper)
+        if failure is not None:
+            self._output.say(failure.reason)
+        return 0 if failure is None else failure.code
+
+    def _start(self, slot: int) -> None:
+        serial = self._serial[slot] = self._serial.get(slot, -1) + 1
+        environment = worker_environment(self._job, slot, [], secret=self._coordination.secret, restart=serial)
+        environment.pop("TF_CONFIG", None)
+        worker = Worker(self._job, slot, environment)
+        self._reaper.add(worker.group)
+        self._workers.append(worker)
+        self._members[slot, serial] = _Member(worker, time.monotonic())
+
+    def _supervise(self) -> Failure | None:
+        """Runs the job until its workers have ended; returns its failure, if it has failed."""
+        while True:
+            self._wait_for_news()
+            asking = []
+            for key, member in list(self._members.items()):
+                member.worker.pump(self._output)
+                if member.worker.listen():
+                    asking.append(member.worker)
+                failure = self._take_messages(key, member)
+                if failure is not None:
+                    return failure
+            failure = self._signalled() or self._failed_program(asking) or self._remove_lost() or self._kill_silent()
+            if failure is not None:
+                return failure
+            if not self._members or (self._membership.has_ended and self._all_succeeded()):
+                return None if self._succeeded() else Failure("all workers have ended", 1)
+            self._replace_lost()
+
+    def _all_succeeded(self) -> bool:
+        epoch = self._membership.epoch
+        ours = [one for key, one in self._members.items() if epoch is not None and key in epoch.members]
+        return self._output.has_room and all(one.worker.code == 0 for one in ours)
+
+    def _succeeded(self) -> bool:
+        return self._membership.has_ended or self._has_left_early
+
+    _has_left_early = False
+
+    # Messages
+
+    def _take_messages(self, key: WorkerKey, member: _Member) -> Failure | None:
+        messages, member.worker.messages = member.worker.messages, []
+        for text in messages:
+            message = json.loads(text)
+            member.beat_at = time.monotonic()
+            failure = self._execute(self._commands(key, member, message))
+            if failure is not None:
+                return failure
+        return None
+
+    def _commands(self, key: WorkerKey, member: _Member, message: dict[str, Any]) -> list[Command]:
+        kind, epoch = message["kind"], message["epoch"]
+        match kind:
+            case "arrived":
+                member.has_arrived, member.has_stepped, member.port = True, False, None
+                self._stillborn[key[0]] = 0
+                return self._membership.arrived(key, message["snapshots"])
+            case "suspected":
+                self._changes(f"a collective has failed on worker {key[0]}")
+                return self._membership.suspected(key, epoch)
+            case "snapshot":
+                return self._join(self._membership.has_snapshot(key, epoch, message["step"]))
+            case "done":
+                return self._membership.done(key, epoch)
+            case "stepped":
+                member.has_stepped = True
+            case "port":
+                member.port = message["port"]
+        return []
+
+    def _join(self, commands: list[Command]) -> list[Command]:
+        """Notes which workers join, if a committed step has made the members leave."""
+        if commands:
+            slots = ", ".join(str(key[0]) for key in self._membership.joining)
+            self._changes(f"worker{'s' * (', ' in slots)} {slots} join{'s' * (', ' not in slots)}")
+        return commands
+
+    def _changes(self, cause: str) -> None:
+        """Notes the cause of a change of the workers, and when it began."""
+        if self._changing_since is None or not self._cause:
+            self._changing_since = time.monotonic()
+        if cause not in self._cause and not (self._cause and cause.startswith("a collective")):
+            self._cause = f"{self._cause}, {cause}" if self._cause else cause
+
+    # Commands
+
+    def _execute(self, commands: list[Command]) -> Failure | None:
+        beginning = [one for one in commands if isinstance(one, Begin)]
+        if beginning:
+            self._begin(beginning[0].epoch)
+        ports = [one.port for one in self._members.values() if one.port is not None]
+        for command in commands:
+            if isinstance(command, Leave):
+                epoch = self._membership.epoch
+                assert epoch is not None
+                self._tell(command.worker, kind="leave", epoch=epoch.number, ports=[*ports, *self._lost_ports])
+                self._leaving_since = time.monotonic()
+            elif isinstance(command, End):
+                self._tell(command.worker, kind="end")
+            elif isinstance(command, Fail):
+                return Failure(f"{self._cause}; {command.reason}", 1)
+        return None
+
+    _leaving_since = 0.0
+    _lost_ports: tuple[int, ...] = ()
+
+    def _begin(self, epoch: Epoch) -> None:
+        """Starts the coordination service of an epoch, and tells its members to begin."""
+        count = len(epoch.members)
+        with free_ports(count) as ports:
+            pass
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        if count > 1:
+            self._services.append(recovery.serve(addresses[0], count, self._heartbeat_seconds))
+        self._lost_ports = ()
+        for rank, key in enumerate(epoch.members):
+            self._tell(
+                key, kind="begin", epoch=epoch.number, rank=rank, addresses=addresses, coordinator=addresses[0],
+                step=epoch.step, source=epoch.source, receivers=list(epoch.receivers),
+            )  # fmt: skip
+        if epoch.number > 1:
+            self._say_change(epoch)
+
+    def _say_change(self, epoch: Epoch) -> None:
+        seconds = 0.0 if self._changing_since is None else time.monotonic() - self._changing_since
+        slots = ", ".join(str(slot) for slot, _ in epoch.members)
+        where = "from the beginning" if epoch.step is None else f"after step {epoch.step}"
+        self._output.say(
+            f"{self._cause}: worker{'s' * (len(epoch.members) > 1)} {slots} continue{'s' * (len(epoch.members) == 1)} "
+            f"{where} (epoch {epoch.number}, {seconds:.2f} s)"
+        )
+        self._cause, self._changing_since = "", None
+
+    def _tell(self, key: WorkerKey, **message: Any) -> None:
+        member = self._members.get(key)
+        if member is not None:
+            member.worker.tell(json.dumps(message))
+
+    # Failures
+
+    def _failed_program(self, asking: list[Worker]) -> Failure | None:
+        """Ends the job if the program of a worker has failed; a worker that has only lost another one is killed."""
+        for worker in asking:
+            if worker.failing is not None and worker.failing[0] == LOST_PEER and not self._membership.has_ended:
+                worker.let_go()
+                worker.signal(signal.SIGKILL)
+        culprit = any(one.failing is not None and one.failing[0] != LOST_PEER for one in self._workers)
+        exited = any(one.code is not None and one.code > 0 and one.failing is None for one in self._workers)
+        return self._failed_among(asking) if culprit or exited else None
+
+    def _remove_lost(self) -> Failure | None:
+        for key, member in list(self._members.items()):
+            code = member.worker.code
+            if code is None or (code == 0 and self._membership.has_ended):
+                continue
+            if code == 0:
+                member.left_early_at = member.left_early_at or time.monotonic()
+                self._has_left_early = True
+                alone = any(one.worker.code is None for one in self._members.values())
+                if not alone:
+                    self._membership.has_ended = True
+                if not alone or time.monotonic() - member.left_early_at < _EARLY_SECONDS:
+                    continue
+            failure = self._remove(key, member, words_for(code))
+            if failure is not None:
+                return failure
+        return None
+
+    def _remove(self, key: WorkerKey, member: _Member, how: str) -> Failure | None:
+        member.worker.listen()
+        failure = self._take_messages(key, member)
+        code = member.worker.code
+        member.worker.end(self._output)
+        self._reaper.remove(member.worker.group)
+        self._workers.remove(member.worker)
+        del self._members[key]
+        if member.port is not None:
+            self._lost_ports = (*self._lost_ports, member.port)
+        if not member.has_arrived:
+            self._stillborn[key[0]] = self._stillborn.get(key[0], 0) + 1
+            if self._stillborn[key[0]] >= _STILLBORN_LIMIT:
+                return self._give_up(key[0], how, code)
+        if self._membership.has_ended:
+            return failure or Failure(f"worker {key[0]} {how}", shell_code(code or 1))
+        self._changes(f"worker {key[0]} {how}")
+        return failure or self._execute(self._membership.lost(key))
+
+    def _give_up(self, slot: int, how: str, code: int | None) -> Failure | None:
+        """Does not replace a slot's workers any more; ends the job if the others are too few."""
+        self._output.say(f"worker {slot} {how} {_STILLBORN_LIMIT} times before it could join; it is not replaced again")
+        living = sum(one.has_arrived for one in self._members.values())
+        needed = self._job.workers if self._membership.epoch is None else self._job.min_workers
+        return Failure(f"worker {slot} {how}", shell_code(code or 1)) if living < needed else None
+
+    def _kill_silent(self) -> Failure | None:
+        """Kills workers that are stopped, or do not leave their epoch, so that they can never write again."""
+        now = time.monotonic()
+        leaving = self._membership.leaving
+        for key, member in list(self._members.items()):
+            if member.worker.code is not None or not member.has_arrived or self._membership.has_ended:
+                continue
+            is_silent = now - member.beat_at > self._heartbeat_seconds
+            patience = max(_LEAVING_SECONDS, self._heartbeat_seconds)
+            is_stuck = key in leaving and now - self._leaving_since > patience
+            if is_silent or is_stuck:
+                member.worker.signal(signal.SIGKILL)
+                member.worker.process.wait()
+                silent = f"has sent no heartbeat for {self._heartbeat_seconds} s"
+                how = silent if is_silent else f"did not leave its epoch for {patience:.0f} s"
+                failure = self._remove(key, member, f"{how} and was killed")
+                if failure is not None:
+                    return failure
+        return None
+
+    def _replace_lost(self) -> None:
+        if self._membership.has_ended or self._terminated_at is not None or self._has_left_early:
+            return
+        if self._must_wait_for_others():
+            return
+        used = {slot for slot, _ in self._members}
+        most = self._job.max_workers or self._job.workers
+        if self._membership.epoch is None:
+            most = self._job.workers
+        for slot in range(most):
+            if slot not in used and self._stillborn.get(slot, 0) < _STILLBORN_LIMIT:
+                self._start(slot)
+
+    def _must_wait_for_others(self) -> bool:
+        """Whether the others need the processors: the start of a process takes seconds of them, and they recover."""
+        needed = self._membership.epoch is None or self._membership.missing > 0
+        recovering = [one for one in self._members.values() if one.has_arrived and not one.has_stepped]
+        if not recovering or needed:
+            self._recovering_since = None
+            return False
+        self._recovering_since = self._recovering_since or time.monotonic()
+        return time.monotonic() - self._recovering_since < _RECOVERING_SECONDS
+
+    _recovering_since: float | None = None

@@ -1,0 +1,126 @@
+"""Snapshots in host memory: exact state, no wait for the devices, safe from donation, and sent to another worker."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.checkpoint import Checkpoint
+from mirrored.checkpoint.leaves import Saved
+from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.memory import AllComponents, begin_snapshot, restore_snapshot
+from mirrored.elastic.snapshots import Snapshots, _packed, _unpacked
+
+
+def program():
+    strategy = mr.MirroredStrategy(num_replicas=4, devices=["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w = mr.Variable(np.arange(3, dtype=np.float32), name="w")
+        metric = mr.Variable(
+            np.float32(0),
+            trainable=False,
+            synchronization=mr.VariableSynchronization.ON_READ,
+            aggregation=mr.VariableAggregation.SUM,
+        )
+    checkpoint = Checkpoint(w=w, metric=metric, step=0)
+
+    @mr.function
+    def step():
+        def replica():
+            metric.assign_add(0.1 * (1 + mr.get_replica_context().replica_id_in_sync_group))
+            w.assign(mr.get_replica_context().all_reduce("MEAN", w.read_value() * 1.5))
+
+        strategy.run(replica)
+
+    return checkpoint, step
+
+
+def components(metric):
+    return np.asarray(metric.stored()).tobytes()
+
+
+def test_a_snapshot_has_the_state_of_its_step_although_later_steps_donate_the_buffers():
+    checkpoint, step = program()
+    step()
+    checkpoint.step = 1
+    w, metric = checkpoint.w.numpy().copy(), components(checkpoint.metric)
+    pending = begin_snapshot(checkpoint)
+    step()
+    step()
+    checkpoint.step = 3
+    manifest = pending.finish()
+    restore_snapshot(checkpoint, manifest)
+    assert checkpoint.step == 1
+    np.testing.assert_array_equal(checkpoint.w.numpy(), w)
+    assert components(checkpoint.metric) == metric, "the component of every replica is restored, not a share of the sum"
+
+
+def test_a_snapshot_restores_the_objects_of_another_call_and_what_they_create_later():
+    first, step = program()
+    step()
+    optimizer = mr.optimizers.Adam(0.1)
+    first.optimizer = optimizer
+    optimizer.apply_gradients([(jnp.ones(3), first.w)])
+    manifest = begin_snapshot(first).finish()
+    second, _ = program()
+    second.optimizer = mr.optimizers.Adam(0.1)
+    restore_snapshot(second, manifest)
+    assert components(second.metric) == components(first.metric)
+    for mine, theirs in zip(second.optimizer.variables, optimizer.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_other_state_than_before_is_an_error():
+    checkpoint, _ = program()
+    manifest = begin_snapshot(checkpoint).finish()
+    with pytest.raises(mr.errors.CheckpointMismatchError):
+        restore_snapshot(Checkpoint(w=mr.Variable(np.zeros(5, np.float32))), manifest)
+
+
+def test_a_snapshot_keeps_its_bits_on_the_way_to_another_worker():
+    leaves = {
+        "scalar": Saved("array", (), "float32", np.float32(1 / 3)),
+        "half": Saved("array", (2,), "bfloat16", np.asarray(jnp.asarray([1.5, -0.0], jnp.bfloat16))),
+        "empty": Saved("array", (0, 3), "int32", np.zeros((0, 3), np.int32)),
+        "nan": Saved("array", (1,), "float64", np.array([np.nan])),
+        "parts": AllComponents("components", (), "float32", np.arange(4, dtype=np.float32)),
+        "step": Saved("number", value=7),
+        "data": Saved("position", value={"reader": {"__tuple__": [1, None]}}),
+    }
+    manifest = _unpacked(*_packed(Manifest(leaves, {"a": "scalar"}, {"optimizer": [["half"]]})))
+    assert (manifest.aliases, manifest.groups) == ({"a": "scalar"}, {"optimizer": [["half"]]})
+    for name, saved in leaves.items():
+        got = manifest.leaves[name]
+        assert (type(got), got.kind, got.shape, got.dtype) == (type(saved), saved.kind, saved.shape, saved.dtype)
+        if saved.is_array:
+            assert np.shape(got.value) == np.shape(saved.value)
+            assert np.asarray(got.value).tobytes() == np.asarray(saved.value).tobytes()
+        else:
+            assert got.value == saved.value
+
+
+def test_the_newest_snapshots_are_kept_and_failed_ones_are_not():
+    done = []
+    snapshots = Snapshots(done.append)
+
+    class Step:
+        def __init__(self, fails):
+            self.fails = fails
+
+        def wait(self):
+            """The devices are done."""
+
+        def finish(self):
+            if self.fails:
+                raise RuntimeError("Gloo all-reduce failed")
+            return Manifest({}, {}, {})
+
+    for step in range(0, 60, 10):
+        snapshots.add(step, Step(fails=step == 40))
+    snapshots.settle()
+    assert snapshots.steps == [20, 30, 50]
+    assert done == [0, 10, 20, 30, 50]
+    snapshots.forget_all_but(30)
+    assert snapshots.steps == [30]
