@@ -95,7 +95,7 @@ def test_programs_of_the_commands_exist():
 
 
 def test_the_recording_shows_commands_of_the_readme_and_needs_no_network():
-    figure = (ROOT / "docs" / "figures" / "first_training.svg").read_text(encoding="utf-8")
+    figure = (ROOT / "docs" / "recordings" / "first_training.svg").read_text(encoding="utf-8")
     assert set(re.findall(r"https?://[^\s\"<]+", figure)) <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
     shown = re.sub(r"<[^>]*>", "", figure).replace("&#160;", " ")
     for command in recording.COMMANDS:

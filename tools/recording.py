@@ -1,4 +1,4 @@
-"""Draws docs/figures/first_training.svg: a terminal in which a first training runs, with the real output.
+"""Draws docs/recordings/first_training.svg: a terminal in which a first training runs, with the real output.
 
     python tools/recording.py
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "first_training.svg"
+FIGURE = Path(__file__).parents[1] / "docs" / "recordings" / "first_training.svg"
 COMMANDS = (
     "mirrored new spirals",
     "mirrored run --workers 2 --replicas-per-worker 2 spirals/train.py",
