@@ -85,6 +85,10 @@ class ThreadingOptions:
     Attributes:
         max_intra_op_parallelism: Ignored.
         private_threadpool_size: Ignored.
+
+    Example:
+        >>> options = Options()
+        >>> options.threading.private_threadpool_size = 4
     """
 
     max_intra_op_parallelism: int | None = None
@@ -92,7 +96,12 @@ class ThreadingOptions:
 
 
 class AutotuneAlgorithm(enum.IntEnum):
-    """Enum of the algorithms of `AutotuneOptions`, with TensorFlow's numbers; they have no effect here."""
+    """Enum of the algorithms of `AutotuneOptions`, with TensorFlow's numbers; they have no effect here.
+
+    Example:
+        >>> AutotuneAlgorithm.HILL_CLIMB.value
+        1
+    """
 
     DEFAULT = 0
     HILL_CLIMB = 1
@@ -112,6 +121,10 @@ class AutotuneOptions:
         autotune_algorithm: Ignored.
         initial_parallelism: Ignored.
         min_parallelism: Ignored.
+
+    Example:
+        >>> options = Options()
+        >>> options.autotune.autotune_algorithm = AutotuneAlgorithm.HILL_CLIMB
     """
 
     enabled: bool | None = None
@@ -141,6 +154,10 @@ class OptimizationOptions:
         parallel_batch: Ignored.
         seq_interleave_prefetch: Ignored.
         shuffle_and_repeat_fusion: Ignored.
+
+    Example:
+        >>> options = Options()
+        >>> options.experimental_optimization.map_fusion = True
     """
 
     apply_default_optimizations: bool | None = None
