@@ -37,7 +37,7 @@ def result(name: str, devices: int, replicas: int, mode: str) -> Any:
     return PROGRAMS[name](strategy, compile_)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("name", "devices", "replicas", "mode"), CASES)
 def test_an_uneven_layout_gives_the_results_of_one_device(name, devices, replicas, mode):
     found, wanted = (result(name, count, replicas, mode) for count in (devices, 1))
