@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from mirrored import data
 from mirrored.tf._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ def _is_ours(dataset: object) -> bool:
 def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
     """Returns the examples, and the size of the batches that they came in; None without batches."""
     if _is_ours(dataset):
-        from mirrored.data.pipeline.transformations import Batched
-
-        batch_size = dataset._node.size if isinstance(dataset._node, Batched) else None
+        transformations = sys.modules["mirrored.data.pipeline.transformations"]  # loaded with the class of datasets
+        batch_size = dataset._node.size if isinstance(dataset._node, transformations.Batched) else None
         return list(dataset if batch_size is None else dataset.unbatch()), batch_size
     if isinstance(dataset, np.ndarray):
         return list(dataset), None
@@ -80,6 +80,5 @@ def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
 
 
 def _dataset_of(examples: list[Any]) -> Dataset:
-    from mirrored.data import Dataset  # loads the pipelines, which `tf.keras` alone does not need
-
-    return Dataset.from_tensor_slices(jax.tree.map(lambda *leaves: np.stack(leaves), *examples)).prefetch()
+    # The attribute loads the pipelines, which `tf.keras` alone does not need.
+    return data.Dataset.from_tensor_slices(jax.tree.map(lambda *leaves: np.stack(leaves), *examples)).prefetch()
