@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
     from mirrored.variables.variable import Variable
 
-
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
 # Provenance in eager runs: a leaf of the result is one plain value if all replicas return the same Python object, else
@@ -53,8 +52,7 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 #   of one original, the leaf is the original.
 # - `_separated`: arrays that count as each replica's own (results of an all-reduce, components of variables), although
 #   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
-# - `_outer`, with several processes: data from outside the run. Other data may differ on another process, so such a
-#   leaf is a `PerReplica`.
+# - `_outer`, with several processes: data from outside the run. Leaves of other data, which may differ, are `PerReplica`.
 
 carry(lambda: excuse)
 
