@@ -194,6 +194,24 @@ def test_an_exception_of_the_program_ends_the_job_and_is_not_retried(start):
     assert text.count("called") == 2, "once per worker"
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_all_workers_are_killed_at_once_and_replacements_train(start, workers):
+    job = start("LAST = 2" + TRAIN, workers=workers)
+    job.read_until(r"step 7 1")
+    for pid in [job.pid(slot) for slot in range(workers)]:
+        os.kill(pid, signal.SIGKILL)
+    job.read_until(r"was killed by SIGKILL.*continues? from the beginning")
+    assert job.end() == 0
+    assert job.results() == {undisturbed(40) + "\n"}
+
+
+@pytest.mark.slow
+def test_a_function_that_returns_early_on_a_worker_is_named(start):
+    early = 'if os.environ["MIRRORED_ELASTIC"] == "1" and checkpoint.step == 7:\n            return\n        step('
+    job = start("LAST = 2" + TRAIN.replace("step(", early, 1).replace("train(40)", "train(400)"), workers=2)
+    job.read_until(r"the training function has returned on worker 1, and not yet on worker 0")
+
+
 @pytest.mark.slow
 def test_a_stopped_worker_is_excluded_and_killed(start):
     job = start("LAST = 9" + TRAIN.replace("train(40)", "train(400)"), "--min-workers", "1", workers=2)

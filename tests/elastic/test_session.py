@@ -43,6 +43,14 @@ def test_the_number_of_steps_between_snapshots_is_checked(every):
         elastic.run(snapshot_every=every)
 
 
+def test_a_process_calls_an_elastic_function_once(monkeypatch):
+    from mirrored.elastic import session
+
+    monkeypatch.setattr(session._Running, "has_run", True)
+    with pytest.raises(mr.errors.ContextError, match="put all phases of the training into one function"):
+        session._begin()
+
+
 def test_commit_needs_resume_and_resume_comes_once():
     @elastic.run
     def train(session):

@@ -17,6 +17,7 @@ SEVERAL = {
     "mirrored run": {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "a:2"]}, "task": TASK})},
     "chief and worker": {"TF_CONFIG": json.dumps({"cluster": {"chief": ["a:1"], "worker": "a:2"}, "task": TASK})},
     "Open MPI": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
+    "mirrored run --elastic": {"MIRRORED_ELASTIC": "1"},
     "MPICH": {"PMI_SIZE": "2", "PMI_RANK": "1"},
     "MVAPICH": {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"},
     "torchrun": {"WORLD_SIZE": "2", "RANK": "1"},

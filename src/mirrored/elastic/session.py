@@ -151,7 +151,7 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None 
     The state and the examples of each step count exactly once. Side effects of Python (prints, logs) of the steps after
     the newest snapshot happen again.
 
-    Context: the main thread of every worker, before JAX's first operation; one such function runs at a time.
+    Context: the main thread of every worker, before JAX's first operation, once per process.
 
     Args:
         train: The training function.
@@ -163,7 +163,7 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None 
 
     Raises:
         ArgumentError: `snapshot_every` is less than 1.
-        ContextError: At the call: JAX has started already, or another such function runs.
+        ContextError: At the call: JAX has started already, or another such function runs or has returned.
 
     Example:
         >>> import mirrored as mr
@@ -207,7 +207,7 @@ def _decorator(every: int | None) -> Callable[[Callable[..., T]], Callable[..., 
             try:
                 return _Worker(every).run(lambda session: train(session, *args, **kwargs))
             finally:
-                _Running.is_running = False
+                _Running.is_running, _Running.has_run = False, True
 
         return call
 
@@ -215,7 +215,7 @@ def _decorator(every: int | None) -> Callable[[Callable[..., T]], Callable[..., 
 
 
 class _Running:
-    is_running = False
+    is_running = has_run = False
     link: Link | None = None
 
 
@@ -225,7 +225,15 @@ def _begin() -> None:
             "elastic.run",
             found="another elastic training function runs",
             rule="one elastic training function can run at a time",
-            remedy="call one after the other",
+            remedy="put all phases of the training into one function",
+        )
+    if _Running.has_run:
+        raise ContextError(
+            "elastic.run",
+            found="an elastic training function has returned in this process",
+            rule="a process calls an elastic training function once: a replacement of a lost worker would repeat the "
+            "first call while the others are in the second one",
+            remedy="put all phases of the training into one function, with the phase in its Checkpoint",
         )
     if distributed.has_devices():
         raise ContextError(

@@ -22,6 +22,8 @@ _EARLY_SECONDS: Final = 5.0
 _STILLBORN_LIMIT: Final = 3
 # How long the replacement of lost workers waits at most for the next step of the others.
 _RECOVERING_SECONDS: Final = 10.0
+# How long after the first training functions have returned the launcher says on which workers they have not.
+_RETURNED_SECONDS: Final = 10.0
 # How long a member may take to leave its epoch: it may be compiling, or computing in Python.
 _LEAVING_SECONDS: Final = 120.0
 
@@ -60,6 +62,7 @@ class ElasticSupervisor(Supervisor):
         self._services: list[Any] = []
         self._cause = ""
         self._changing_since: float | None = None
+        self._returned_at: dict[WorkerKey, float] = {}  # when the training function has returned, in this epoch
         failure: Failure | None = None
         try:
             for slot in range(self._job.workers):
@@ -95,9 +98,30 @@ class ElasticSupervisor(Supervisor):
             failure = self._signalled() or self._failed_program(asking) or self._remove_lost() or self._kill_silent()
             if failure is not None:
                 return failure
-            if not self._members or (self._membership.has_ended and self._all_succeeded()):
-                return None if self._succeeded() else Failure("all workers have ended", 1)
             self._replace_lost()
+            if not self._members or (self._membership.has_ended and self._all_succeeded()):
+                return None if self._succeeded() else self._without_workers()
+            self._say_who_has_returned()
+
+    def _without_workers(self) -> Failure:
+        if self._terminated_at is not None:
+            return Failure("all workers ended after SIGTERM, before the training was finished", 128 + signal.SIGTERM)
+        return Failure(f"{self._cause}; no worker is left" if self._cause else "all workers have ended", 1)
+
+    def _say_who_has_returned(self) -> None:
+        """Says once per epoch that some training functions have returned and others run on, perhaps for ever."""
+        if not self._returned_at or self._membership.has_ended:
+            return
+        if time.monotonic() - max(self._returned_at.values()) < _RETURNED_SECONDS:
+            return
+        done = ", ".join(str(slot) for slot, _ in sorted(self._returned_at))
+        members = set() if self._membership.epoch is None else set(self._membership.epoch.members)
+        others = ", ".join(str(slot) for slot, _ in sorted(members - self._returned_at.keys()))
+        self._output.say(
+            f"the training function has returned on worker {done}, and not yet on worker {others}: all workers must "
+            "execute the same steps"
+        )
+        self._returned_at.clear()
 
     def _all_succeeded(self) -> bool:
         epoch = self._membership.epoch
@@ -134,6 +158,7 @@ class ElasticSupervisor(Supervisor):
             case "snapshot":
                 return self._join(self._membership.has_snapshot(key, epoch, message["step"]))
             case "done":
+                self._returned_at[key] = time.monotonic()
                 return self._membership.done(key, epoch)
             case "stepped":
                 member.has_stepped = True
@@ -186,6 +211,7 @@ class ElasticSupervisor(Supervisor):
         if count > 1:
             self._services.append(recovery.serve(addresses[0], count, self._heartbeat_seconds))
         self._lost_ports = ()
+        self._returned_at.clear()
         for rank, key in enumerate(epoch.members):
             self._tell(
                 key, kind="begin", epoch=epoch.number, rank=rank, addresses=addresses, coordinator=addresses[0],
@@ -247,6 +273,7 @@ class ElasticSupervisor(Supervisor):
         self._reaper.remove(member.worker.group)
         self._workers.remove(member.worker)
         del self._members[key]
+        self._returned_at.pop(key, None)
         if member.port is not None:
             self._lost_ports = (*self._lost_ports, member.port)
         if not member.has_arrived:

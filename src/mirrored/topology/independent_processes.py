@@ -76,7 +76,7 @@ def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidenc
     for launcher, size, rank in _LAUNCHERS:
         if _number(environment, size) > 1 and rank in environment:
             return _evidence(launcher, environment, size, rank)
-    return _slurm(environment) or _kubernetes(environment)
+    return _elastic(environment) or _slurm(environment) or _kubernetes(environment)
 
 
 def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: str) -> Evidence:
@@ -84,6 +84,14 @@ def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: st
         f"process {environment[rank]} of {environment[size]} ({size}={environment[size]}, {rank}={environment[rank]})"
     )
     return Evidence(launcher, f"{launcher}: {text}")
+
+
+def _elastic(environment: Mapping[str, str]) -> Evidence | None:
+    """Detects a worker of an elastic job outside of the training function, which alone knows the other workers."""
+    if not settings.ELASTIC.is_set(environment):
+        return None
+    number = f"worker {environment[settings.ELASTIC.name]} ({settings.ELASTIC.name})"
+    return Evidence("mirrored run --elastic", f"mirrored run --elastic: {number}, outside of an elastic.run function")
 
 
 def _slurm(environment: Mapping[str, str]) -> Evidence | None:
