@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import os
 import socket
 import sys
@@ -33,9 +34,12 @@ from mirrored._jax.private import distributed as _distributed
 from mirrored._jax.private import jaxlib as _jaxlib
 from mirrored._jax.private import xla_bridge as _xla_bridge
 from mirrored._threads import start
+from mirrored.errors import ContextError
 
 _SHUTDOWN_SECONDS: Final = 2
 _POLL_SECONDS: Final = 0.002
+_BACKEND_ATTEMPTS: Final = 3
+_log: Final = logging.getLogger("mirrored.elastic")
 # The caches of these packages contain arrays, meshes and programs of the devices; those of other packages do not.
 _CACHES: Final = ("mirrored.collectives", "mirrored.strategies", "mirrored.variables", "mirrored._jax.arrays")
 
@@ -93,10 +97,31 @@ def adopt(client: Any, address: str, num_processes: int, index: int) -> None:
 def make_backend() -> list[jax.Device]:
     """Makes the backends of this process, for which it exchanges the topology with all others; blocks until then.
 
+    A backend that another thread has made before `adopt` has only the devices of this process, and the other processes
+    would wait for this one for ever. It is removed, and the next one belongs to the job.
+
     Returns:
         The devices of all processes, in the order of processes.
+
+    Raises:
+        ContextError: There is still a backend that does not belong to the job.
     """
-    return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    state = _distributed.global_state
+    wanted = (int(state.num_processes or 1), int(state.process_id or 0))
+    for _ in range(_BACKEND_ATTEMPTS):
+        devices = jax.devices()
+        found = (jax.process_count(), jax.process_index())
+        if found == wanted:
+            return sorted(devices, key=lambda device: (device.process_index, device.id))
+        _log.warning("another thread used JAX while the workers changed: the devices that it made are removed")
+        _remove_backends()
+    raise ContextError(
+        "elastic.run",
+        found=f"while this process joined a job as process {wanted[1]} of {wanted[0]}, another thread used JAX, which "
+        f"made devices for process {found[1]} of {found[0]}",
+        rule="while the workers of an elastic job change, no thread may use JAX except that of the training function",
+        remedy="keep NumPy arrays in that thread, or let the training function stop it before session.commit()",
+    )
 
 
 def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index: int) -> np.ndarray[Any, Any]:
@@ -147,6 +172,11 @@ def leave(held: Callable[[object], object] | None = None) -> None:
         held([dict(_xla_bridge._backends), state.client])
     state.client = state.service = state.preemption_sync_manager = None
     state.num_processes, state.process_id, state.coordinator_address = 1, 0, None
+    _remove_backends()
+
+
+def _remove_backends() -> None:
+    """Removes the backends, programs and traces of this process."""
     for module in [one for name, one in list(sys.modules.items()) if name.startswith(_CACHES)]:
         for value in list(vars(module).values()):
             if callable(getattr(value, "cache_clear", None)):

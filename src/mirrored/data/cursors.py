@@ -9,6 +9,7 @@ import jax
 
 from mirrored._jax.arrays import frozen
 from mirrored.data.calling import no_end
+from mirrored.data.closing import close_each, close_iterator, close_or_leave, closed_meanwhile
 from mirrored.data.elements import Element, concatenated
 from mirrored.data.placement import batch_size
 from mirrored.errors import InputError
@@ -107,9 +108,13 @@ class IterableCursor:
         self._count = 0
 
     def __next__(self) -> Element:
-        if self._iterator is None:
-            self._iterator = self._begin()
-        value = next(self._iterator)
+        iterator = self._iterator
+        if iterator is None:
+            iterator = self._iterator = self._begin()
+        value = next(iterator)
+        if self._iterator is not iterator:  # another thread has called `close`, and left the iterator to this one
+            close_iterator(iterator)
+            raise closed_meanwhile()
         self._count += 1
         return self._convert(value, self._count - 1)
 
@@ -130,10 +135,8 @@ class IterableCursor:
             self._count = state["count"]
 
     def close(self) -> None:
-        close = getattr(self._iterator, "close", None)
-        self._iterator = None
-        if close is not None:
-            close()
+        iterator, self._iterator = self._iterator, None
+        close_or_leave(iterator)
 
 
 class SequenceCursor:
@@ -287,14 +290,14 @@ class InterleaveCursor:
         self._ended = state["ended"]
 
     def _close_slots(self) -> None:
-        for slot in self._slots:
-            if slot is not None:
-                slot[2].close()
-        self._slots = [None] * len(self._slots)
+        slots, self._slots = self._slots, [None] * len(self._slots)
+        close_each(slot[2] for slot in slots if slot is not None)
 
     def close(self) -> None:
-        self._close_slots()
-        self._inputs.close()
+        try:
+            self._close_slots()
+        finally:
+            self._inputs.close()
 
 
 class RebatchCursor:

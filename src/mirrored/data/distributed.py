@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from mirrored._typing import PyTree
 from mirrored.data.calling import function_seconds
-from mirrored.data.feed import Feed, FeedItem, InputStats, close_at_exit, warn_exhausted
+from mirrored.data.feed import Feed, FeedItem, InputStats, StopFlag, close_at_exit, warn_exhausted
 from mirrored.data.input_options import InputOptions
 from mirrored.data.options import Optional
 from mirrored.data.placement import Placer
@@ -68,12 +68,14 @@ class DistributedIterator:
         close_at_exit(self._feed)
 
     def _new_feed(self) -> Feed:
-        reader, placer, stats = self._reader, self._placer, self._stats
+        reader, placer, stats, stop = self._reader, self._placer, self._stats, StopFlag()
 
         # The closure captures the parts, not self: the input thread must not keep a dropped iterator alive.
         def produce() -> FeedItem:
             start, in_functions = time.perf_counter(), function_seconds()
             read, examples = reader.read()
+            if stop.is_set:  # the devices may belong to an earlier epoch of an elastic job
+                raise StopIteration
             done, mapped = time.perf_counter(), function_seconds() - in_functions
             value = reader.place(placer, read)
             stats.map_seconds += mapped
@@ -82,7 +84,7 @@ class DistributedIterator:
             return FeedItem(value, examples, reader.get_state())
 
         ahead = self._options.ahead(placer.num_replicas)
-        return Feed(produce, reader.close, ahead, stats, self._options.stall_seconds)
+        return Feed(produce, reader.close, ahead, stats, self._options.stall_seconds, stop)
 
     def __iter__(self) -> DistributedIterator:
         if self._done == "ended":

@@ -19,11 +19,12 @@ import warnings
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import start
+from mirrored.data.closing import Closeable
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 # Timing statistics of an input pipeline.
@@ -117,7 +118,10 @@ WORKER_PAYS_SECONDS: Final = 0.0005
 _SURELY_SLOW_SECONDS: Final = 0.004
 _EVIDENCE: Final = 8
 _JOIN_SECONDS: Final = 5.0
+_SHORTEST_JOIN_SECONDS: Final = 0.2
 _THREAD_NAME: Final = "mirrored-input"
+_CLOSING_THREAD_NAME: Final = "mirrored-closing"
+_CLOSE_FAILED: Final = "a source of input data raised an exception when it was closed"
 
 
 @dataclasses.dataclass(slots=True)
@@ -138,6 +142,13 @@ class FeedItem:
     error: BaseException | None = None
 
 
+@dataclasses.dataclass(slots=True)
+class StopFlag:
+    """Whether a `Feed` is closed, for the function that produces its items."""
+
+    is_set: bool = False
+
+
 class Feed:
     """A prefetch queue: produces batches on the devices before the training loop requests them.
 
@@ -147,6 +158,7 @@ class Feed:
         ahead: Number of items to keep ready.
         stats: Statistics to which times are added.
         stall_seconds: A longer wait for an item is logged as a warning.
+        stop: Set by `close`. An input thread that returns from the source afterwards must not use the devices.
     """
 
     def __init__(
@@ -156,6 +168,7 @@ class Feed:
         ahead: int,
         stats: InputStats,
         stall_seconds: float,
+        stop: StopFlag | None = None,
     ) -> None:
         self._produce, self._close_source, self._ahead = produce, close_source, ahead
         self._stats, self._stall_seconds = stats, stall_seconds
@@ -170,7 +183,8 @@ class Feed:
         self._has_room: SimpleQueue[None] = SimpleQueue()
         self._uses_worker = self._was_started = False
         self._worker: threading.Thread | None = None  # set by the input thread
-        self._stopped = self._ended = False
+        self._stop = StopFlag() if stop is None else stop
+        self._ended = False
         self._slow = 0
         self._watch = StallWatch(stats)
 
@@ -244,21 +258,32 @@ class Feed:
         if not self._is_first("work"):  # the interrupted start and the repeated one have each launched a thread
             return
         self._worker = threading.current_thread()
-        while True:
-            while not self._stopped and len(self._ready) >= self._ahead:
-                self._has_room.get()
-            if self._stopped:
-                return
+        self._produce_all()
+        if not self._is_first("end"):  # `close` has left the source to this thread
             try:
-                item = self._produce()
-            except BaseException as error:  # the training loop raises it, with its traceback
-                item = FeedItem(error=error)
+                self._close_source()
+            except Exception:
+                log.warning("%s", _CLOSE_FAILED, exc_info=True)
+
+    def _produce_all(self) -> None:
+        while True:
+            while not self._stop.is_set and len(self._ready) >= self._ahead:
+                self._has_room.get()
+            item = None if self._stop.is_set else self._next_item()
+            if item is None or self._stop.is_set:  # what a stopped feed gets from its source is discarded
+                return
             if item.error is not None:
                 self._ended = True
             self._ready.append(item)
             _signal(self._arrived)
             if item.error is not None:
                 return
+
+    def _next_item(self) -> FeedItem:
+        try:
+            return self._produce()
+        except BaseException as error:  # the training loop raises it, with its traceback
+            return FeedItem(error=error)
 
     def _from_worker(self) -> FeedItem:
         self._drop_given()
@@ -288,24 +313,22 @@ class Feed:
             self._ready.popleft()
 
     def _report_stall(self) -> None:
-        ident = None if self._worker is None else self._worker.ident
-        frame = None if ident is None else sys._current_frames().get(ident)
-        where = "".join(traceback.format_stack(frame, limit=3)) if frame is not None else "  (it has ended)\n"
         log.warning(
             "the step has waited more than %.1f s for the next batch (so far: %s); the input thread is at\n%s",
             self._stall_seconds,
             self._stats.breakdown(),
-            where,
+            _place_of(self._worker),
         )
 
     def close(self) -> None:
         """Stops the input thread, waits at most 5 s for its end, and closes the dataset that it reads.
 
-        A source from which the thread still reads stays open.
+        A source from which the thread still reads is closed by the thread once it returns, and what it returns is
+        discarded.
         """
         if not self._is_first("close"):
             return
-        self._stopped = self._ended = True
+        self._stop.is_set = self._ended = True
         self._ready.clear()
         _signal(self._has_room)
         worker = self._worker
@@ -313,13 +336,21 @@ class Feed:
         runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
         if worker is not None and runs and not sys.is_finalizing():
             worker.join(_JOIN_SECONDS)
-            if worker.is_alive():
+            if worker.is_alive() and self._is_first("end"):
                 log.warning(
-                    "the input thread did not stop within %.0f s: the source does not return, its files stay open",
+                    "the input thread did not stop within %.0f s: the source stays open until it returns from\n%s",
                     _JOIN_SECONDS,
+                    _place_of(worker),
                 )
                 return
         self._close_source()
+
+
+def _place_of(thread: threading.Thread | None) -> str:
+    """Returns the innermost lines that a thread executes."""
+    ident = None if thread is None else thread.ident
+    frame = None if ident is None else sys._current_frames().get(ident)
+    return "".join(traceback.format_stack(frame, limit=3)) if frame is not None else "  (it has ended)\n"
 
 
 def _signal(event: SimpleQueue[None]) -> None:
@@ -329,12 +360,6 @@ def _signal(event: SimpleQueue[None]) -> None:
 
 
 # All dataset iterators: closing at interpreter exit, and a warning about exhausted iterators.
-
-
-class Closeable(Protocol):
-    """Protocol of objects with a method `close` that releases their threads or files."""
-
-    def close(self) -> None: ...
 
 
 _open: weakref.WeakSet[Closeable] = weakref.WeakSet()
@@ -350,11 +375,36 @@ def close_at_exit(resource: Closeable) -> None:
 
 @atexit.register
 def _close_all() -> None:
+    """Closes all resources; an exception of one is logged, and the others are closed nevertheless."""
     for resource in list(_open):
+        _close(resource)
+
+
+def _close(resource: Closeable) -> None:
+    try:
         resource.close()
+    except Exception:  # of the program: a generator's `finally`, or the method `close` of an iterator
+        log.warning("%s: %r", _CLOSE_FAILED, resource, exc_info=True)
 
 
-distributed.on_leave(_close_all)
+@distributed.on_leave
+def _close_all_in_time() -> None:
+    """Closes all resources like `_close_all`, and leaves those to a thread that do not close in time.
+
+    Grain waits without a timeout for its threads, which may wait for slow storage, and the other workers of an elastic
+    job wait for this one.
+    """
+    deadline = time.monotonic() + 2 * _JOIN_SECONDS
+    for resource in list(_open):
+        closing = threading.Thread(target=_close, args=(resource,), name=_CLOSING_THREAD_NAME, daemon=True)
+        start(closing)
+        closing.join(max(_SHORTEST_JOIN_SECONDS, deadline - time.monotonic()))
+        if closing.is_alive():
+            log.warning(
+                "%r does not close: it stays open until its source returns from\n%s", resource, _place_of(closing)
+            )
+
+
 # In a forked child the threads of these resources do not exist, so `close` would wait for them indefinitely.
 in_forked_children(_open.clear)
 

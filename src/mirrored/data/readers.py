@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import owned
+from mirrored.data.closing import close_each
 from mirrored.data.cursors import beyond_end, read_again
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
@@ -370,8 +371,7 @@ class ElementsInTurn:
 
     def close(self) -> None:
         """Closes the iterators over the datasets."""
-        for cursor in self._cursors:
-            cursor.close()
+        close_each(self._cursors)
 
 
 def _has_scalars(element: Element) -> bool:

@@ -296,8 +296,8 @@ class _Worker:
     def _connect(self, joining: recovery.Abandonable, place: Place) -> None:
         address, count, rank = place.coordinator, place.num_workers, place.rank
         client = recovery.connect(address, count, rank, HEARTBEAT_SECONDS.read(), _CONNECT_SECONDS)
-        joining.enter(lambda: recovery.adopt(client, address, count, rank), must_finish=True)
         with self._link.sockets.observe():
+            joining.enter(lambda: recovery.adopt(client, address, count, rank), must_finish=True)
             devices = recovery.make_backend()
         joining.enter(self._link.joined)
         # The first collective connects all processes, which takes until a timeout if one of them is lost.

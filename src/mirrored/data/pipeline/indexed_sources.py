@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty
 from mirrored._typing import PyTree
+from mirrored.data.closing import close_each
 from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -231,8 +232,7 @@ class _ChoiceCursor:
 
     def close(self) -> None:
         """Closes the iterators of the choices and of all mixed datasets."""
-        for reading in (self._choices, *self._members):
-            reading.close()
+        close_each((self._choices, *self._members))
 
 
 class ByWeight:

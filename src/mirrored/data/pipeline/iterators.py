@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
+from mirrored.data.closing import closed_meanwhile
 from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
@@ -83,7 +84,7 @@ class DatasetIterator:
         self._outline = _outline(node)
         self._reading: Any = None
         self._end: Any = None
-        self._closed = False
+        self._closed = self._waits = False
         self._count = 0
 
     def __iter__(self) -> DatasetIterator:
@@ -95,11 +96,10 @@ class DatasetIterator:
         note_iteration()
         if self._end is not None:
             raise stop_iteration(self._ended)
-        cursor = self._cursor()
         try:
-            element = next(cursor)
+            element = self._read()
         except StopIteration:
-            self._end = cursor.get_state()
+            self._end = self._cursor().get_state()
             self._release()
             raise stop_iteration(self._ended) from None
         except Exception:
@@ -107,6 +107,19 @@ class DatasetIterator:
             raise
         self._count += 1
         return self._hand_out(element)
+
+    def _read(self) -> Element:
+        # `close` of another thread sets `_closed` before it looks at `_waits`, so one of the two threads releases.
+        self._waits = True
+        try:
+            element = next(self._cursor())
+        finally:
+            self._waits = False
+            if self._closed:
+                self._release()
+        if self._closed:
+            raise closed_meanwhile()
+        return element
 
     def get_next(self) -> Any:
         """Returns the next element of the dataset.
@@ -247,9 +260,13 @@ class DatasetIterator:
         self._continues = True
 
     def close(self) -> None:
-        """Stops the iterator's threads and closes its files; repeated calls have no effect."""
+        """Stops the iterator's threads and closes its files; repeated calls have no effect.
+
+        If another thread waits for an element, that thread does it when it has got the element, and gets an InputError.
+        """
         self._closed = True
-        self._release()
+        if not self._waits:
+            self._release()
 
     def _cursor(self) -> Any:
         if self._closed:
@@ -266,9 +283,9 @@ class DatasetIterator:
         return self._reading
 
     def _release(self) -> None:
-        if self._reading is not None:
-            self._reading.close()
-            self._reading = None
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.close()
 
     def __enter__(self) -> DatasetIterator:
         return self

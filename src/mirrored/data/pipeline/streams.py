@@ -96,6 +96,9 @@ class _Noting:
     def __iter__(self) -> _Noting:
         return self
 
+    def __repr__(self) -> str:
+        return repr(self._iterator)
+
     def __next__(self) -> Any:
         try:
             value = next(self._iterator)
