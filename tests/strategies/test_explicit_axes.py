@@ -63,11 +63,15 @@ def test_arguments_of_compiled_functions_too(kind: str) -> None:
     with strategy.scope():
         w = mr.Variable(jnp.ones(4))
     step = mr.function(lambda x: strategy.run(lambda x: (x * w).sum(), args=(x,)))
-    if kind == "replicated":
-        assert [float(part) for part in strategy.local_results(step(ARRAYS[kind]()))] == [6.0, 6.0]
+    # JAX 0.10 reshards sharded arguments of a compiled function; JAX 0.12 raises an error, which the remedy explains.
+    try:
+        results = strategy.local_results(step(ARRAYS[kind]()))
+    except DeviceError as error:
+        assert kind != "replicated"
+        assert "jax.device_put" in str(error)
     else:
-        with pytest.raises(DeviceError, match=r"jax\.device_put"):
-            step(ARRAYS[kind]())
+        assert kind != "more devices"
+        assert [float(part) for part in results] == [6.0, 6.0]
 
 
 def test_arrays_of_other_meshes_are_operands() -> None:
