@@ -117,7 +117,12 @@ def comparable(text: str, folder: Path) -> str:
 def test_programs_in_a_process_of_their_own(name, tmp_path):
     wrong = started([sys.executable, "train.py"], section(name, "Wrong program", "python"), tmp_path)
     assert wrong.returncode == 1
-    assert words(section(name, "Wrong program", "text")) in words(wrong.stderr)
+    # XLA's words and number of bytes differ between versions.
+    expected, found = (
+        re.sub(r"RESOURCE_EXHAUSTED: .*? rule:", "RESOURCE_EXHAUSTED rule:", words(text))
+        for text in (section(name, "Wrong program", "text"), wrong.stderr)
+    )
+    assert expected in found
     right = started([sys.executable, "train.py"], section(name, "Right program", "python"), tmp_path)
     assert right.returncode == 0, right.stderr
 

@@ -228,10 +228,10 @@ def test_all_devices_by_default():
         ({"devices": ["TPU:0"]}, "TPU"),
         ({"devices": "CPU:0"}, "the single device"),
         ({"devices": 2}, "devices=2"),
-        ({"devices": ["CPU:0", "CPU:1"], "num_replicas": 3}, "num_replicas=3 on 2 devices"),
+        ({"devices": ["CPU:0", "CPU:1"], "num_replicas": 1}, "num_replicas=1 on 2 devices"),
         ({"devices": ["CPU:0"], "num_replicas": 0}, "num_replicas=0"),
     ],
-    ids=["twice", "unknown", "kind", "string", "number", "indivisible", "zero"],
+    ids=["twice", "unknown", "kind", "string", "number", "too few", "zero"],
 )
 def test_devices_that_do_not_fit(arguments, message):
     with pytest.raises(DeviceError, match=message):
