@@ -89,6 +89,7 @@ def gradients_of_tape(way: str, layer: Any, strategy: mr.Strategy, x: jax.Array)
     return [np.asarray(gradient) for gradient in found]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients_are_those_of_jax(kind: str, replicas: int) -> None:
