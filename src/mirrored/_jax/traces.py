@@ -130,7 +130,7 @@ def share_identity(trace: Trace) -> None:
 
 
 def parent_of(trace: Any) -> Any:
-    """Returns the parent trace, to which a JAX trace passes primitives on; None if there is none or it is unknown."""
+    """Returns the parent trace, to which a JAX trace forwards primitives, or None if there is no known parent."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 

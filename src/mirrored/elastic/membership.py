@@ -81,7 +81,7 @@ class Membership:
         epoch: The newest epoch; None before the first.
         is_running: Whether its members train. Otherwise the next epoch is being formed.
         has_ended: Whether the training function has returned on all workers, or the job has failed.
-        committed: The newest step of which every member had a snapshot; None if there is none.
+        committed: The newest step of which every member had a snapshot; None before the first.
     """
 
     def __init__(self, first: int, minimum: int = 1, limit: int = UNPRODUCTIVE_LIMIT) -> None:

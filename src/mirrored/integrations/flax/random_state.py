@@ -91,7 +91,7 @@ _doing = threading.local()
 
 
 def borrowed(content: Variable | ReplicaKey) -> Any:
-    """Returns the value that stands for the random state of an NNX variable here; None if there is none.
+    """Returns the value that stands for the random state of an NNX variable here, or None.
 
     Raises:
         ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.
