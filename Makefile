@@ -11,12 +11,13 @@ WORKERS ?= 2
 CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "not slow and not chaos"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test explore soak guarantees guarantees-sources test-slow test-lowest bench bench-quick bench-peers bench-previous \
+.PHONY: help install demo test test-long explore soak guarantees guarantees-sources test-slow test-lowest bench bench-quick bench-peers bench-previous \
   test-gpu-dry-run docs docs-execute docs-test lint format types clean
 
 help:
 	@echo "make demo         trains a convnet on 4 replicas and writes a report to demo_report/ (under 3 minutes)"
-	@echo "make test         runs the test suite (except the tests of make test-slow)"
+	@echo "make test         runs the test suite (under 12 minutes on 2 cores)"
+	@echo "make test-long    runs the longer tests that CI runs, too: tutorials, examples, further cases of large tests"
 	@echo "make test-slow    runs the slow tests: long trainings, chaos, every case of the sampled tests"
 	@echo "make explore      runs the property-based tests with new random examples"
 	@echo "make soak         compares random training programs with single-device JAX for 10 minutes (SEED=1 for others)"
@@ -45,7 +46,10 @@ demo: $(VENV)/.installed-demo
 	$(VENV)/bin/mirrored demo
 
 test: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "not slow and not chaos"
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "not long and not slow and not chaos"
+
+test-long: $(VENV)/.installed-test
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "long and not slow and not chaos"
 
 explore: $(VENV)/.installed-test
 	$(PYTEST) --hypothesis-profile=explore $$(grep -rl "^from hypothesis" tests/*/)

@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,8 +55,9 @@ def _size_bytes(directory: Path) -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks as slow what a sample leaves out; deselects `gpu` where there is no GPU, but for the GPU dry run."""
+    """Marks as slow and long what samples leave out; deselects `gpu` where there is no GPU, but for the GPU dry run."""
     _mark_unsampled(items)
+    _mark_later_cases(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not os.environ.get("GPU_BENCHMARK_DRY_RUN") and jax.default_backend() != "gpu":
         config.hook.pytest_deselected(items=marked)
@@ -89,6 +91,20 @@ def _mark_unsampled(items: list[pytest.Item]) -> None:
         if (one_in or test in begun) and zlib.crc32(item.nodeid.encode()) % (one_in or mark.args[0]):
             item.add_marker("slow")
         begun.add(test)
+
+
+def _mark_later_cases(items: list[pytest.Item]) -> None:
+    """Keeps the first n cases of each test marked ``first(n)``, not counting slow ones; the others are long."""
+    kept: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("first")
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if kept[test] == mark.args[0]:
+            item.add_marker("long")
+        else:
+            kept[test] += 1
 
 
 @pytest.fixture(autouse=True, scope="session")

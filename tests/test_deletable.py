@@ -65,6 +65,7 @@ def test_nothing_else_needs_the_package(package):
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_the_rest_imports_and_trains_without_the_package(tmp_path):
     shutil.copytree(SOURCE, tmp_path / "mirrored", ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
     cases = [",".join([package, *above]) for package, above in DELETABLE.items()]

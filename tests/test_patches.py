@@ -61,6 +61,7 @@ def lines_of(program: str, packages: tuple[str, ...], **environment: str) -> lis
     ("package", "imports"),
     [("keras", "import keras, keras._tf_keras.keras"), ("flax", "from flax import nnx")],
 )
+@pytest.mark.first(1)
 def test_an_empty_scope_changes_what_is_listed_and_disconnect_takes_it_back(package, imports):
     program = f"""
 {imports}
@@ -145,6 +146,7 @@ with mr.OneDeviceStrategy("CPU:0").scope():
 @pytest.mark.sampled(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.long
 def test_the_order_of_imports_does_not_matter(order):
     program = f"{ORDERS[order]}\nprint(type(model.weights[0]).__name__)"
     assert lines_of(program, ("keras",), KERAS_BACKEND="jax") == ["StrategyVariable"]
@@ -189,6 +191,7 @@ except mr.errors.ContextError as error:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_nnx_may_be_imported_inside_the_scope():
     program = """
 import mirrored as mr
@@ -231,6 +234,7 @@ OPENED = {
         pytest.param("deep.py", "another thread", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_a_package_that_imports_nnx_may_be_imported_in_the_scope(module, opened, tmp_path):
     """The first import of NNX in the process; gradients of the model are those of mirrored variables."""
     (tmp_path / module).write_text(MODULES[module])
@@ -259,6 +263,7 @@ print([one for one in sys.meta_path if "mirrored" in type(one).__module__])
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("opened", ["scope", *(pytest.param(one, marks=pytest.mark.slow) for one in list(OPENED)[1:])])
+@pytest.mark.long
 def test_keras_and_equinox_may_be_imported_in_the_scope_by_another_package(opened, tmp_path):
     (tmp_path / "indirect.py").write_text(
         "import equinox, jax, keras\n"
@@ -298,6 +303,7 @@ def test_an_unknown_package_is_named():
         integrations.disconnect("torch")
 
 
+@pytest.mark.long
 def test_a_bridge_may_be_the_first_to_import_its_framework_in_a_scope():
     program = (
         "import mirrored as mr\n"

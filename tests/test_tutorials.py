@@ -17,6 +17,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 @pytest.mark.sampled(3)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.long
 def test_tutorial_runs(path: Path, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MIRRORED_", "XLA_FLAGS"))}
     done = subprocess.run(

@@ -141,6 +141,7 @@ WAYS_TO_BUILD = {
     ],
 )
 @pytest.mark.sampled(4)
+@pytest.mark.first(2)
 def test_an_unbuilt_keras_model_is_restored_when_it_is_built(saved, kind, layout, building):
     if building == "built" and kind == "subclassed":
         building = "called"  # Keras builds such a model by calling it
@@ -173,6 +174,7 @@ def test_the_first_result_is_of_the_restored_weights(saved):
     ],
 )
 @pytest.mark.sampled(4)
+@pytest.mark.first(1)
 def test_the_slots_of_an_optimizer_are_restored_before_its_first_step(saved, kind, layout, compiled):
     path, expected, all_expected = saved[kind]
     strategy, model, optimizer = made(kind, LAYOUTS[layout])

@@ -401,6 +401,7 @@ def test_paths_and_names_in_any_script(tmp_path):
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_of_two_jobs_in_one_folder_one_is_told_and_the_other_one_loses_nothing(tmp_path):
     train = program(TRAIN)
     jobs = [train(tmp_path, 40) for _ in range(2)]
@@ -419,6 +420,7 @@ def test_of_two_jobs_in_one_folder_one_is_told_and_the_other_one_loses_nothing(t
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_many_checkpoints_take_no_more_memory_or_descriptors(tmp_path):
     v = mr.Variable(np.zeros(1000, np.float32))
     manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)

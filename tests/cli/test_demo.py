@@ -34,6 +34,7 @@ def spoilt(findings: Findings, **changes: object) -> Findings:
 
 
 @pytest.mark.timeout(240)  # three trainings and what they compile
+@pytest.mark.long
 def test_demo_shows_everything_and_writes_the_report(tmp_path):
     done = CliRunner().invoke(main, ["demo", "--quick", "--replicas", "2", "--epochs", "1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output

@@ -61,6 +61,7 @@ def test_a_table_reasons_and_a_picture(script, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_figures_for_programs(script):
     result = invoke(
         script, "--replicas", "2,4", "--keep", "global-batch", "--json", "--steps", "1", "--shared", "--", "8"

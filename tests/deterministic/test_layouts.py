@@ -233,6 +233,7 @@ def test_the_gradient_around_a_run_is_that_of_one_device():
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (4, 4), (1, 4), (2, 8)])
 @pytest.mark.sampled(4)
+@pytest.mark.first(2)
 def test_the_second_derivative_around_a_run_is_that_of_one_device(devices, replicas, deterministic, called_as):
     strategy = mr.MirroredStrategy(
         [f"CPU:{i}" for i in range(devices)], num_replicas=replicas, deterministic=deterministic

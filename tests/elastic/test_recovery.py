@@ -158,6 +158,7 @@ def start(tmp_path):
         job.process.wait(10)
 
 
+@pytest.mark.long
 def test_workers_are_killed_and_replaced_and_the_result_has_the_bits_of_an_undisturbed_run(start):
     expected = undisturbed(40)
     # All three workers train again in the third epoch at the latest, and only then the job may run to its end.
@@ -195,6 +196,7 @@ def test_an_exception_of_the_program_ends_the_job_and_is_not_retried(start):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_all_workers_are_killed_at_once_and_replacements_train(start, workers):
     job = start("LAST = 2" + TRAIN, workers=workers)
     job.read_until(r"step 7 1")

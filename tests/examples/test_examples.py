@@ -17,6 +17,7 @@ import mirrored as mr
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib.*"),
 ]

@@ -50,6 +50,7 @@ def _params(cells: list[Cell]) -> list[Any]:
 
 @pytest.mark.parametrize("cell", _params(IN_ONE_PROCESS))
 @pytest.mark.sampled(5)
+@pytest.mark.first(1)
 def test_a_cell_keeps_all_guarantees(cell: Cell) -> None:
     check(cell)
 

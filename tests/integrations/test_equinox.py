@@ -82,6 +82,7 @@ def expected() -> tuple[list[float], Any]:
 @pytest.mark.parametrize(
     ("replicas", "compiled"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow), (4, True)]
 )
+@pytest.mark.first(1)
 def test_training_equals_a_single_device(replicas: int, compiled: bool, expected: Any) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])
     with strategy.scope():

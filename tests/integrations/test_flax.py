@@ -120,6 +120,7 @@ def assert_same(mine: tuple[list[float], Any], theirs: tuple[list[float], Any]) 
     ("how", "replicas"),
     [("nnx", 4), ("pairs", 2), *(pytest.param("nnx", count, marks=pytest.mark.slow) for count in (1, 2))],
 )
+@pytest.mark.first(1)
 def test_compiled_training_equals_a_single_device(how: str, replicas: int, expected: Any) -> None:
     assert_same(train(how, replicas), expected)
 

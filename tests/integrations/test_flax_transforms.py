@@ -132,6 +132,7 @@ def expected() -> dict[str, tuple[list[Any], list[Any]]]:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.first(1)
 def test_replicas_compute_what_nnx_computes(name: str, layout: str, compiled: bool, expected: Any) -> None:
     """All replicas get the same rows: the first draws NNX's numbers, and the others draw their own."""
     devices, replicas = LAYOUTS[layout]

@@ -138,6 +138,7 @@ def on_one_device(name: str) -> tuple[list[Any], list[float]]:
 @DEVICES
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.sampled(11)
+@pytest.mark.first(1)
 def test_declared_state_trains_as_on_one_device(name, devices, compiled):
     strategy = strategy_of(devices)
     state, step = LIBRARIES[name](averaged)
@@ -163,6 +164,7 @@ def test_declared_state_trains_as_on_one_device(name, devices, compiled):
 
 @COMPILED
 @DEVICES
+@pytest.mark.first(1)
 def test_state_on_variables_that_is_updated_functionally(devices, compiled):
     strategy = strategy_of(devices)
     first, step = linen_train_state(averaged)
@@ -214,6 +216,7 @@ def test_a_step_counter_that_is_no_array_is_not_lost_silently():
 
 @COMPILED
 @DEVICES
+@pytest.mark.first(1)
 def test_undeclared_results_that_are_fed_back_are_warned_of(devices, compiled):
     strategy = strategy_of(devices)
     with strategy.scope():

@@ -51,6 +51,7 @@ def test_eager_custom_loop_equals_single_device_keras(kind: str) -> None:
 
 @pytest.mark.parametrize("batch_size", [8, 5], ids=["even", "uneven"])
 @pytest.mark.parametrize("make", [lambda: build("dense"), lambda: with_statistics()], ids=["dense", "batchnorm"])
+@pytest.mark.first(1)
 def test_fit_equals_single_device_keras(make: Callable[[], Any], batch_size: int) -> None:
     histories, weights = [], []
     for replicas in (None, 2):

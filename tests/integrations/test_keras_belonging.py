@@ -136,6 +136,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.first(1)
 def test_an_optimizer_that_is_made_outside_of_the_scope_makes_one_step_per_run(made, built, compiled, replicas) -> None:
     """Otherwise, every replica would update it again."""
     optimizers = [made()]

@@ -86,6 +86,7 @@ def expected() -> dict[str, list[bytes]]:
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "1 device"])
 @pytest.mark.sampled(8)
+@pytest.mark.long
 def test_the_same_bits_on_any_layout(expected: dict[str, list[bytes]], layout: str) -> None:
     found = trained(layout)
     assert {name: found[name] == expected[name] for name in expected} == dict.fromkeys(expected, True)

@@ -426,6 +426,7 @@ RECOMPILED = {
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("change", list(RECOMPILED))
 @pytest.mark.sampled(3)
+@pytest.mark.first(2)
 def test_compiling_a_model_again_replaces_its_programs(change: str, replicas: int, kept: bool) -> None:
     """Also while a function of the former compile is alive, whose `train_step` equals the new one."""
     options = {"loss": "mse", "metrics": ["mae"]}

@@ -92,6 +92,7 @@ def gradients_of_tape(way: str, layer: Any, strategy: mr.Strategy, x: jax.Array)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.first(1)
 def test_gradients_are_those_of_jax(kind: str, replicas: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])
     with strategy.scope():
@@ -106,6 +107,7 @@ def test_gradients_are_those_of_jax(kind: str, replicas: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "MaskedLSTM", "Bidirectional"])
+@pytest.mark.long
 def test_second_derivatives_are_those_of_jax(kind: str) -> None:
     with mr.MirroredStrategy(jax.devices()[:2]).scope():
         layer = built(kind)

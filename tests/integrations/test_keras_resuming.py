@@ -154,6 +154,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "after", "save_freq"), cases())
+@pytest.mark.first(4)
 def test_resumed_training_has_the_same_order(kind: str, after: int, save_freq: Any, tmp_path: Path) -> None:
     strategy = replicas(2)
     weights, steps = fit(kind, strategy)

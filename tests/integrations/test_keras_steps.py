@@ -85,6 +85,7 @@ def assert_weights(model: Any, expected: Any) -> None:
     [(None, {}), (1, {}), (4, {}), (None, {"run_eagerly": True}), (2, {"run_eagerly": True}),
      (2, {"steps_per_execution": 2})],
 )  # fmt: skip
+@pytest.mark.first(2)
 def test_train_step(replicas: int | None, options: dict[str, Any]) -> None:
     expected, losses = by_hand(2)
     with scope(replicas):

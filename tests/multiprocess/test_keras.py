@@ -26,6 +26,7 @@ def alone(how: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("how", ["dropout", "dataset", "arrays", "parts"])
 @pytest.mark.sampled(4)
+@pytest.mark.long
 def test_two_workers_do_what_one_process_does(tmp_path, how):
     with job("keras_rows", [2, 2], tmp_path, how) as started:
         expected = alone(how)

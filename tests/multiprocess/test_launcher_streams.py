@@ -22,6 +22,7 @@ def command(program: str, *options: str, workers: int = 2) -> list[str]:
     return [sys.executable, "-m", "mirrored.cli", "run", "--workers", str(workers), *options, program]
 
 
+@pytest.mark.long
 def test_nohup(tmp_path):
     program = """
         note(f"ready{rank}")
@@ -42,6 +43,7 @@ def test_nohup(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.parametrize("where", ["stdout", "both", "logs"])
+@pytest.mark.first(1)
 def test_a_full_disk_does_not_end_the_training(tmp_path, where):
     program = """
         for step in range(50):
@@ -72,6 +74,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path, where):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.sampled(3)
+@pytest.mark.long
 def test_closed_streams(tmp_path, closed, workers):
     program = """
         print("to nobody")
@@ -90,6 +93,7 @@ def test_closed_streams(tmp_path, closed, workers):
 
 @pytest.mark.parametrize("how", ["fails", "SIGTERM", "SIGINT"])
 @pytest.mark.sampled(3)
+@pytest.mark.first(1)
 def test_a_reader_that_stands_still_does_not_hold_up_failures_and_signals(tmp_path, how):
     program = """
         import threading
@@ -124,6 +128,7 @@ def test_a_reader_that_stands_still_does_not_hold_up_failures_and_signals(tmp_pa
         os.close(reading)
 
 
+@pytest.mark.long
 def test_a_reader_that_pauses_misses_nothing(tmp_path):
     program = """
         for number in range(3000):
@@ -141,6 +146,7 @@ def test_a_reader_that_pauses_misses_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("status", "code"), [("256", 1), ("-1", 255), ("512", 1), ("7", 7), ("'no'", 1), ("0", 0)])
+@pytest.mark.first(1)
 def test_a_status_other_than_zero_is_a_failure(tmp_path, status, code):
     ran = Ran(Job(program=written(tmp_path, f"sys.exit({status} if rank == 1 else 0)"), workers=2))
     assert ran.code == code
@@ -153,6 +159,7 @@ def test_one_process_ends_with_its_own_status(tmp_path):
     assert done.returncode == 1
 
 
+@pytest.mark.long
 def test_output_that_no_encoding_takes(tmp_path):
     program = r"""
         sys.stdout.buffer.write(b"\xff\xfe na\xc3\xafve\n")

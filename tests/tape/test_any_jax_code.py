@@ -33,6 +33,7 @@ def test_eager_gradient_is_that_of_jax(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.sampled(2)
+@pytest.mark.first(9)
 def test_compiled_gradient_is_that_of_jax_to_the_last_bit(name):
     function, value = PROGRAMS[name]
     result, gradient = jax.jit(lambda x: by_tape(function, x))(jnp.asarray(value))

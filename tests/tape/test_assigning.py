@@ -168,6 +168,7 @@ CASES = [
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize(("layout", "kind", "form"), CASES)
+@pytest.mark.first(14)
 def test_a_tape_around_what_assigns_sees_reads_of_the_variable(body, layout, kind, form):
     """The derivatives by v and w of ``w * v`` where w has been set to 4: w and v."""
     strategy = (

@@ -125,6 +125,7 @@ def under_another_tape(step: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("mode", ["eager", "compiled", "nested"])
 @pytest.mark.parametrize("kind", ["array", "computed", "variable"])
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.first(12)
 def test_a_rule_that_knows_nothing_of_the_closed_over_value(name: str, kind: str, mode: str) -> None:
     with pytest.raises((TapeError, TransformError), match="closes over|closed-over|was read under a JAX transform"):
         gradients(kind, mode, REFUSED[name])

@@ -169,6 +169,7 @@ NEEDS_A_TRACE = {evaluated_first, evaluated_between, paused, assigned_under_a_ta
 @scenes
 @helpers
 @pytest.mark.sampled(8)
+@pytest.mark.first(4)
 def test_every_tape_has_the_gradient(make, scene):
     v = mr.Variable(W, name="v")
     step = mr.function(lambda x: scene(make(v.read_value), v, x))

@@ -52,6 +52,7 @@ def test_a_plain_tape_frees_its_records_at_the_gradient():
     assert gradient.shape == x.shape
 
 
+@pytest.mark.long
 def test_a_persistent_tape_frees_its_records_when_it_is_dropped():
     new, records = NewArrays(), live(Record)
     tape, x, z = recorded(persistent=True)
@@ -81,6 +82,7 @@ def test_a_plain_tape_that_is_never_asked_is_freed_too():
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_ten_thousand_tapes_do_not_grow():
     x = jnp.array(1.5)
 

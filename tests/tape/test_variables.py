@@ -367,6 +367,7 @@ CUSTOM_RULES_OVER_A_VARIABLE = {
 
 @pytest.mark.parametrize("name", CUSTOM_RULES_OVER_A_VARIABLE)
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.first(6)
 def test_functions_with_custom_rules_take_variables_through_transformations(name, compiled):
     transformed, start = CUSTOM_RULES_OVER_A_VARIABLE[name], jnp.asarray([[1.0, -2.0, 3.0], [-1.0, 0.5, 2.0]])
     weights, variable = jnp.arange(6.0).reshape(2, 3), Variable(start)

@@ -49,6 +49,7 @@ def drawn(strategy: Any, generator: Any, letters: Letters, wrap: Callable[..., A
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.first(1)
 def test_a_replica_draws_the_same_numbers_on_any_number_of_replicas(mode: str) -> None:
     letters = Letters()
     found = {}

@@ -135,6 +135,7 @@ SHAPELESS = {  # the values after two steps, recorded with TensorFlow 2.21
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", SHAPELESS)
+@pytest.mark.first(4)
 def test_variables_without_a_fixed_shape(name, compiled):
     arguments, expected = SHAPELESS[name]
     v, optimizer = tf.Variable([1.0, 2.0], shape=[None]), getattr(train, name)(*arguments)

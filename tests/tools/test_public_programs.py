@@ -55,6 +55,7 @@ def repository(folder: Path, text: str) -> tuple[Path, str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_program_is_run_from_its_commit(tmp_path: Path) -> None:
     sources, commit = repository(tmp_path / "sources", PROGRAM)
     selection = tmp_path / "selection.json"
@@ -70,6 +71,7 @@ def test_a_program_is_run_from_its_commit(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["someone_programs_train_py.txt"]
 
 
+@pytest.mark.long
 def test_the_error_of_a_program_is_reported() -> None:
     outcome = run_public_programs.run_program(
         "failing", "import tensorflow as tf\ntf.no_such_name\n", seconds=200, devices=2, examples=10

@@ -115,6 +115,7 @@ def test_what_is_no_notebook_is_refused(tmp_path):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_the_cells_of_a_notebook_pass_fail_or_are_out_of_scope(tmp_path):
     notebook, results = written(tmp_path / "some.ipynb", CELLS), tmp_path / "results.json"
     command = [sys.executable, str(TOOL), str(notebook), "--json", str(results), "--seconds", "6", "--devices", "2"]

@@ -34,6 +34,7 @@ def test_the_same_seed_draws_the_same_programs() -> None:
     assert [Program.from_json(one.as_json()) for one in first] == first
 
 
+@pytest.mark.long
 def test_everything_is_drawn_and_is_a_program() -> None:
     drawn = list(itertools.islice(programs(0), 1200))
     assert {one.kind for one in drawn} == set(KINDS)
@@ -105,6 +106,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_clean_programs_pass_and_lost_processes_are_found(runner: Runner) -> None:
     program = Program(model="mlp", optimizer="adam", weighting="weights", replicas=2, way="compiled", epochs=2)
     assert judge(program, runner.run(body_of(program))).status == "equal"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import texts
 
 TOOL = Path(__file__).parents[2] / "tools" / "texts.py"
@@ -49,6 +50,7 @@ def test_messages_show_their_parts_and_expressions_in_braces():
     ]
 
 
+@pytest.mark.long
 def test_the_whole_list_has_everything_and_a_sample_is_that_of_its_seed():
     whole = run()
     assert {"# Summaries", "# Messages", "# Pages"} <= set(whole)

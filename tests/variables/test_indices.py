@@ -69,6 +69,7 @@ def computed(context: str, strategy: mr.Strategy, use: Callable[[], Any]) -> Any
     ("kind", "context"),
     [*itertools.product(KINDS, OUTSIDE + IN_RUN), *itertools.product(["component"], OUTSIDE)],
 )
+@pytest.mark.first(9)
 def test_a_variable_selects_what_its_value_selects(kind: str, context: str) -> None:
     strategy = mr.MirroredStrategy(["CPU:0"] if context == "virtual replicas" else ["CPU:0", "CPU:1"], num_replicas=2)
     variable = made(kind, strategy)

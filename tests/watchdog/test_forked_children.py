@@ -58,6 +58,7 @@ print("POLLED", preemption().poll())
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_a_child_of_a_worker_may_fail_without_ending_the_job(tmp_path):
     program = """
         from mirrored.watchdog.fail_fast_exit import has_launcher, install_fail_fast
@@ -78,6 +79,7 @@ def test_a_child_of_a_worker_may_fail_without_ending_the_job(tmp_path):
     assert ran.out.count("STATUSES [1, 3, 0] True") == 2
 
 
+@pytest.mark.long
 def test_a_child_that_is_forked_while_a_checkpoint_is_written_ends(tmp_path):
     done = run_program("""
 import multiprocessing, threading
@@ -97,6 +99,7 @@ go.set()
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_a_child_of_a_worker_does_not_leave_the_job_for_it(tmp_path):
     program = """
         import mirrored as mr
