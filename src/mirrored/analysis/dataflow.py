@@ -104,9 +104,12 @@ class DataflowRules:
     def distances(self, eqn: Any, operands: Sequence[int | None]) -> list[int | None]:
         """Returns the distance of each output, in operations, from the nearest value that differs between devices.
 
-        The distances of the operands are given. None: the output is replicated.
+        Args:
+            eqn: The equation.
+            operands: The distances of its operands; None for a replicated operand.
 
-        None: the output is replicated.
+        Returns:
+            One distance per output; None for a replicated output.
         """
         found: list[int | None] = []
         for flow in self.of(eqn):

@@ -43,6 +43,8 @@ from mirrored.topology.device_assignment import AXIS
 # - The per-replica batch, the replica ID and per-replica state are varying.
 # - Mirrored variables and constants are replicated.
 # - `psum`, `all_gather` and the operations built on them return replicated values.
+# - `axis_index`, reductions over `axis_index_groups`, host callbacks and other operations that may give each device its
+#   own result (`ValueSource`) return varying values whatever their operands are.
 # - Any other operation returns a varying value if one of its operands is varying.
 #
 # A device may run several virtual replicas, which are traced into one body. Their values must also be equal to each
@@ -129,7 +131,10 @@ class ReplicationCheck:
         return self._flows.axis is not None and self._varying.distance(atom) is not None
 
     def same(self, atoms: Sequence[Any]) -> bool:
-        """Returns whether the values of a device's virtual replicas are equal to each other, and on all devices."""
+        """Returns whether `atoms`, one value per virtual replica of a device, are proven equal on all replicas.
+
+        They must have one value number, and none of them may vary between devices.
+        """
         if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
             return True  # Arrays without elements cannot differ, and collectives skip them.
         if any(map(self.varies, atoms)):

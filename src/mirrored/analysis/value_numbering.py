@@ -56,7 +56,8 @@ class ValueNumbering:
         flows: The dataflow rules of its equations.
 
     Attributes:
-        unequal: The conditions of fused loops and branches that may differ between virtual replicas.
+        unequal: The equations with the primitive `SAME` (see `ReplicationCheck.check_collectives`) whose operands, one
+            condition per virtual replica, may differ.
     """
 
     def __init__(self, jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[Hashable], flows: DataflowRules) -> None:

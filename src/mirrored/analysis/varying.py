@@ -62,7 +62,10 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Determines which values of a jaxpr may differ between devices, and how many operations after the cause.
+    """Determines which values of a jaxpr may differ between devices, and their distances from the cause.
+
+    The distance is the number of operations from the nearest origin: an input that varies, or an operation whose result
+    varies whatever its operands are.
 
     Args:
         jaxpr: The jaxpr. It is visited once, in order.
@@ -90,7 +93,7 @@ class VaryingAnalysis:
             self._walk(eqn, kind)
 
     def varying(self) -> Set[Var]:
-        """Returns the variables of the jaxpr whose values may differ between replicas."""
+        """Returns the variables of the jaxpr whose values may differ between devices."""
         return self._distance.keys()
 
     def distance(self, atom: Var | Literal) -> int | None:
@@ -186,8 +189,8 @@ class _LoopVarying:
     def path_to(self, j: int) -> _OperandPath:
         """Returns the path to output `j` of the loop.
 
-        From each carry the path continues in the pass in which that carry became varying. Passes only get earlier, so
-        the path is finite.
+        From each carry the path continues in the pass in which that carry became varying. Each of these passes is
+        earlier than the previous one on the path, so the path is finite.
         """
         steps: tuple[PathStep, ...] = ()
         iteration = self._iterations.get(j, self._last)

@@ -31,7 +31,7 @@ class Code:
 
 
 class Conversion(NamedTuple):
-    """Replacements for the Python function that a compiled function traces, and for the result that it returns.
+    """Functions by which a compiled function converts its Python function before tracing, and converts each result.
 
     Attributes:
         code: A function from the Python function to the one that is traced. None: the Python function itself.

@@ -39,7 +39,8 @@ class DonatingSteps:
     would lose the variables' values. CPython runs signal handlers and raises injected exceptions only in Python
     bytecode, never inside a C call that runs no Python code. The step is therefore one C call: it consumes a chain of C
     iterators that dispatches the program, records its results, and stores the new values of variables. Python code that
-    has to run (on a cache miss) runs in another thread. `mirrored._jax.dispatch` has the details.
+    has to run (on a cache miss) runs in another thread (details in `mirrored._jax.dispatch`).
+    `mirrored.variables.state_lock` explains how other threads are kept from reading deleted buffers.
 
     Args:
         dispatch: The program. It takes the donated arrays first, and returns the values of `assigned` first.
@@ -55,8 +56,8 @@ class DonatingSteps:
     def __call__(self, operands: Sequence[Any]) -> DonatingStep:
         """Executes a step. After an exception, all variables have their old or new values, or are marked as lost.
 
-        They are lost if XLA has deleted the donated buffers and there are no results: the donated variables then have
-        no value (`lose`), and the others keep their old values.
+        If XLA has deleted the donated buffers and there are no results, the donated variables have no value and are
+        marked as lost (`lose`). The other variables keep their old values.
 
         Args:
             operands: The operands of the program that are not donated.
@@ -108,6 +109,9 @@ class DonatingSteps:
 class DonatingStep:
     """One call of a program that donates the buffers of variables; the call can be completed after an exception.
 
+    While it is in progress, `state.step` refers to it. If a second exception interrupts `fail`, the next access to a
+    variable calls `finish`.
+
     Attributes:
         results: All results of the program, once it has been dispatched.
         interruption: The exception that interrupted the caller during compilation. It is raised after the lock is
@@ -125,7 +129,7 @@ class DonatingStep:
     def fail(self, error: BaseException) -> None:
         """Ends a step that raised an exception: stores its results if it ran, else keeps the old values.
 
-        They are lost if XLA has deleted their buffers.
+        A variable whose old buffer XLA has deleted is marked as lost.
         """
         self._why = first_line(error)
         self.finish()
@@ -200,7 +204,7 @@ def _wait_for_oldest() -> None:
 def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
     """Makes reads of variables raise an error if a failed step has not computed the variables' new values.
 
-    The error can be that of another program, which leaves these variables whole.
+    If the error is that of another program, these variables have their new values, and are not lost.
 
     Args:
         variables: The variables whose old values the program has consumed.
@@ -351,7 +355,10 @@ _OF_EXPLICIT_AXES: Final = ("Resource axis", "sdy.manual_computation", "Explicit
 
 
 def explained_device_error(called: str, error: ValueError) -> DeviceError | None:
-    """Converts JAX's error for an argument on other devices or of another mesh to a `DeviceError`; else None."""
+    """Converts JAX's error for an argument on other devices or of another mesh to a `DeviceError`.
+
+    Returns None for any other error.
+    """
     if any(words in str(error) for words in _OF_EXPLICIT_AXES):
         return DeviceError(
             called,

@@ -236,7 +236,7 @@ class Program:
         self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
     def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
-        """Puts the new values of variables in the order of their operands; returns the program and these variables.
+        """Returns the program with new values of variables in the order of their operands, and these variables.
 
         JAX aliases each donated buffer with the first result of the same shape. If that result belonged to another
         variable, XLA would have to copy the buffers in every step.

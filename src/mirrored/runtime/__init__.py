@@ -3,8 +3,11 @@
 - `ambient`: one object per thread with the current strategy, replica, variable store, replica runner and listeners.
 - `variable_store`: where a variable is read from and written to in a run or a traced function.
 - `overlay_store`: a store over another one, for a function that is differentiated.
-- `lockstep`: `run_merge`, the only way from replica to cross-replica context, and the threads of local replicas.
-- `atomic`: undoes the assignments of a merge or run that raises.
+- `merge`: `run_merge`, the only way from replica to cross-replica context; undoes the assignments of a merge that
+  raises.
+- `replica_runner`, `lockstep`: the interface of what executes a run, and the threads of local replicas.
+- `component_reads`, `function_key`: reads of components that tapes record; functions compared between replicas.
+- `entry_point`: restores the thread's state when a public function raises.
 - `hooks`: what upper layers register here, so that this layer does not import them.
 
 The layers above implement the interfaces: `strategies` the replica runners, `variables` the variables.

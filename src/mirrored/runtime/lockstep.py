@@ -29,7 +29,7 @@ from mirrored.runtime.merge import Merge
 #
 # Python raises KeyboardInterrupt in the main thread. That is normally the driver, which either waits for a replica or
 # runs a merge. The interrupt ends the run. It does not stop the running replica: the driver waits until that replica
-# reaches a merge or returns. Only meanwhile do two threads run at once: the `finally` blocks of replicas that were
+# reaches a merge or returns. During this wait, two threads may run at once: the `finally` blocks of a replica that was
 # waiting at a merge run beside the replica that is still running.
 
 _MAX_INTERRUPTIONS: Final = 2
@@ -156,10 +156,9 @@ class _Replica:
 def _unwind(replicas: Sequence[_Replica]) -> None:
     """Ends and joins all replicas; then raises the first exception that has interrupted the wait, if any.
 
-    At the third interruption of this wait it is given up (with Ctrl-C that is the fourth, since the first one has ended
-    the run). The threads that still run are abandoned; each ends at its next merge. Their staged assignments are
-    dropped, but not those to variables outside of any strategy, which are assigned at once
-    (`runtime.variable_store`).
+    The third interruption ends the wait. (It is the fourth Ctrl-C, because the first one has ended the run.) The
+    threads that still run are abandoned; each ends at its next merge. Their staged assignments are dropped.
+    Assignments to variables outside of any strategy remain, because they are not staged (`runtime.variable_store`).
     """
     interruptions = 0
     interruption: BaseException | None = None
@@ -186,8 +185,7 @@ class LockStep:
     def run(self, bodies: Sequence[Callable[[], Any]], contexts: Sequence[Ambient]) -> list[Any]:
         """Runs the replicas' functions to completion in threads, and returns their results in replica order.
 
-        Of the merges that the replicas call at the same time, only that of the first replica is executed, with the
-        payloads of all.
+        When all replicas wait at a merge, only the `Merge` of the first replica is executed, with the payloads of all.
 
         Raises:
             MergeError: The replicas call merges with different names or `tapes`, or different numbers of merges.
