@@ -42,7 +42,7 @@ class Place:
         rank: The index of this worker.
         addresses: The names of all workers, by rank.
         coordinator: ``host:port`` of JAX's coordination service for this epoch.
-        step: The number of committed steps in the snapshot from which all workers continue; None: no worker has one.
+        step: The step after which the snapshot was taken from which all workers continue; None: no worker has one.
         source: The rank of a worker that has the snapshot.
         receivers: The ranks of the workers that receive it.
     """

@@ -1,7 +1,7 @@
 """The membership of an elastic job: a state machine, without input and output, that decides who forms which epoch.
 
-The launcher feeds it what happens (a worker has arrived, was lost, suspects a failure, has committed a step, is done),
-and executes the commands that it returns. `docs/design/elastic.md` describes the protocol, and
+The launcher calls a method for each event (a worker has arrived, was lost, suspects a failure, has completed a
+snapshot, is done), and executes the commands that it returns. `docs/design/elastic.md` describes the protocol, and
 `tests/elastic/test_protocol.py` explores this class together with a model of the workers.
 """
 
@@ -81,7 +81,8 @@ class Membership:
         epoch: The newest epoch; None before the first.
         is_running: Whether its members train. Otherwise the next epoch is being formed.
         has_ended: Whether the training function has returned on all workers, or the job has failed.
-        committed: The newest step of which every member had a snapshot; None before the first.
+        committed: The newest committed step: every member had a complete snapshot of it or of a later one. None before
+            the first.
     """
 
     def __init__(self, first: int, minimum: int = 1, limit: int = UNPRODUCTIVE_LIMIT) -> None:
@@ -118,7 +119,8 @@ class Membership:
     def arrived(self, worker: WorkerKey, snapshots: Sequence[int] = ()) -> list[Command]:
         """A worker is ready for an epoch: a new process, or one that has left its epoch.
 
-        While an epoch runs, a new process waits until the next step is committed: then the least has to be repeated.
+        While an epoch runs, a new process waits until the next step is committed, so that few steps have to be
+        repeated.
 
         Args:
             worker: The worker.

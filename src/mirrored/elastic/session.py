@@ -33,7 +33,7 @@ _MARGIN_SECONDS: Final = 2.0
 
 
 class Session:
-    """What the training function of `run` gets: it restores the state, and commits steps.
+    """The first argument of the training function of `run`, with which it restores the state and commits steps.
 
     Attributes:
         epoch: How many times the workers have changed, plus 1.
@@ -97,7 +97,9 @@ class Session:
         return result
 
     def commit(self) -> None:
-        """Ends a training step: its state counts from here on; takes a snapshot if one is due.
+        """Ends a training step, and takes a snapshot of the state if one is due.
+
+        When the workers change, training continues from the newest snapshot: the steps after it are repeated.
 
         Context: the main thread of all workers, after each step, when the state in the checkpoint is that after the
         step: also the step counter.

@@ -1,4 +1,4 @@
-"""The snapshots of a worker: copies of the newest committed states in host memory, and their broadcast to a joiner."""
+"""The snapshots of a worker: copies of the newest states in host memory, and their broadcast to workers that join."""
 
 from __future__ import annotations
 
