@@ -144,7 +144,7 @@ class Dispatch:
 
 
 class CacheMisses:
-    """Handles the cache misses of a `Dispatch`.
+    """Traces, compiles and executes a jitted function in another thread when its fast path has no entry for a call.
 
     The jitted function holds it. It is an object of its own, without a reference to the `Dispatch`, so that a compiled
     program and its variables are freed with their last user; a reference cycle would wait for Python's collector.

@@ -88,17 +88,17 @@ def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int
 
 
 def adopt(client: Any, address: str, num_processes: int, index: int) -> None:
-    """Makes this process a member of the job of a client; it must not belong to another one."""
+    """Makes this process a member of the job of a client; the process must not belong to another job."""
     state = _distributed.global_state
     state.client, state.process_id, state.num_processes = client, index, num_processes
     state.coordinator_address = address
 
 
 def make_backend() -> list[jax.Device]:
-    """Makes the backends of this process, for which it exchanges the topology with all others; blocks until then.
+    """Makes the backends of this process; blocks until all processes of the job have exchanged their topologies.
 
     A backend that another thread has made before `adopt` has only the devices of this process, and the other processes
-    would wait for this one for ever. It is removed, and the next one belongs to the job.
+    would wait for this one forever. Such a backend is removed, and the next one belongs to the job.
 
     Returns:
         The devices of all processes, in the order of processes.
@@ -151,7 +151,7 @@ def release_waiters(index: int, num_processes: int) -> None:
         return
     keys = [f"cpu:local_topology/cpu/{other}" for other in range(num_processes) if other != index]
     for key in [*keys, "cpu:global_topology/cpu"]:
-        with contextlib.suppress(Exception):  # it has its right value
+        with contextlib.suppress(Exception):  # the other process has already set the key
             client.key_value_set_bytes(key, b"lost")
 
 
@@ -283,7 +283,8 @@ class Abandonable:
 
         Args:
             change: Called first. It changes what the caller sees.
-            must_finish: Whether `abandon` waits for the end of the part, because it goes on to change this.
+            must_finish: Whether `abandon` waits for the end of the part, because the part itself also changes what the
+                caller sees.
 
         Raises:
             InterruptedError: The work is abandoned.
@@ -299,7 +300,7 @@ class Abandonable:
         return self._done.wait(seconds)
 
     def abandon(self) -> None:
-        """Makes the work stop before its next part; waits if the current one must finish."""
+        """Makes the work stop before its next part; waits for the end of the current part if it `must_finish`."""
         with self._lock:
             self._is_abandoned = True
         while self._must_finish:

@@ -79,7 +79,8 @@ def contain(
 ) -> Staged:
     """Rewrites the traced program of a run so that neither gradients nor calls of Python leave padded slots.
 
-    Equations that contain collectives of one slot are only separated from other slots' values; `fuse` replaces them.
+    An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
+    the gradients of its operands are cut off.
 
     Args:
         body: The body, whose equations are marked by `scope_of`.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """What a tracer stands for: a replicated argument of `Strategy.run`, as one of the virtual replicas sees it."""
+    """The source of a capture tracer: a replicated argument of `Strategy.run`, as one virtual replica receives it."""
 
     value: Any
     local: int

@@ -93,7 +93,7 @@ class TestCase(absltest.TestCase):
     def session(
         self, graph: None = None, config: object = None, use_gpu: bool = True, force_gpu: bool = False
     ) -> Iterator[TestSession]:
-        """A context manager with a session whose `run` evaluates tensors: everything runs eagerly."""
+        """Returns a context manager that yields a session, whose `run` returns the values of eager tensors."""
         del graph, config, use_gpu, force_gpu
         yield TestSession(self)
 
@@ -321,7 +321,7 @@ class TestCase(absltest.TestCase):
 
 
 class _Captured:
-    """What was written to a stream."""
+    """The text that was written to a stream in a `captureWritesToStream` block."""
 
     text = ""
 

@@ -51,7 +51,7 @@ class TensorShape(tuple[Any, ...]):
 
     @property
     def ndims(self) -> int | None:
-        """The number of dimensions, as `rank`; None if it is unknown."""
+        """The number of dimensions (the same as `rank`); None if it is unknown."""
         return self.rank
 
     @property
@@ -117,7 +117,10 @@ class TensorShape(tuple[Any, ...]):
         return self.merge_with([None] * rank)
 
     def most_specific_compatible_shape(self, other: Dims) -> TensorShape:
-        """Returns a shape with the dimensions in which this shape and another agree; the others are unknown."""
+        """Returns a shape with the dimensions on which this and another shape agree; all other dimensions are unknown.
+
+        If the ranks differ, the rank is unknown.
+        """
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None or len(own) != len(theirs):
             return TensorShape(None)

@@ -102,7 +102,7 @@ class Findings:
 
     @property
     def bits_are_equal(self) -> bool:
-        """Whether deterministic trainings on different numbers of devices gave bit-identical final weights."""
+        """Whether deterministic training runs on different numbers of devices gave bit-identical final weights."""
         return len(set(self.hashes.values())) == 1
 
 

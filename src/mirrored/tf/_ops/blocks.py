@@ -29,7 +29,7 @@ Key = tuple[int, int | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Entry(Bookkeeping):
-    """What a capture tracer in a traced block stands for: a variable's value at the start of the block."""
+    """The source of a capture tracer in a traced block: a variable's value at the start of the block."""
 
     key: Key
     variable: Any
