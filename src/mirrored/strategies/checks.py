@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 def is_given(value: object, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Returns whether a replica's result is an object that its function received rather than a new array.
 
-    It got an array from outside if it is among its arguments, closure, globals and defaults, or in an object among
-    these. All other arrays were made by the replica. Numbers, strings and other objects count as given.
+    The function received an array if the array is among its arguments, closure variables, globals and defaults, or in
+    an object among these. The replica has made all other arrays. Numbers, strings and other objects count as received.
     """
     if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return True
@@ -74,7 +74,7 @@ def refuse_mixing(strategy: Strategy, method: str) -> None:
         ContextError: Another strategy is current.
     """
     strategies = ambient().strategies
-    # In a `merge_call` of the default strategy, another strategy can be used as outside any strategy.
+    # A `merge_call` of the default strategy can use another strategy, like code outside any strategy.
     if not strategies or strategies[-1] is strategy or strategies[-1].device_assignment is None:
         return
     raise ContextError(

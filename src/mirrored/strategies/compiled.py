@@ -100,7 +100,8 @@ class _Run:
             (f"the per-replica argument {i} of run", leaves[i].stacked(self._device_assignment)) for i in places
         ]
         if self._as_written:
-            # An id that the program computes is a constant on one device, and XLA then computes in another way.
+            # The ids are an input. Ids that the program computes would be constants if there is one device, for which
+            # XLA would compile the operations on them in another way.
             ids = jnp.arange(self._device_assignment.num_replicas)
             self._inputs.append(("the replica id", self._device_assignment.slots.stacked(ids)))
         shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for _, x in self._inputs for _ in range(self._local)]

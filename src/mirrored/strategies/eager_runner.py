@@ -47,12 +47,13 @@ if TYPE_CHECKING:
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
 # Provenance in eager runs: a leaf of the result is one plain value if all replicas return the same Python object, else
-# a `PerReplica`. Three tables, by id, correct this; they keep their objects alive, so that no id is reused.
+# a `PerReplica`. Three tables, by id, contain the exceptions; they keep their objects alive, so that no id is reused.
 # - `_outer_by_copy`: each device gets its own copy of an array that is passed to `run`. If all replicas return copies
 #   of one original, the leaf is the original.
 # - `_separated`: arrays that count as each replica's own (results of an all-reduce, components of variables), although
 #   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
-# - `_outer`, with several processes: data from outside the run. Leaves of other data may differ: `PerReplica`.
+# - `_outer`, with several processes: data from outside the run. All other data was made in the run and may differ
+#   between processes, so the leaf is a `PerReplica`.
 
 carry(lambda: excuse)
 
@@ -261,7 +262,7 @@ class EagerRunner(ReplicaRunner):
     def is_shared(self, components: Sequence[Any]) -> bool:
         if not structures.identical(components) or id(components[0]) in self._separated:
             return False
-        # With several processes, data that was made in the run may differ on the others.
+        # With several processes, data that was made in the run may differ between them.
         return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
 
     def component(self, value: object, local: int) -> Any:

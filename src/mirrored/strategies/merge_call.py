@@ -178,7 +178,8 @@ def _check(op: ReduceOp, arrays: Lists) -> None:
 
 # `merge_call`: runs a user's function once, on the arguments of all replicas.
 #
-# A replica's payload is its arrays, which tapes record, then one `_Rest` with all other objects; so is its result.
+# A replica's payload is its arrays, which tapes record, then one `_Rest` with all other objects. Its result has this
+# form, too.
 
 
 class _Slot:
@@ -231,7 +232,7 @@ def call_merged(
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
     outside = is_outside(runner)
     group, components = (_group_outside, _components_outside) if outside else (_group_in_run, _components_in_run)
-    # The function runs in the thread of another replica, which may be back in the trace.
+    # The function runs in the thread that started the replicas, whose current trace is that of the run.
     here = functools.partial(_eagerly, ambient().store) if outside else contextlib.nullcontext
     tapes = [] if outside else _tapes()
 
@@ -316,8 +317,8 @@ def _components_in_run(runner: ReplicaRunner, value: object) -> Sequence[Any]:
     return runner.components_each(value)
 
 
-# Eager code inside a run that is traced (`tf.init_scope`). The trace of one device's replicas stands for those of all
-# devices, so the eager values of these replicas do, too.
+# Eager code inside a run that is traced (`tf.init_scope`). The replicas of one device are traced for all devices, so
+# their eager values also stand for those of the replicas on the other devices.
 
 
 @contextlib.contextmanager

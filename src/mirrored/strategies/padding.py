@@ -2,8 +2,8 @@
 
 If the number of devices does not divide the number of replicas, the program of every device has a slot that some
 devices do not need (`topology.slots`). There it is *padded*: it computes the same as the slot before it, from the same
-inputs and with the same replica id. So it meets no zeros or NaNs that no replica has, and its loops end. What leaves it
-is excluded:
+inputs and with the same replica id. So it computes no zeros or NaNs that no replica computes, and its loops end.
+Nothing that it computes has an effect outside of it:
 
 - Collectives and `merge_call` drop it (`collectives.summation.Group`).
 - Its row of results and of per-replica variables is never read.
@@ -57,7 +57,7 @@ class Calls:
         self._results: deque[list[Any]] = deque()
 
     def bind(self, local: int | None, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an equation of a slot, or one of no slot (None), to operands."""
+        """Applies an equation to operands; `local` is the slot to which it belongs, None if it belongs to none."""
         before, last = self._group.local - 2, self._group.local - 1
         if not self._group.padded or local not in (before, last) or not calls_python(eqn):
             return bind_equation(eqn, operands)

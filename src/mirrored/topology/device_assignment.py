@@ -255,7 +255,7 @@ class DeviceAssignment:
     def sharded(self) -> NamedSharding:
         """The `NamedSharding` of an array whose axis 0 is sharded over the devices in replica order.
 
-        The length of axis 0 is the number of slots (R, unless the layout is uneven) or another multiple of D.
+        The length of axis 0 is the number of slots (R, unless `is_uneven`) or another multiple of D.
         """
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 

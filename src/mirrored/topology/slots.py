@@ -1,4 +1,4 @@
-"""`Slots`: which replica each of a device's equal number of places in a compiled program belongs to."""
+"""`Slots`: the places for replicas in a compiled program, equally many on each device, and the replica in each."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAss
 def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:
     """Broadcasts worker 0's array to all workers, which pass arrays of the same shape and dtype."""
     data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-    # The bytes are padded to a power of two: one program is compiled per size, and so there are few.
+    # The bytes are padded to a power of two: one program is compiled per size, so few programs are compiled.
     size = 1 << max(10, (max(data.size, 1) - 1).bit_length())
     padded = np.zeros((1, size), np.uint8)
     padded[0, : data.size] = data

@@ -20,8 +20,8 @@ from mirrored.errors import ArgumentError, VariableError
 # | synchronization | context | read | assign |
 # |---|---|---|---|
 # | ON_WRITE (AUTO) | cross-replica | the value | the value, for all replicas |
-# | ON_WRITE (AUTO) | replica | the value | NONE: unchanged, if checked to be replicated; else aggregated |
-# | ON_READ | cross-replica | aggregated over replicas | SUM: divided among replicas; else the value for each one |
+# | ON_WRITE (AUTO) | replica | the value | NONE: unchanged, after the replication check; others: aggregated |
+# | ON_READ | cross-replica | aggregated over replicas | SUM: divided among replicas; others: each gets the value |
 # | ON_READ | replica | this replica's component | this replica's component |
 
 
@@ -177,7 +177,8 @@ def check_aggregation(
         check_reduction(aggregation, jax.ShapeDtypeStruct(shape, dtype), num_replicas)
 
 
-# Checks assigned values: a cast to the variable's dtype must keep the kind of number, and integers known on the host.
+# Checks assigned values: a cast to the variable's dtype must keep the kind of number, and the value of each integer
+# that is known on the host.
 #
 # The values of device arrays are not checked, because that would need a transfer. They wrap around as in `astype`.
 

@@ -15,9 +15,9 @@ results are stored, the variables hold deleted buffers. Three kinds of code must
   2. It checks that no step is in progress (`state.step`), and that none has ended since it began (`state.version`). If
      one has, it waits for `lock` and starts again.
 
-  A step also writes before it looks. It announces itself in `state.step`. Then it looks at the registrations and
-  donates copies of those variables' buffers, so that readers keep the originals. Under the GIL, at least one of the two
-  therefore sees the other.
+  A step has the same order: it registers itself in `state.step`, then looks at the registrations of readers, and
+  donates copies of those variables' buffers, so that readers keep the originals. Since both register before they check,
+  at least one of the two sees the other (under the GIL).
 - *Code that runs after an exception during the handling of another one*, for instance after a second Ctrl-C before the
   results are stored. `state.step` is still set, and the next access finishes the step from the results that it has
   recorded.

@@ -64,7 +64,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def row_of(variable: Variable, replica: int, here: Ambient) -> int:
-    """Returns the row of a replica in the variable's whole value: its slot, but in a compiled run its number."""
+    """Returns the row of a replica in the variable's whole value: its index in a compiled run, otherwise its slot."""
     if here.runner is not None and here.runner.store.captures:
         return replica
     return replica if variable.device_assignment is None else int(variable.device_assignment.slots.of(replica))
@@ -100,7 +100,7 @@ def _checked(assignment: Assignment, value: object) -> Any:
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
-    return value if is_key(value) else np.asarray(value)  # which cannot hold typed keys
+    return value if is_key(value) else np.asarray(value)  # NumPy cannot hold typed keys
 
 
 def check_same_everywhere(assignment: Assignment, value: object) -> None:

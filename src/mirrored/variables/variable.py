@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class _Unnamed:
-    """The numbers of variables without a name, equal on all workers of a job."""
+    """Counts the variables without a name; the counts are equal on all workers of a job."""
 
     numbers = itertools.count()
 
@@ -95,14 +95,14 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     """Whether the library creates it on first use for its own purposes, such as the slots of an optimizer."""
 
     counts_replicas = False
-    """Whether one update in a compiled run stands for those of all replicas, as it depends on their number."""
+    """Whether one update in a compiled run has the effect of one per replica, because it depends on their number."""
 
     numbered = False
-    """Whether its name has been generated: it counts the unnamed variables that the process has created."""
+    """Whether its name is generated, with the number of unnamed variables that the process has created."""
 
     share_of: Callable[[Any, Any], Any] | None = None
-    """What a replica's component becomes where one value is assigned to all: called with the value and the replica's
-    number. None: the rule of `aggregation`. Components that must differ need one (a seed per replica)."""
+    """Returns a replica's component for one value that is assigned to all replicas, from the value and the replica's
+    number. None: the rule of `aggregation`. Variables whose components must differ, such as seeds, set it."""
 
     strategy: Any
     """The strategy that it belongs to; None for a plain variable."""
