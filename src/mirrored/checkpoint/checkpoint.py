@@ -91,7 +91,7 @@ class Checkpoint:
     _writer: Writer
     _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
     _restoration: Restoration | None  # the restore that waits for new state
-    _keepers: list[Any]  # objects that keep this checkpoint alive until then
+    _keepers: list[Any]  # objects that keep this checkpoint alive until the restore is complete
 
     def __init__(self, root: object = None, /, **parts: object) -> None:
         vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
@@ -184,10 +184,11 @@ class Checkpoint:
             The path of the checkpoint.
 
         Raises:
-            CheckpointError: It could not be written; or, with ``wait=False``, the one before it could not; or another
-                process saves checkpoints of this name there; or something else than a checkpoint is at the path.
+            CheckpointError: The checkpoint could not be written; or, with ``wait=False``, the previous one could not;
+                or another process saves checkpoints of this name there; or something that is not a checkpoint is at the
+                path.
             ContextError: Inside a step.
-            LostStateError: The value of a variable went with a failed step.
+            LostStateError: The value of a variable was lost in a failed step.
             MissingExtraError: Orbax is not installed.
         """
         with self._saving:
@@ -207,7 +208,7 @@ class Checkpoint:
 
         Nothing else is replaced: a file at the path, or a folder with something else in it, is an error.
 
-        Context: as `save`, and so are arguments, result and errors.
+        Context: as `save`. The arguments, the result and the errors are also those of `save`.
         """
         with self._saving:
             self._write(file_prefix, Path(file_prefix).name, wait=wait)
@@ -246,7 +247,7 @@ class Checkpoint:
         refuse_callbacks("Checkpoint.save")
         with outside_of_steps("Checkpoint.save"):
             if self._restoration is not None:
-                # What has been made since the restore gets its value, and the slots that go with it, before the look.
+                # Variables that were created since the restore, and their slots, get their saved values first.
                 deferred.settle(checkpoint=self)
             with turn(), tracing, lock:
                 graph = self._look()
@@ -280,9 +281,10 @@ class Checkpoint:
 
         Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
         weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
-        attributes, parts, and items of lists and dicts that are parts. That goes on until everything in the checkpoint
-        is restored, or the objects are gone. What is saved meanwhile carries on what still waits, for the parts that
-        there are: a program that is interrupted before it has built its model loses nothing.
+        attributes, parts, and items of lists and dicts that are parts. This continues until everything in the
+        checkpoint is restored, or the objects are garbage-collected. A checkpoint that is saved meanwhile also contains
+        the values that are not restored yet, of the existing parts: a program that is interrupted before it has built
+        its model loses nothing.
 
         Context: cross-replica, outside of compiled functions.
 

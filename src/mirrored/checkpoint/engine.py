@@ -2,7 +2,7 @@
 
 Of Orbax's v0 interface we use only the plain `Checkpointer`, with arrays that are already on this host. We tried its
 asynchronous checkpointer and its `CheckpointManager`. The first loses a save in progress when the program ends ("cannot
-schedule new futures after shutdown"); that of version 1 keeps the program from ending. The second silently rejects
+schedule new futures after shutdown"); the one of version 1 keeps the program from ending. The second silently rejects
 steps below the newest one. Neither can replace a checkpoint without removing the old one first, or notices a flipped
 bit (0.12.8). The modules `writing`, `manager` and `manifest` implement these parts.
 """
@@ -39,7 +39,8 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
     if not tree:
         return
     if jax.process_index():
-        # Orbax merges the files of all processes and requires the file of process 0. Here another process writes alone.
+        # Orbax merges the files of all processes and requires the file of process 0. This is another process, which
+        # writes the checkpoint alone.
         _write_plainly(directory, tree)
         return
     try:

@@ -120,7 +120,7 @@ class _Walk:
         if leaf is None:
             return False
         known = self._names.get(id(leaf.variable)) if isinstance(leaf, VariableLeaf) else None
-        if known is not None and leaf.owner != id(part.value):  # a Keras variable over one that has a name already
+        if known is not None and leaf.owner != id(part.value):  # a Keras variable over a variable that has a name
             self._names[id(part.value)] = known
             if known != part.name:
                 self.graph.aliases[part.name] = known

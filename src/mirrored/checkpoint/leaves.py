@@ -32,9 +32,10 @@ class Saved:
     Attributes:
         kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
             ``key components``, ``number`` or ``position`` (JSON-like state of an iterator or generator).
-        shape: Of arrays; of components, that of one.
-        dtype: Of arrays: NumPy's name. Of keys: the implementation.
-        value: The array on this host, the number, or the position. None in what is read from a manifest for arrays.
+        shape: The shape of an array, or of one component.
+        dtype: The name of an array's NumPy dtype; for keys, the name of their implementation.
+        value: The array on this host, the number, or the position. None for an array whose description was read from a
+            manifest.
     """
 
     kind: str
@@ -96,7 +97,7 @@ class Leaf(abc.ABC):
     def accepts(self, saved: Saved) -> bool:
         """Returns whether a saved value has the right kind, shape and dtype to be restored here."""
         here = self.outline()
-        # One component of several, or one value for all of them, will do.
+        # A single array may be restored from components, and components from a single array.
         alike = here.kind == saved.kind or (here.is_array and saved.is_array and here.is_key == saved.is_key)
         return alike and (here.shape, here.dtype) == (saved.shape, saved.dtype)
 

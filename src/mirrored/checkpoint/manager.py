@@ -143,10 +143,7 @@ class CheckpointManager:
 
     @property
     def restored(self) -> RestoreStatus | None:
-        """The `RestoreStatus` of the last `restore_latest` that found a checkpoint, or None.
-
-        It is None until `restore_latest` finds a checkpoint.
-        """
+        """The `RestoreStatus` of the last `restore_latest` that found a checkpoint; None if none has found one."""
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
@@ -168,9 +165,9 @@ class CheckpointManager:
         Raises:
             ArgumentError: `step` is not a whole number of at least 0.
             CheckpointError: The checkpoint *before* this one could not be written; or another process saves checkpoints
-                of this name to the folder; or something else than a checkpoint is at the path.
+                of this name to the folder; or something that is not a checkpoint is at the path.
             ContextError: Inside a step.
-            LostStateError: The value of a variable went with a failed step.
+            LostStateError: The value of a variable was lost in a failed step.
             MissingExtraError: Orbax is not installed.
             SystemExit: With `save_on_preemption`, after a SIGTERM.
         """
@@ -326,7 +323,8 @@ def _is_launched() -> bool:
 def _remove(path: Path) -> None:
     """Removes a checkpoint's own files, and its folder unless the user has put other files there.
 
-    It is no checkpoint any more from the beginning on.
+    The folder is renamed, or loses its manifest, before any array is removed. So an interrupted removal does not leave a
+    checkpoint with missing arrays.
     """
     for one in (path, replaced_beside(path)):
         if not is_checkpoint(one):

@@ -30,10 +30,10 @@ class Manifest:
 
     Attributes:
         leaves: Every piece of state by name; numbers and positions with their values.
-        aliases: Other paths to what has a name, in the program that wrote it.
-        groups: Of every optimizer, the names of the variables that have slots, group by group.
+        aliases: Other paths to named objects, in the program that wrote the checkpoint: ``{path: name}``.
+        groups: For every optimizer, the names of the variables that have slots, group by group.
         step: The step given to `CheckpointManager.save`, if any.
-        order: Nanoseconds since 1970 when the save began: which of two checkpoints is newer.
+        order: When the save began, in nanoseconds since 1970; shows which of two checkpoints is newer.
         files: The checksum of every file below ``arrays/``.
         carried: Names that the program did not have when it was saved: it had restored them from an earlier checkpoint
             and was still waiting for the objects that they belong to.

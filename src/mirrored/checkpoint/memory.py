@@ -1,8 +1,8 @@
 """Snapshots of a checkpoint's state in host memory, from which an elastic job continues after a failure.
 
-Other than a checkpoint on disk, a snapshot has the component of every replica of every sync-on-read variable, so that
-what continues from it is bit-identical. It is taken without waiting for the devices: the variables' arrays are marked
-as shared, so that the next step donates copies of them, and they are copied to this host in a thread.
+Unlike a checkpoint on disk, a snapshot has the component of every replica of every sync-on-read variable, so that a
+training run that continues from it is bit-identical. It is taken without waiting for the devices: the variables' arrays
+are marked as shared, so that the next step donates copies of them, and they are copied to this host in a thread.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
 
 
 def _reference(variable: Variable) -> tuple[Saved, Any]:
-    """Returns the description of a variable's state, and the array of it, which a later step does not donate."""
+    """Returns the description of a variable's state, and its array, which a later step does not donate."""
     stored = variable.stored()
     shape, is_key = tuple(variable.shape), is_key_dtype(variable.dtype)
     dtype = implementation_of(variable.dtype) if is_key else str(np.dtype(variable.dtype))
@@ -124,7 +124,7 @@ class _FromMemory(Restoration):
         self._held = dict(manifest.leaves)
 
     def _verify(self) -> None:
-        """There are no files."""
+        """Does nothing, because a snapshot has no files."""
 
     def _put_one(self, leaf: Leaf, saved: Saved) -> Undo:
         if isinstance(leaf, VariableLeaf) and isinstance(saved, AllComponents):

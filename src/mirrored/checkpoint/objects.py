@@ -290,7 +290,7 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
 def root_parts(value: object, place: Place) -> Iterable[Part]:
     """Returns what a checkpoint saves of its root object: the values inside, each with its name and location.
 
-    Layers in a list that is an attribute of a Keras model have names by that attribute alone.
+    Layers in a list that is an attribute of a Keras model are named by that attribute only.
     """
     of_keras = keras_parts(value, place)
     if of_keras is None:

@@ -32,10 +32,9 @@ def is_ending() -> bool:
 def at_end(finish: Callable[[], None]) -> None:
     """Registers a function to run when the main thread has finished, before `atexit` callbacks.
 
-    Thread pools still accept work then.
-
-    This is before `atexit` callbacks and before threads are joined. `concurrent.futures` uses the same hook of CPython
-    (3.9 to 3.14). Hooks run in reverse order of registration, so this module imports `concurrent.futures.thread` first.
+    Thread pools still accept work then, and threads are not joined yet. `concurrent.futures` uses the same hook of
+    CPython (3.9 to 3.14). Hooks run in reverse order of registration, so this module imports
+    `concurrent.futures.thread` first.
     """
 
     def end() -> None:

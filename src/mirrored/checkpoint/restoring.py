@@ -59,7 +59,7 @@ class Restoration:
         self._late: set[str] = set()
         self._used: set[str] = set()
         self._verified: object = None
-        self._held: dict[str, Saved] = {}  # values that still wait, once they were needed for a save
+        self._held: dict[str, Saved] = {}  # values not restored yet, read for a save
         self._is_readable = True
 
     def match(self) -> Match:

@@ -36,7 +36,7 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 
 _LEFT: Final = re.compile(r"(.+?)(\.[0-9a-f]{8})?" + re.escape(UNFINISHED))
-# By these a folder is known for `arrays/` of a checkpoint whose manifest is lost.
+# A folder with one of these files is `arrays/` of a checkpoint, even if the manifest is lost.
 _IN_ARRAYS: Final = frozenset({"_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "arrays.npz"})
 _ARRAYS_UNFINISHED: Final = ARRAYS + ".orbax-checkpoint-tmp"
 # Files that operating systems and NFS leave in folders.
@@ -62,7 +62,7 @@ class FencedError(Exception):
 
 
 class _Fence:
-    """How many times this process has left a job. A write that began before does not put its result in place."""
+    """Counts how often this process has left a job; the result of a write that began in an earlier job is discarded."""
 
     number = 0
 
@@ -84,7 +84,7 @@ def write(directory: Path, manifest: Manifest) -> None:
     Context: while this process holds the lock of the series (`series_lock`).
 
     Raises:
-        CheckpointError: It cannot be written, or something else is at its path. What was there before is as it was.
+        CheckpointError: The checkpoint cannot be written, or something else is at its path. The path is unchanged.
     """
     unfinished = unfinished_beside(directory)
     _in_use.add(unfinished)
@@ -314,7 +314,7 @@ class Writer:
         """Waits for the previous checkpoint to be written, and then runs `work` in a background thread.
 
         Raises:
-            CheckpointError: The current write failed.
+            CheckpointError: A previous write failed, and its error has not been raised yet.
         """
         self.wait()
         # Not a daemon thread, so that a program that ends normally finishes its last checkpoint.
