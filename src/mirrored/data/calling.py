@@ -75,10 +75,7 @@ class naming_element:
 
 
 class no_end:
-    """A context manager that turns StopIteration of user code, which would silently end the dataset, into an error.
-
-    A StopIteration would silently end the iteration.
-    """
+    """A context manager that turns StopIteration of user code, which would silently end the dataset, into an error."""
 
     __slots__ = ("_called",)
 

@@ -20,7 +20,7 @@ class Closeable(Protocol):
 
 
 def close_each(resources: Iterable[Closeable]) -> None:
-    """Closes all resources in their order, also after an exception of one, which is raised at the end."""
+    """Closes all resources in order; if closing one raises an exception, raises it after closing the others."""
     with contextlib.ExitStack() as stack:
         for resource in reversed(list(resources)):
             stack.callback(resource.close)
@@ -34,7 +34,7 @@ def close_iterator(iterator: Iterator[Any] | None) -> None:
 
 
 def close_or_leave(iterator: Iterator[Any] | None) -> None:
-    """Closes an iterator; a generator that another thread executes is left to this thread, and a warning says so."""
+    """Closes an iterator; if another thread executes it (a generator), logs a warning, and that thread closes it."""
     try:
         close_iterator(iterator)
     except ValueError as error:

@@ -53,7 +53,7 @@ def read_again(cursor: Any) -> Any:
     """Reads an element once more to return to a saved read position; raises an error if the data ends first.
 
     Raises:
-        InputError: The data have no further element. StopIteration would end the iteration that restores the position.
+        InputError: The data has no further element. StopIteration would end the iteration that restores the position.
     """
     try:
         return next(cursor)
@@ -95,7 +95,7 @@ class Iterators:
 class IterableCursor:
     """An iterator over a Python iterable; restoring a saved position reads the earlier elements again.
 
-    The saved position is the number of elements read. Restoring it reads these elements again.
+    The saved position is the number of elements read.
 
     Args:
         make: Creates the iterable; called for every iteration.
@@ -144,7 +144,7 @@ class SequenceCursor:
 
     Args:
         open_part: Opens part i, or returns None after the last one.
-        needs_elements: Whether to stop after an empty part. All parts of an infinite repeat would be empty too.
+        needs_elements: Whether to stop after an empty part, for an infinite repeat: all its later parts would be empty.
     """
 
     def __init__(self, open_part: Callable[[int], Cursor | None], needs_elements: bool = False) -> None:
@@ -303,9 +303,9 @@ class InterleaveCursor:
 class RebatchCursor:
     """An iterator that regroups the examples of batches into batches of given sizes, which it cycles through.
 
-    A position is that of the parent before the current batch, the number of its rows that were returned, and, if there
-    are several sizes, the number of the next one. Grain's RebatchIterDataset has the same positions, but returns an
-    additional batch of zero rows after a position that was saved at the last row.
+    A saved position consists of the parent's position before its current batch, the number of rows of that batch that
+    were returned, and, if there are several sizes, the number of the next one. Grain's RebatchIterDataset has the same
+    positions, but returns an additional batch of zero rows after a position that was saved at the last row.
     """
 
     def __init__(self, parent: Cursor, sizes: tuple[int, ...], drop_remainder: bool) -> None:

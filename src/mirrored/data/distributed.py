@@ -125,8 +125,8 @@ class DistributedIterator:
     def _settled(self, item: FeedItem) -> Any:
         """Returns this worker's element of a step on which all workers agree; an empty batch if its data has ended.
 
-        A worker that has no more data goes on with empty batches: the feed gives the end once more next time, because
-        that item is not the one that was handed out last.
+        A worker that has no more data continues with empty batches: the feed returns the item that marks the end again
+        at the next call, because this item is not the one that was handed out last.
         """
         assert self._worker_steps is not None
         try:
@@ -229,7 +229,7 @@ class DistributedIterator:
             steps = worker_steps(reader, self._placer)
             reader.set_state(position)
         except BaseException:
-            with contextlib.suppress(Exception):  # also sets back which epoch of the datasets is the next one
+            with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
                 reader.set_state(self._handed[1])
             reader.close()
             raise

@@ -201,8 +201,8 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
 
     Args:
         elements: The elements of the batch.
-        shapes: A pytree of padded shapes; None or -1 in a shape stands for the largest dim in the batch. None: pad all
-            dims so.
+        shapes: A pytree of padded shapes; None or -1 in a shape stands for the largest dim in the batch. None: this
+            applies to all dims.
         values: A pytree of padding values, one value for all leaves, or None for zeros and empty strings.
         called: The function that the user called, for messages.
     """

@@ -174,7 +174,7 @@ class Feed:
         self._stats, self._stall_seconds = stats, stall_seconds
         self._ready: collections.deque[FeedItem] = collections.deque()
         self._given: FeedItem | None = None  # the item that `next` returned last
-        self._claims: dict[str, object] = {}  # who was first to do what may be done once
+        self._claims: dict[str, object] = {}  # by action that may be done once: a token of who did it
         # Two events, each with at most one entry: the queue has an item, and it has room. An event is only a hint: who
         # waits checks the queue itself. `SimpleQueue` is written in C. `threading.Condition` is written in Python, so
         # that Ctrl-C in `next` could leave its lock held, and `close`, which the garbage collector calls in any thread,
@@ -227,11 +227,11 @@ class Feed:
                 with eager():
                     item = self._produce()
             self._ready.append(item)
-        except BaseException as error:  # also an interrupt: raised in its turn, as the reader's position is uncertain
+        except BaseException as error:  # also an interrupt, after which the reader's position is unknown
             self._ended = True
             self._ready.append(FeedItem(error=error))
-        # Many in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
-        # (Processor time would tell, but `time.thread_time` can cost 20 us a call.)
+        # Only a series of slow batches counts: the first ones include one-time setup, and any single one may be slow
+        # on a busy machine. (Processor time would exclude that, but `time.thread_time` can cost 20 us a call.)
         took = time.perf_counter() - start
         weight = 3 if took > _SURELY_SLOW_SECONDS else 1
         self._slow = self._slow + weight if took > WORKER_PAYS_SECONDS else 0
@@ -323,8 +323,8 @@ class Feed:
     def close(self) -> None:
         """Stops the input thread, waits at most 5 s for its end, and closes the dataset that it reads.
 
-        A source from which the thread still reads is closed by the thread once it returns, and what it returns is
-        discarded.
+        If the thread still waits for an element of the dataset then, the thread discards the element when it arrives,
+        and closes the dataset itself.
         """
         if not self._is_first("close"):
             return
@@ -389,7 +389,7 @@ def _close(resource: Closeable) -> None:
 
 @distributed.on_leave
 def _close_all_in_time() -> None:
-    """Closes all resources like `_close_all`, and leaves those to a thread that do not close in time.
+    """Closes all resources like `_close_all`, but does not wait longer than a time limit; a thread closes the others.
 
     Grain waits without a timeout for its threads, which may wait for slow storage, and the other workers of an elastic
     job wait for this one.

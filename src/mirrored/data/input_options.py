@@ -95,7 +95,7 @@ class InputOptions:
         """Raises an error if an option has an invalid value, or no effect in combination with the others.
 
         Raises:
-            ArgumentError: They are not or do not.
+            ArgumentError: An option has an invalid value, or has no effect.
             UnsupportedOptionError: The mode is PER_REPLICA outside `distribute_datasets_from_function`.
         """
         check_last_batch(self.last_batch, called)

@@ -65,7 +65,7 @@ class Reader(Protocol):
     """Protocol of readers, which read the input of a training step for all replicas into host memory.
 
     Attributes:
-        layout: What its inputs look like.
+        layout: The structure, shapes and dtypes of its inputs.
     """
 
     layout: Layout

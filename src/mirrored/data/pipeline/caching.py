@@ -18,12 +18,12 @@ from mirrored.data.pipeline.transformations import CursorTransformation, OnePare
 class Cached(OneParent, CursorTransformation):
     """The operation `cache()`: keeps the elements in memory, which all later iterations return.
 
-    A random-access cache keeps each computed element by its index; if no operation before it computes, it stores no
-    elements and only fixes the shuffled order. A sequential cache is complete after one full iteration.
+    A random-access cache keeps each computed element by its index. If the operations before it call no user function,
+    it stores no elements and only fixes the shuffled order. A sequential cache is complete after one full iteration.
 
     Attributes:
         items: The elements by index, for each set of seeds. A restored position has its own seeds.
-        complete: All elements of a sequential dataset, likewise.
+        complete: All elements of a sequential dataset, for each set of seeds.
     """
 
     items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(default_factory=dict)

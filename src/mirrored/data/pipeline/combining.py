@@ -131,8 +131,8 @@ class Grouping(Steps):
 
         Args:
             batch_size: Number of elements per batch.
-            padded_shapes: A pytree of shapes; None or -1 in a shape stands for the largest dim in the batch. None: pad
-                all dims so.
+            padded_shapes: A pytree of shapes; None or -1 in a shape stands for the largest dim in the batch. None: this
+                applies to all dims.
             padding_values: A pytree of values, or one value for all leaves; zeros and empty strings by default.
             drop_remainder: Whether to drop a last batch that is not full.
 
@@ -155,8 +155,8 @@ class Grouping(Steps):
         """Regroups the examples of a dataset of batches into batches of another size, or cycles through several sizes.
 
         Args:
-            batch_size: The number of examples per batch; or a sequence of numbers, each of which is the size of one
-                batch, and which starts again after its last one. A size of 0 gives an empty batch.
+            batch_size: The number of examples per batch; or a sequence of sizes, through which the batches cycle. A
+                size of 0 gives an empty batch.
             drop_remainder: Whether to drop the last batch if it is not full.
 
         Raises:

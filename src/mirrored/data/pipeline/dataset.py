@@ -183,7 +183,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(storing.Kept(self._node, os.path.abspath(path), "Dataset.snapshot"))
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
-        """Writes the elements to a folder, from which `load` reads them; replaces elements saved there before.
+        """Writes the elements to a folder, from which `load` reads them.
 
         Elements that were saved there before are replaced after all new ones are written.
 

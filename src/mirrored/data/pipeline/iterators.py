@@ -26,9 +26,8 @@ _VERSION: Final = 1
 class Epochs:
     """Counts the passes over a dataset; after a restore, also holds the shuffle seeds of the saved position.
 
-    Shuffles derive their order from the number of the iteration.
-
-    A restored position restores both, so that later epochs have the same order as in the run that saved it.
+    Shuffles derive their order from the number of the pass and their seeds. Restoring a position restores both, so that
+    later epochs have the same order as in the run that saved it.
     """
 
     def __init__(self) -> None:
@@ -249,7 +248,8 @@ class DatasetIterator:
     def seeds(self) -> list[int]:
         """The random seeds of the dataset's operations (such as `shuffle`), in the order of the operations."""
         if self._reading is None and not self._continues:
-            # Files from an earlier run of the program have its seeds. The outer file decides: it contains the others.
+            # A cache file that an earlier run of the program wrote contains that run's seeds. With several cache files,
+            # the last one in the pipeline decides, because it also contains the seeds of the operations before it.
             for step in reversed(list(nodes(self._node))):
                 self._seeds.update(step.kept_seeds())
         return list(self._seeds.values())
@@ -262,7 +262,8 @@ class DatasetIterator:
     def close(self) -> None:
         """Stops the iterator's threads and closes its files; repeated calls have no effect.
 
-        If another thread waits for an element, that thread does it when it has got the element, and gets an InputError.
+        If another thread waits for an element, that thread closes the iterator when the element arrives, and raises an
+        InputError.
         """
         self._closed = True
         if not self._waits:

@@ -245,7 +245,7 @@ class Sampling(Steps):
         Args:
             element_length_func: From an element (a tuple as separate arguments) to its length.
             bucket_boundaries: Upper bounds (exclusive) of the lengths in the buckets.
-            bucket_batch_sizes: The batch size of every bucket: one more than boundaries.
+            bucket_batch_sizes: The batch size of every bucket. There is one bucket more than there are boundaries.
             padded_shapes: As in `padded_batch`.
             padding_values: As in `padded_batch`.
             pad_to_bucket_boundary: Whether to pad to the bucket's boundary minus 1 instead of the longest element.

@@ -1,7 +1,7 @@
 """Dataset operations with state, whose output depends on earlier elements: scan, unique, take_while, ...
 
-Their position is a count. Restoring it reads the preceding elements again, since the state can be of any type. Only
-`take_while` restores its parent's position directly.
+A saved position is a number of elements. Restoring it reads these elements again, since the state can be of any type.
+Only `take_while` restores its parent's position directly.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | No
             does not contain.
 
     Raises:
-        ArgumentError: There is no end of them; or the folder is a file, or has another file of this name.
-        StructureError: They differ in structure or dtype, or have dictionaries with keys that are no text.
+        ArgumentError: The dataset is infinite; or the folder is a file, or contains another file of this name.
+        StructureError: Elements differ in structure or dtype, or have dictionaries whose keys are not strings.
     """
     if node.cardinality == INFINITE_CARDINALITY:
         raise ArgumentError(
