@@ -64,8 +64,9 @@ class Place:
 class Link:
     """The connection of this worker to its launcher, which decides about the membership.
 
-    A thread receives the launcher's commands. When this worker is to leave its epoch, the thread shuts down the
-    connections of Gloo again and again until the main thread has left, whatever it waits for.
+    One thread receives the launcher's commands, one sends heartbeats. When this worker must leave its epoch, a third
+    thread shuts down the connections of Gloo repeatedly until the main thread has left the epoch, so that no wait of
+    the main thread lasts.
 
     Args:
         channel: The socket to the launcher.
@@ -139,7 +140,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits after an exception; returns whether the launcher makes this worker leave, so that this is the cause.
+        """Waits after an exception; returns whether the launcher makes this worker leave, which explains the exception.
 
         Args:
             seconds: How long to wait.
@@ -179,7 +180,7 @@ class Link:
             time.sleep(self._interval)
 
     def _interrupt(self) -> None:
-        """Makes what the main thread waits for fail, once it must leave its epoch."""
+        """Makes the waits of the main thread fail when this worker must leave its epoch."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._must_leave and self._is_inside)

@@ -15,7 +15,7 @@ WorkerKey = tuple[int, int]
 """A worker process: its slot (0 to the maximal number of workers - 1), and how many processes the slot had before."""
 
 UNPRODUCTIVE_LIMIT: Final = 5
-"""How many failures in a row, without a committed step in between, end the job."""
+"""The maximum number of failures in a row without a committed step in between; one more ends the job."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Membership:
     Args:
         first: The number of workers with which the first epoch begins.
         minimum: The least number of workers of later epochs.
-        limit: How many failures in a row, without a committed step in between, end the job.
+        limit: The maximum number of failures in a row without a committed step in between; one more ends the job.
 
     Attributes:
         epoch: The newest epoch; None before the first.

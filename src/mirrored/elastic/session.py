@@ -101,12 +101,12 @@ class Session:
 
         When the workers change, training continues from the newest snapshot: the steps after it are repeated.
 
-        Context: the main thread of all workers, after each step, when the state in the checkpoint is that after the
-        step: also the step counter.
+        Context: the main thread of all workers, after each step. All state in the checkpoint, including the step
+        counter, must be that after the step.
 
         Raises:
             ContextError: `resume` has not been called.
-            WorkersChanged: A worker was lost or joins (no `Exception`: let it pass).
+            WorkersChanged: A worker was lost or joins. Do not catch it; it is not an `Exception`.
         """
         if self._checkpoint is None:
             raise _not_resumed()

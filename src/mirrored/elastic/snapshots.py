@@ -34,7 +34,8 @@ class Snapshots:
         completed: Called, in that thread, with the step of each completed snapshot.
 
     Attributes:
-        seconds: How long the last copy took: that to this host, and about as long the one on the devices.
+        seconds: The estimated time of the last snapshot's copies: twice the copy to this host, because the copy on the
+            devices takes about as long.
     """
 
     def __init__(self, completed: Callable[[int], object]) -> None:
@@ -61,7 +62,7 @@ class Snapshots:
         self._pending.put((step, pending))
 
     def settle(self) -> None:
-        """Waits until the open snapshots are complete or have failed, which they do soon after a collective failed."""
+        """Waits until the pending snapshots are complete or have failed; they fail soon after a collective fails."""
         with self._settled:
             self._settled.wait_for(lambda: not self._open)
 

@@ -69,12 +69,12 @@ def is_array(value: object) -> bool:
 
 
 def is_leaf(value: object) -> bool:
-    """Returns whether `value` is a leaf for a tape, not only for JAX: None, a variable, a value with padded rows."""
+    """Returns whether a tape does not flatten `value` further: None, a variable, or a value with padded rows."""
     return value is None or is_variable(value) or is_padded(value)
 
 
 def whole_leaves(structure: PyTree) -> list[Any]:
-    """Returns the leaves of a structure, with None, and with the whole array of a value that has padded rows."""
+    """Returns the leaves of a structure, including None; for a value that has padded rows, its whole array."""
     leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
     return [leaf.first() if is_padded(leaf) else leaf for leaf in leaves]
 
@@ -122,10 +122,10 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def refuse_padded(structure: PyTree, called: str) -> None:
-    """Raises an error if a structure contains a per-replica value with padded rows, which a Jacobian would show.
+    """Raises an error if a structure contains a per-replica value with padded rows, which a Jacobian would contain.
 
     Raises:
-        ArgumentTypeError: It does.
+        ArgumentTypeError: The structure contains such a value.
     """
     if any(is_padded(leaf) for leaf in jax.tree.leaves(structure, is_leaf=is_leaf)):
         raise ArgumentTypeError(
@@ -207,9 +207,8 @@ class Walk:
     def again(self) -> Walk:
         """Returns a second backward pass over the same records of the tape, for use under `jax.vmap`.
 
-        The new pass belongs to the JAX trace that is current now, and keeps the tape's records.
-
-        Under `jax.vmap`, which computes the rows of a Jacobian, the current trace is another one.
+        The new pass keeps the tape's records, and belongs to the JAX trace that is current now. Under `jax.vmap`, which
+        computes the rows of a Jacobian, that is not the trace of the first pass.
         """
         return Walk(self._owner, self._recorder, recorded=self._recorded, forget=False)
 

@@ -51,7 +51,8 @@ def process(
 ) -> list[Any]:
     """Applies and linearizes a function with a custom derivative (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
 
-    A derivative rule written in Python thus sees concrete values if there are any.
+    The call is linearized when it runs, so that a derivative rule written in Python sees concrete values if there are
+    any.
 
     Args:
         trace: The trace of the tape.
@@ -93,7 +94,7 @@ def process_library(
 ) -> list[Any]:
     """Applies a `jax.custom_jvp` function that is part of JAX, such as `jax.nn.relu`, after tracing it once.
 
-    Such a function closes over nothing.
+    Such a function usually closes over nothing. If it closes over a traced value, its trace is not reused.
 
     Args:
         trace: The trace of the tape.

@@ -86,8 +86,8 @@ _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 def _of_this_trace(catalogue: Catalogue[T]) -> Catalogue[T]:
     """Returns the catalogue to use in place of `catalogue`: inside a compiled function's trace, one for this trace.
 
-    Nested jaxprs of the trace belong to no other one (`caches.fresh`), so their operations are never found again after
-    it. The catalogue of the process would keep up to `MOST_PROGRAMS` of them alive.
+    Other traces do not share the nested jaxprs of the trace (`caches.fresh`), so the jaxprs' operations are not found
+    again when it has ended. The catalogue of the process would keep up to `MOST_PROGRAMS` of them alive.
     """
     own = for_this_trace(id(catalogue), lambda: Catalogue[T](MOST_PROGRAMS))
     return catalogue if own is None else own

@@ -91,7 +91,7 @@ def custom_gradient(function: F) -> F:
 
 
 def _separate(leaf: Any) -> Any:
-    """Returns a copy of an array, so that replicas that return one merged array return one each, as in TensorFlow."""
+    """Returns a copy of an array, so that replicas with the same array return separate objects, as in TensorFlow."""
     return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
 

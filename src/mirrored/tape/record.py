@@ -39,7 +39,7 @@ new_key: Callable[[], Key] = _keys.__next__
 class NoDerivative:
     """Inputs of a recorded operation to which no gradient flows, with the reason for an error message.
 
-    A backward pass through the operation raises an error if one of its sources contributes to such a value.
+    A gradient through the operation raises an error if it is requested for a source on which such a value depends.
 
     Attributes:
         keys: The keys of the values.
@@ -410,9 +410,9 @@ class Recorder:
             return earlier.value
         key = new_key()
         if isinstance(value, Tracer):
-            # The program may also hold this tracer without the variable: as the value that it has assigned, or from a
-            # read outside of the tape. Both are constants for the tape, so another object stands for the variable.
-            # Under an outer tape that is a copy, which the outer tape records.
+            # The program may also use this tracer where it does not stand for the variable: as a value that it has
+            # assigned, or as a value that was read outside of the tape. The tape treats both as constants. So the read
+            # returns another object for the variable: under an outer tape a copy, which the outer tape records.
             own = None if type(owner.parent) is type(owner) else another_tracer(value)
             if own is None:
                 own = owner.copied(value)
