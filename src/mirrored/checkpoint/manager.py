@@ -323,8 +323,8 @@ def _is_launched() -> bool:
 def _remove(path: Path) -> None:
     """Removes a checkpoint's own files, and its folder unless the user has put other files there.
 
-    The folder is renamed, or loses its manifest, before any array is removed. So an interrupted removal does not leave a
-    checkpoint with missing arrays.
+    The folder is renamed, or loses its manifest, before any array is removed. So an interrupted removal does not leave
+    a checkpoint with missing arrays.
     """
     for one in (path, replaced_beside(path)):
         if not is_checkpoint(one):

@@ -50,7 +50,7 @@ class _Member:
 
 
 class ElasticSupervisor(Supervisor):
-    """A supervisor whose job goes on without restart when a worker is lost or joins."""
+    """A supervisor whose job continues without a restart when a worker is lost or joins."""
 
     def _run(self, reaper: ReaperClient) -> int:
         self._reaper = reaper
@@ -109,7 +109,7 @@ class ElasticSupervisor(Supervisor):
         return Failure(f"{self._cause}; no worker is left" if self._cause else "all workers have ended", 1)
 
     def _say_who_has_returned(self) -> None:
-        """Says once per epoch that some training functions have returned and others run on, perhaps forever."""
+        """Prints once per epoch that some training functions have returned while others still run, perhaps forever."""
         if not self._returned_at or self._membership.has_ended:
             return
         if time.monotonic() - max(self._returned_at.values()) < _RETURNED_SECONDS:

@@ -31,7 +31,8 @@ def outside(indices: jax.Array, limits: int | tuple[int, ...], called: str = "in
     """Describes the first index that is negative or too large, such as ``"indices[1] = 5 is not in [0, 3)"``.
 
     Args:
-        indices: Any shape; for several limits, the last axis has index vectors of at most as many entries.
+        indices: An array of any shape. If there are several limits, its last axis contains index vectors, with at most
+            one entry per limit.
         limits: The number of entries of the indexed axis, or of each indexed axis.
         called: How the message names the indices.
 

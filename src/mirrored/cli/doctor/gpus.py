@@ -53,13 +53,13 @@ class GpuFacts:
     Attributes:
         gpus: All GPUs of the machine; empty if `nvidia-smi` does not answer.
         visible: How many of them JAX uses.
-        jaxlib: Version.
+        jaxlib: Version of jaxlib.
         plugin: Version of JAX's CUDA plugin; None if it is not installed as a package.
-        pjrt: Version of the package with its runtime, likewise.
+        pjrt: Version of the package with the plugin's runtime; None if it is not installed.
         cuda: The CUDA version, 12 or 13, that the plugin is built for.
         nccl: Version of NCCL; None if it is not installed as a package.
-        cudnn: Version of cuDNN, likewise.
-        settings: JAX's and XLA's environment variables for GPUs, those that are set.
+        cudnn: Version of cuDNN; None if it is not installed as a package.
+        settings: The environment variables of JAX and XLA for GPUs that are set.
     """
 
     gpus: tuple[Gpu, ...]
