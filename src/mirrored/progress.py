@@ -70,7 +70,7 @@ class Progress(Generic[T]):
         self._pending.append({name: _number(name, value) for name, value in values.items()})
 
     def _newest(self) -> str:
-        """Returns the text of the newest values that have been computed; it does not wait for others."""
+        """Returns the text of the newest values that have been computed; it does not wait for newer ones."""
         while self._pending and all(_is_ready(value) for value in self._pending[0].values()):
             shown = {name: value for name, value in self._pending.popleft().items() if not _is_deleted(value)}
             self._text = "".join(f", {name} {np.asarray(value).item():.4g}" for name, value in shown.items())

@@ -44,11 +44,11 @@ def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Call
 
 
 def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
-    """Registers what stands for an instance of a class that is an index of a JAX array.
+    """Registers a function that replaces an instance of a class when it is used as an index of a JAX array.
 
     Args:
         cls: The class; subclasses are included.
-        as_index: Returns the index, or raises an error.
+        as_index: Returns the index for an instance, or raises an error.
     """
     _as_index[cls] = as_index
 

@@ -64,7 +64,7 @@ def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
 
 
 def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int, timeout_seconds: int) -> Any:
-    """Connects to the coordination service of a job, which another process hosts; blocks until all processes have.
+    """Connects to the coordination service of a job, which another process hosts; waits until all processes have.
 
     Context: a thread that may block. Nothing is changed in this process before `adopt`.
 
@@ -188,7 +188,7 @@ def _remove_backends() -> None:
 
 
 def collect_garbage() -> None:
-    """Frees what was left of earlier jobs in reference cycles; called when there is time, because it takes some."""
+    """Frees objects of earlier jobs that are in reference cycles; slow, so called only after a job's first step."""
     gc.collect()
 
 

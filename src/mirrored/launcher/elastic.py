@@ -286,7 +286,7 @@ class ElasticSupervisor(Supervisor):
         return failure or self._execute(self._membership.lost(key))
 
     def _give_up(self, slot: int, how: str, code: int | None) -> Failure | None:
-        """Does not replace a slot's workers any more; ends the job if the others are too few."""
+        """Stops replacing the workers of a slot; ends the job if too few workers are left."""
         self._output.say(f"worker {slot} {how} {_STILLBORN_LIMIT} times before it could join; it is not replaced again")
         living = sum(one.has_arrived for one in self._members.values())
         needed = self._job.workers if self._membership.epoch is None else self._job.min_workers
@@ -326,7 +326,7 @@ class ElasticSupervisor(Supervisor):
                 self._start(slot)
 
     def _must_wait_for_others(self) -> bool:
-        """Whether the others need the processors: the start of a process takes seconds of them, and they recover."""
+        """Whether new workers must wait: the others are recovering, and starting a process takes processor time."""
         needed = self._membership.epoch is None or self._membership.missing > 0
         recovering = [one for one in self._members.values() if one.has_arrived and not one.has_stepped]
         if not recovering or needed:

@@ -21,7 +21,7 @@ Serve = Callable[[Channel], None]
 
 
 class Server:
-    """A server that listens at a port, and calls a function with each authenticated connection once it has started.
+    """A server that listens at a port; after `start`, it calls a function with each authenticated connection.
 
     Connections that do not authenticate in time are dropped; if too many are unauthenticated, so is the oldest.
 

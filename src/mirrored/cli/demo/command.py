@@ -113,7 +113,7 @@ def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: 
 def _train_deterministically(
     num_replicas: int, devices: list[jax.Device], train: Examples, epochs: int, console: Console
 ) -> dict[int, str]:
-    """Repeats one training on 1, 2, 4, ... and all devices, and returns a hash of the final weights of each."""
+    """Repeats one training run on 1, 2, 4, ... and all devices, and returns a hash of the final weights of each run."""
     console.rule("[bold]Bitwise reproducible on any number of devices")
     hashes: dict[int, str] = {}
     for count in (n for n in range(1, len(devices) + 1) if num_replicas % n == 0 or n == len(devices)):

@@ -1,4 +1,4 @@
-"""Random state of NNX modules: one stored key for all replicas, and keys that `nnx.split_rngs` replaces for a while.
+"""Random state of NNX modules: one stored key for all replicas, and keys that `nnx.split_rngs` replaces temporarily.
 
 `nnx.split_rngs` and `nnx.fork_rngs` write other keys and counts into the random state of a module, often arrays of
 them, and `nnx.restore_rngs` writes the original ones back. A mirrored variable has one shape, and the replicas' new
@@ -81,7 +81,7 @@ def in_replicas() -> bool:
 
 
 class _Outside:
-    """The place of values that are borrowed outside of runs and compiled functions."""
+    """Stands for the code outside of runs and compiled functions, as the place where a value was borrowed."""
 
 
 _Stacks = weakref.WeakKeyDictionary[Any, dict["int | None", list[Any]]]
@@ -91,7 +91,7 @@ _doing = threading.local()
 
 
 def borrowed(content: Variable | ReplicaKey) -> Any:
-    """Returns the value that stands for the random state of an NNX variable here, or None.
+    """Returns the borrowed value of an NNX variable's random state in the current context; None if there is none.
 
     Raises:
         ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.
@@ -112,7 +112,7 @@ def borrowed(content: Variable | ReplicaKey) -> Any:
 
 
 def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: bool) -> bool:
-    """Assigns the random state of an NNX variable if the new value is borrowed, or replaces or restores a borrowed one.
+    """Handles an assignment to an NNX variable's random state that begins, changes or ends the use of a borrowed value.
 
     Args:
         content: The keys or the count.
@@ -179,7 +179,7 @@ def _place() -> tuple[Any, int | None]:
 
 
 def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of NNX that replaces keys for a while."""
+    """Wraps a function of NNX that replaces keys temporarily."""
     return _during("replacing", function)
 
 

@@ -88,7 +88,7 @@ _PYTHON: Final = _OfPython()
 
 
 def _random_state(adapter: Any) -> _RandomState | None:
-    """Returns what Keras draws the order of the data from; None if it does not shuffle them, or in another thread."""
+    """Returns the random state from which Keras draws the order of the data; None if it draws none in this thread."""
     if isinstance(adapter, ArrayDataAdapter):
         return _NUMPY if shuffles_arrays(adapter) else None
     if isinstance(adapter, PyDatasetAdapter) and adapter.shuffle and adapter.enqueuer is None:
@@ -97,7 +97,7 @@ def _random_state(adapter: Any) -> _RandomState | None:
 
 
 def _has_unknown_order(adapter: Any) -> bool:
-    """Returns whether the data are shuffled by a random state that is not saved."""
+    """Returns whether the data is shuffled by a random state that is not saved."""
     if isinstance(adapter, PyDatasetAdapter):
         return bool(adapter.shuffle and adapter.enqueuer is not None and adapter.num_batches is not None)
     if isinstance(adapter, TorchDataLoaderAdapter):

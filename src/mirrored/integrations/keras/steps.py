@@ -123,7 +123,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
 
 
 def _data_of(model: Model, batch: PyTree) -> PyTree:
-    """Returns a batch as the step receives it in TensorFlow: an element of a dataset that is no tuple stays itself."""
+    """Returns a batch as the step receives it in TensorFlow: an element that is not a tuple is not put into one."""
     if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get("_mirrored_bare_elements"):
         batch = batch[0]
     return jax.tree.map(np.asarray, batch)

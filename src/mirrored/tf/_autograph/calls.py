@@ -192,7 +192,7 @@ def _extreme(reduce: Callable[..., jax.Array]) -> Callable[..., Any]:
 def _sorted(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
 ) -> Any:
-    """Evaluates `sorted`; of a tensor with one dimension whose elements are known only at run time, it is a tensor."""
+    """Evaluates `sorted`; returns a tensor for a 1-D tensor whose elements are known only at run time."""
     del scope
     if "key" in kwargs or len(args) != 1 or not is_unknown(args[0]) or args[0].ndim != 1:
         return function(*args, **kwargs)

@@ -148,7 +148,7 @@ def is_text(value: object) -> bool:
 
 
 def _truths(compared: Any) -> Any:
-    """Returns the result of a comparison of strings, which NumPy returns as objects, as booleans."""
+    """Converts the result of a comparison of strings, which NumPy returns as objects, to booleans."""
     return compared.astype(bool) if isinstance(compared, np.ndarray) and compared.dtype.hasobject else compared
 
 
