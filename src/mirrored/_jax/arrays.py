@@ -180,11 +180,10 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
     """Copies host arrays to several devices of this process, as one array that is sharded along dimension 0.
 
-    CPU devices alias an aligned buffer
-    that `mirrored` owns. Any other buffer has been read when the call returns.
+    CPU devices alias an aligned buffer that `mirrored` owns. Any other buffer has been read when the call returns.
 
     Args:
-        parts: The rows of each device, equally many.
+        parts: The rows of each device; the same number of rows for every device.
         sharding: The sharding of the result.
         devices: Its devices.
     """

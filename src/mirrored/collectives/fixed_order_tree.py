@@ -31,14 +31,12 @@ from mirrored.topology.slots import Slots
 class OrderedTree(CrossDeviceOps):
     """A deterministic reduction algorithm that sums replicas by the same binary tree on any number of devices.
 
-    The tree is balanced, over replica indices, with pairs of neighbours first.
-
-    Devices hold blocks of consecutive replicas. The tree does not depend on the number
-    of devices, so the sum is bit-identical on any number of them. Each device computes the lower levels of the tree for
-    its own replicas, behind a fusion boundary (`collectives.summation`). The upper levels are all-reduces between pairs
-    of devices. Each is one addition, which gives the same bits in either order. On D devices these are log2(D)
-    exchanges of the whole arrays. On 4 simulated devices, the two exchanges take 1.01 times as long as one all-reduce
-    over all 4 *(measured with arrays of 7.4 MB)*.
+    The tree is balanced, over replica indices, with pairs of neighbours first. It does not depend on the number of
+    devices, so the sum is bit-identical on any number of them. Devices hold blocks of consecutive replicas. Each device
+    computes the lower levels of the tree for its own replicas, behind a fusion boundary (`collectives.summation`). The
+    upper levels are all-reduces between pairs of devices. Each is one addition, which gives the same bits in either
+    order. On D devices these are log2(D) exchanges of the whole arrays. On 4 simulated devices, the two exchanges take
+    1.01 times as long as one all-reduce over all 4 *(measured with arrays of 7.4 MB)*.
 
     The exchange in pairs needs complete subtrees on each device, and a complete tree over the devices: the number of
     devices and the number of replicas per device must be powers of two. Otherwise each device first computes the levels

@@ -250,9 +250,9 @@ class GlobalBatches:
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a saved read position, or skips the earlier examples if the dataset cannot restore the position.
 
-        The reader is newly opened and has read nothing. The dataset cannot restore the position if its source has none,
-        or has another batch size than when the position was saved (`Source.restore` may read a
-        batch from a second iterator to find out).
+        The reader is newly opened and has read nothing. The dataset cannot restore the position if its source cannot
+        save positions, or has another batch size than when the position was saved (`Source.restore` may read a batch
+        from a second iterator to find out).
         """
         self._consumed = state["consumed"]
         self.layout.set_state(state)

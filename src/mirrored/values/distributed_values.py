@@ -168,7 +168,7 @@ class PerReplica(_NotAnArray):
         }
 
     Attributes:
-        made_by: Its provenance: the functions passed to `run` that it was computed by, unless `out_specs` declares it.
+        made_by: Its provenance: the functions passed to `run` that computed it; none if `out_specs` declares it.
         of_uneven_batch: Whether it is the result of a run whose replicas had different numbers of examples.
 
     TensorFlow: `tf.distribute.DistributedValues` with `.values`. The `repr` has the same form.
@@ -412,7 +412,7 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
     batch = _UNEVEN if value.of_uneven_batch else _EVEN
     if isinstance(value, LocalPerReplica):
         return value.values, ("components", value.device_assignment, value.made_by, batch)
-    # Padded rows are not visible outside: in an uneven layout, the leaves are the components.
+    # Padded rows are not visible outside: with an uneven device assignment, the leaves are the components.
     is_stacked = value._stacked is not None and not is_padded(value)
     if is_stacked or (value._stacked is None and value._components is None):  # pytree functions may put None for arrays
         return (value._stacked,), ("stacked", value.device_assignment, value.made_by, batch)

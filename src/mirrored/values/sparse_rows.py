@@ -17,8 +17,8 @@ from mirrored._typing import HostArray, Operand
 class SparseRows:
     """Selected rows of a larger array, with their indices, like `tf.IndexedSlices`; repeated indices accumulate.
 
-    `reduce` and `all_reduce` concatenate the rows of the replicas. A facade names a subclass, takes the same arguments
-    in it, and decorates it with `as_pytree`.
+    `reduce` and `all_reduce` concatenate the rows of the replicas. A facade such as `mirrored.tf` defines a subclass
+    under its own name that takes the same arguments, and decorates it with `as_pytree`.
 
     Args:
         values: The rows, ``dtype[rows, ...]``.
