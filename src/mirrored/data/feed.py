@@ -323,8 +323,8 @@ class Feed:
     def close(self) -> None:
         """Stops the input thread, waits at most 5 s for its end, and closes the dataset that it reads.
 
-        If the thread still waits for an element of the dataset then, the thread discards the element when it arrives,
-        and closes the dataset itself.
+        If the thread still waits for an element after these 5 s, it discards the element when it arrives, and closes
+        the dataset itself.
         """
         if not self._is_first("close"):
             return

@@ -71,9 +71,9 @@ def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
 class SameBatches:
     """Checks that all workers read the same global batches; compares batches 1, 2, 4, 8, ... between workers.
 
-    If the workers' data differs in all batches after some batch, the comparison at the next power of two finds it. The
-    cost per step tends to zero. A single unequal batch in between is not found. The end of the data is not compared,
-    because equal data ends together.
+    If all batches after some point differ between workers, the comparison at the next power of two finds the
+    difference. The cost per step tends to zero. A single unequal batch in between is not found. The end of the data is
+    not compared, because equal data ends together.
 
     Args:
         reader: Reads the global batches.

@@ -42,7 +42,7 @@ class Place:
         rank: The index of this worker.
         addresses: The names of all workers, by rank.
         coordinator: ``host:port`` of JAX's coordination service for this epoch.
-        step: The step after which the snapshot was taken from which all workers continue; None: no worker has one.
+        step: The step of the snapshot from which all workers continue; None if no worker has a snapshot.
         source: The rank of a worker that has the snapshot.
         receivers: The ranks of the workers that receive it.
     """
@@ -65,8 +65,8 @@ class Link:
     """The connection of this worker to its launcher, which decides about the membership.
 
     One thread receives the launcher's commands, one sends heartbeats. When this worker must leave its epoch, a third
-    thread shuts down the connections of Gloo repeatedly until the main thread has left the epoch, so that no wait of
-    the main thread lasts.
+    thread shuts down the connections of Gloo repeatedly until the main thread has left the epoch, so that every wait of
+    the main thread for other workers fails.
 
     Args:
         channel: The socket to the launcher.

@@ -232,7 +232,7 @@ def call_merged(
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
     outside = is_outside(runner)
     group, components = (_group_outside, _components_outside) if outside else (_group_in_run, _components_in_run)
-    # The function runs in the thread that started the replicas, whose current trace is that of the run.
+    # The function runs in the thread that started the replicas, in which the trace of the run is current.
     here = functools.partial(_eagerly, ambient().store) if outside else contextlib.nullcontext
     tapes = [] if outside else _tapes()
 
