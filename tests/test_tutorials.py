@@ -14,7 +14,6 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 
 
 @pytest.mark.multiprocess
-@pytest.mark.sampled(3)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 @pytest.mark.long
