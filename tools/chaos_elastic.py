@@ -76,6 +76,7 @@ class ElasticRun:
             "CHAOS_DETERMINISTIC": "0" if plain else "1",
         }
         command = [sys.executable, "-m", "mirrored.cli", "run", "--elastic", "--workers", str(WORKERS)]
+        command += ["--log-dir", str(folder / "logs")]
         self.process = subprocess.Popen(
             [*command, str(PROGRAM), str(folder), str(steps), str(seconds_per_step)],
             env=environment,
@@ -164,6 +165,17 @@ class ElasticRun:
     def finals(self) -> list[dict[str, object]]:
         """Returns the final states that the workers have written."""
         return [json.loads(one.read_text()) for one in sorted(self.folder.glob("final-*.json"))]
+
+    def phases(self) -> dict[str, list[float]]:
+        """Returns how long each phase of a change took on the workers that stayed, and what they did in the last."""
+        found: dict[str, list[float]] = {}
+        for line in (self.folder / "logs" / "elastic.jsonl").read_text().splitlines():
+            event = json.loads(line)
+            if event["event"] == "stepped" and event["phases"][0][0] == "interrupting":
+                parts = [(name, seconds) for name, _, seconds in event["phases"]]
+                for name, seconds in [*parts, *event["programs"].items()]:
+                    found.setdefault(name, []).append(seconds)
+        return found
 
     def trained(self) -> dict[int, tuple[str, list[int]]]:
         """Returns, by step, the loss and the examples of all workers in the last epoch that executed it."""
@@ -297,20 +309,21 @@ def main(options: argparse.Namespace) -> None:
             new.write_text(str(steps))
             new.replace(killed.folder / "last_step")
             killed.end(options.timeout)
+            killed_phases = killed.phases()
         finally:
             killed.process.kill()
         left_alone = ElasticRun(Path(folder) / "left_alone", steps=steps, seconds_per_step=0.0, plain=options.plain)
         left_alone.end(options.timeout)
         wrong = check(left_alone, killed, steps, plain=options.plain)
-    report(episodes)
+    report(episodes, killed_phases)
     if wrong:
         raise SystemExit("FAILED:\n" + "\n".join(wrong[:20]))
     same = "within 1e-5" if options.plain else "bit-identical"
     print(f"OK: {sum(one.failures for one in episodes)} failures over {steps} steps, no restart; {same}, same examples")
 
 
-def report(episodes: list[Episode]) -> None:
-    """Prints the times of all episodes."""
+def report(episodes: list[Episode], phases: dict[str, list[float]]) -> None:
+    """Prints the times of all episodes, and the medians of the phases of changes."""
     recoveries = sorted(one.recovery_seconds for one in episodes)
     joins = sorted(one.join_seconds for one in episodes)
     print(
@@ -318,3 +331,5 @@ def report(episodes: list[Episode]) -> None:
         f"{recoveries[-1]:.2f} s, {sum(one > 2 for one in recoveries)} of {len(recoveries)} above 2 s; pause while "
         f"workers join: median {statistics.median(joins):.2f} s, longest {joins[-1]:.2f} s"
     )
+    medians = ", ".join(f"{name} {statistics.median(seconds):.3f} s" for name, seconds in phases.items())
+    print(f"medians of the workers that stayed: {medians}")

@@ -215,3 +215,51 @@ def test_a_process_that_cannot_get_a_backend_of_its_job_raises_instead_of_waitin
     with pytest.raises(ContextError, match=r"process 1 of 2, another thread used JAX(?s:.*)keep NumPy arrays"):
         recovery.make_backend()
     assert len(joined) == 3
+
+
+# Input for which the training function waits when the workers change.
+
+
+class Change(BaseException):
+    """What the link to the launcher raises."""
+
+
+@pytest.fixture
+def change() -> Iterator[threading.Event]:
+    """Makes this process a worker of an elastic job; its workers change once the event is set."""
+    happened = threading.Event()
+
+    def check() -> None:
+        if happened.is_set():
+            raise Change
+
+    distributed.interrupt_waits_by(check)
+    yield happened
+    distributed.interrupt_waits_by(None)
+
+
+@pytest.mark.parametrize("blocked", [0, 3])
+def test_a_wait_for_input_ends_when_the_workers_change(change: threading.Event, blocked: int) -> None:
+    storage = Storage(blocked)
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = strategy.experimental_distribute_dataset(Dataset.from_generator(storage.read), InputOptions(prefetch=1))
+    iterator = iter(dataset)
+    for _ in range(blocked):
+        next(iterator)
+    threading.Thread(target=lambda: (storage.is_reached.wait(10), change.set())).start()
+    began = time.perf_counter()
+    with pytest.raises(Change):
+        next(iterator)
+    assert time.perf_counter() - began < 5
+    change.clear()
+    storage.may_return.set()
+    element = next(iterator)
+    assert float(np.asarray(strategy.local_results(element)[0])[0]) == blocked, "the batch is not lost"
+    distributed.reset_for_another_job()
+
+
+def test_without_prefetching_the_training_function_reads_itself(change: threading.Event) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = strategy.experimental_distribute_dataset(Dataset.range(8).batch(2), InputOptions(prefetch=0))
+    assert len(list(dataset)) == 4
+    assert not dataset.stats().uses_worker

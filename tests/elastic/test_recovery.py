@@ -75,6 +75,7 @@ class Job:
     """A job of `mirrored run --elastic`, with its output so far."""
 
     def __init__(self, folder: Path, program: str, *options: str, workers: int = 3) -> None:
+        self.folder = folder
         path = folder / "train.py"
         path.write_text(PRELUDE + textwrap.dedent(program))
         command = [sys.executable, "-m", "mirrored.cli", "run", "--elastic", "--workers", str(workers), *options]
@@ -238,3 +239,29 @@ def test_options_that_contradict_each_other_are_refused():
     ):
         with pytest.raises(ArgumentError, match="workers|elastic"):
             Description(program=__file__, **wrong).check()
+
+
+def test_a_replacement_that_differs_is_refused_and_the_others_go_on(start):
+    differs = """
+    from pathlib import Path
+
+    if os.environ["MIRRORED_RESTART"] != "0":
+        os.environ["NPROC"] = "17"
+
+    def wait(step):
+        while step == 30 and not Path(__file__).with_name("go").exists():
+            time.sleep(0.01)
+        time.sleep(0.05 if step < 20 else 0)
+    """
+    job = start(
+        textwrap.dedent(differs)
+        + TRAIN.replace("time.sleep(0.05 if session.epoch < LAST else 0)", "wait(checkpoint.step)"),
+        workers=2,
+    )
+    job.read_until(r"\[worker 0\] step 7 1 2")
+    os.kill(job.pid(1), signal.SIGKILL)
+    job.read_until(r"worker 1 is refused: the number of XLA's threads is '\d+' on the workers of the job, and '17' on")
+    (job.folder / "go").touch()
+    assert job.end() == 0
+    assert job.results() == {undisturbed(40) + "\n"}
+    assert not any("worker 1 joins" in line for line in job.lines)

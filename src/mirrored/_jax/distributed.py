@@ -90,6 +90,7 @@ def _methods() -> list[Any]:
 
 
 _SLICE_SECONDS: Final = 0.1
+_INPUT_SLICE_SECONDS: Final = 0.05
 
 
 class _Waits:
@@ -102,6 +103,17 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
     Elastic jobs use it: the other process may be lost.
     """
     _Waits.check = check
+
+
+def next_slice(seconds: float) -> float:
+    """Returns how much of a wait may pass before the next call; raises an exception if the workers change.
+
+    Context: the main thread, while it waits for input. Outside of elastic jobs it is the whole wait.
+    """
+    if _Waits.check is None:
+        return seconds
+    _Waits.check()
+    return min(seconds, _INPUT_SLICE_SECONDS)
 
 
 def is_elastic() -> bool:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params  # type: ignore[attr-defined]
 
+from mirrored._jax.durations import tracing_measured
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import partial_eval as _partial_eval
@@ -143,7 +144,8 @@ def stage(
         shapes: The shapes and dtypes of its inputs.
         axes: The names and sizes of mesh axes over which it may reduce.
     """
-    closed: ClosedJaxpr = jax.make_jaxpr(flat_function, axis_env=list(axes))(*shapes)
+    with tracing_measured():
+        closed: ClosedJaxpr = jax.make_jaxpr(flat_function, axis_env=list(axes))(*shapes)
     return Staged(closed.jaxpr, tuple(closed.consts))
 
 

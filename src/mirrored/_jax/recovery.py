@@ -63,6 +63,11 @@ def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
     )
 
 
+def end_service(service: Any) -> None:
+    """Ends a coordination service that no client uses any more, with its threads and its port; does not wait."""
+    start(threading.Thread(target=service.shutdown, name="mirrored-ending-service", daemon=True))
+
+
 def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int, timeout_seconds: int) -> Any:
     """Connects to the coordination service of a job, which another process hosts; waits until all processes have.
 
@@ -160,19 +165,41 @@ def live_arrays() -> list[jax.Array]:
     return jax.live_arrays() if _xla_bridge.backends_are_initialized() else []
 
 
-def leave(held: Callable[[object], object] | None = None) -> None:
+def leave(held: Callable[[object], object] | None = None) -> Any:
     """Leaves the job without its shutdown barrier, and removes the backends, programs and traces of this process.
 
     Args:
         held: Receives the backends instead of their destruction. A backend that waits for a lost process can be
             destroyed only after its timeout.
+
+    Returns:
+        The client of the job, to be disconnected; None without one.
     """
     state = _distributed.global_state
+    client = state.client
     if held is not None:
-        held([dict(_xla_bridge._backends), state.client])
+        held([dict(_xla_bridge._backends), client])
     state.client = state.service = state.preemption_sync_manager = None
     state.num_processes, state.process_id, state.coordinator_address = 1, 0, None
     _remove_backends()
+    return client
+
+
+def disconnect(client: Any) -> bool:
+    """Ends the connection of a client to its coordination service, which may then end; does not wait for others.
+
+    Without it, the end of the service would end this process, if something still refers to the client: an array that
+    the program holds refers to its backend, and this to the client.
+
+    Returns:
+        Whether the service may end.
+    """
+    try:
+        if client is not None:
+            client.shutdown()
+    except Exception:  # no answer within the timeout: the client stays connected
+        return False
+    return True
 
 
 def _remove_backends() -> None:
@@ -266,6 +293,7 @@ class Abandonable:
         self._lock = threading.Lock()
         self._is_abandoned = self._must_finish = False
         self._kept: list[object] = []
+        self._at_end: list[Callable[[], object]] = []
         start(threading.Thread(target=self._run, name="mirrored-joining", daemon=True))
 
     def _run(self) -> None:
@@ -277,6 +305,9 @@ class Abandonable:
             self._must_finish = False
             self._done.set()
             self._kept.clear()
+            at_end, self._at_end = self._at_end, []
+        for action in at_end:
+            action()
 
     def enter(self, change: Callable[[], object] = lambda: None, *, must_finish: bool = False) -> None:
         """Begins a part of the work, unless the work is abandoned.
@@ -305,6 +336,14 @@ class Abandonable:
             self._is_abandoned = True
         while self._must_finish:
             time.sleep(_POLL_SECONDS)
+
+    def then(self, action: Callable[[], object]) -> None:
+        """Calls a function when the work is done and nothing is kept for it any more: in its thread, or at once."""
+        with self._lock:
+            if not self._done.is_set():
+                self._at_end.append(action)
+                return
+        action()
 
     def keep(self, value: object) -> None:
         """Keeps an object alive until the work is done."""

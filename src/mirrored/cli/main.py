@@ -145,7 +145,8 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
 @click.option("--max-restarts", type=click.IntRange(min=0), default=0,
               help="Maximum number of restarts of all workers after a failure.")  # fmt: skip
 @click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False),
-              help="Also write the output of worker i to worker-i.log in this folder.")  # fmt: skip
+              help="Also write the output of worker i to worker-i.log in this folder, and with --elastic the events to "
+                   "elastic.jsonl.")  # fmt: skip
 @click.option("--grace-seconds", type=click.FloatRange(min=0), default=30.0,
               help="How long the workers may take to save and end after a SIGTERM.")  # fmt: skip
 @click.option("--meeting-seconds", type=click.FloatRange(min=1), default=300.0,

@@ -85,17 +85,24 @@ def check_fingerprints(called: str, everyone: Sequence[Mapping[str, str]], names
         DisagreementError: Two fingerprints differ. It names the first such worker and entry.
     """
     for worker, other in enumerate(everyone):
-        for what, expected in everyone[0].items():
-            missing = what not in other and what.rpartition(" ")[2] in _OPTIONAL
-            if missing or other.get(what) == expected:
-                continue
+        what = difference(everyone[0], other)
+        if what is not None:
             raise DisagreementError(
                 called,
-                found=f"{what} is {expected!r} on worker 0 ({names[0]}) and {other.get(what)!r} on worker {worker} "
-                f"({names[worker]})",
+                found=f"{what} is {everyone[0][what]!r} on worker 0 ({names[0]}) and {other.get(what)!r} on worker "
+                f"{worker} ({names[worker]})",
                 rule="all workers must run the same program with the same versions and flags",
                 remedy=f"give worker {worker} the same versions and flags; mirrored doctor shows those of each worker",
             )
+
+
+def difference(expected: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    """Returns the first entry of a fingerprint that is another one in a second fingerprint; None if all are equal."""
+    for what, value in expected.items():
+        missing = what not in other and what.rpartition(" ")[2] in _OPTIONAL
+        if not missing and other.get(what) != value:
+            return what
+    return None
 
 
 def _version(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import contextvars
 import dataclasses
 import logging
@@ -181,7 +182,9 @@ class Feed:
         # would wait for it forever.
         self._arrived: SimpleQueue[None] = SimpleQueue()
         self._has_room: SimpleQueue[None] = SimpleQueue()
-        self._uses_worker = self._was_started = False
+        # A wait for the thread can be interrupted when the workers of an elastic job change; a read in `next` cannot.
+        self._uses_worker = stats.uses_worker = ahead > 0 and distributed.is_elastic()
+        self._was_started = False
         self._worker: threading.Thread | None = None  # set by the input thread
         self._stop = StopFlag() if stop is None else stop
         self._ended = False
@@ -289,14 +292,24 @@ class Feed:
         self._drop_given()
         while not self._ready:
             _signal(self._has_room)  # an interrupt may have come before the one below
-            try:
-                self._arrived.get(timeout=self._stall_seconds)
-            except Empty:
-                if not self._ready:
-                    self._report_stall()
+            self._await_item()
+            if not self._ready:
+                self._report_stall()
         item = self._take()
         _signal(self._has_room)
         return item
+
+    def _await_item(self) -> None:
+        """Waits until the queue has an item, at most `stall_seconds`.
+
+        Raises:
+            WorkersChanged: This worker of an elastic job must leave its epoch. The item that it waits for is not lost.
+        """
+        end = time.monotonic() + self._stall_seconds
+        while not self._ready and (left := end - time.monotonic()) > 0:
+            some = distributed.next_slice(left)
+            with contextlib.suppress(Empty):
+                self._arrived.get(timeout=some)
 
     def _take(self) -> FeedItem:
         """Takes the first ready item from the queue; an interrupt in here neither drops an item nor takes it twice.

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from mirrored._jax import recovery
 from mirrored._threads import start
+from mirrored.elastic.phases import Phases
 from mirrored.settings import ELASTIC
 from mirrored.watchdog.fail_fast_exit import LauncherChannel
 
@@ -71,6 +72,10 @@ class Link:
     Args:
         channel: The socket to the launcher.
         heartbeat_seconds: How long the launcher waits for a heartbeat of this worker.
+
+    Attributes:
+        phases: The phases of the change of the workers in which this worker takes part.
+        sockets: The sockets of the collectives.
     """
 
     def __init__(self, channel: LauncherChannel, heartbeat_seconds: float) -> None:
@@ -83,6 +88,8 @@ class Link:
         self._is_inside = False
         self._is_joining = False
         self._here: Place | None = None
+        self._held: set[int] = set()  # the epochs of which abandoned work has not ended
+        self.phases = Phases()
         self.sockets = recovery.CollectiveSockets()
         channel.receive_by(self._receive)
         start(
@@ -92,13 +99,22 @@ class Link:
 
     # Messages of the main thread
 
-    def arrive(self, snapshots: Sequence[int]) -> Place:
-        """Tells the launcher that this worker is ready for an epoch, and waits for its place in one."""
+    def arrive(self, snapshots: Sequence[int], description: Mapping[str, str] | None = None) -> Place:
+        """Tells the launcher that this worker is ready for an epoch, and waits for its place in one.
+
+        Args:
+            snapshots: The steps of the snapshots that this worker has.
+            description: What must be equal on all workers; given by a new process, which the launcher may refuse.
+        """
         with self._changed:
             self._must_leave = self._is_inside = False
             self._place = None
-        self._send(kind="arrived", snapshots=list(snapshots))
-        return self._take_place()
+        self.phases.begin("waiting")
+        more = {} if description is None else {"description": dict(description)}
+        self._send(kind="arrived", snapshots=list(snapshots), holds=sorted(self._held), **more)
+        place = self._take_place()
+        self.phases.begin("connecting")
+        return place
 
     def _take_place(self) -> Place:
         with self._changed:
@@ -114,13 +130,28 @@ class Link:
         if self.sockets.own is not None:
             self._send(kind="port", port=self.sockets.own)
 
+    def hold(self, epoch: int) -> Callable[[], None]:
+        """Tells the launcher, with the next arrival, that abandoned work still uses the services of an epoch.
+
+        Returns:
+            A function that tells it that the work has ended; context: any thread.
+        """
+        self._held.add(epoch)
+
+        def release() -> None:
+            self._held.discard(epoch)
+            self._send(kind="released", holds=sorted(self._held))
+
+        return release
+
     def has_snapshot(self, step: int) -> None:
         """Tells the launcher that this worker has a snapshot; context: any thread."""
         self._send(kind="snapshot", step=step)
 
     def has_stepped(self) -> None:
-        """Tells the launcher that this worker has ended the first step of its epoch."""
-        self._send(kind="stepped")
+        """Tells the launcher that this worker has ended the first step of its epoch, and what it took."""
+        phases, programs = self.phases.end()
+        self._send(kind="stepped", phases=phases, programs=programs)
 
     def finish(self) -> None:
         """Tells the launcher that the training function has returned, and waits until it has on all workers.
@@ -170,6 +201,7 @@ class Link:
             elif kind == "leave" and self._here is not None and message["epoch"] == self._here.epoch:
                 self.sockets.others = frozenset(message["ports"])
                 self._must_leave = True
+                self.phases.begin("interrupting")
             elif kind == "end":
                 self._has_ended = True
             self._changed.notify_all()

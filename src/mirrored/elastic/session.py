@@ -15,6 +15,7 @@ from mirrored._jax import distributed, recovery
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.collectives.host_allgather import host_allgather
+from mirrored.elastic.equality import description
 from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
 from mirrored.elastic.pace import Pace
 from mirrored.elastic.snapshots import Snapshots, share
@@ -84,6 +85,7 @@ class Session:
         if self._checkpoint is not None:
             raise _twice()
         self._checkpoint = checkpoint
+        self._begin_phase("restoring")
         result = None
         if self._place is None or self._place.step is None or self._snapshots is None:
             result = None if otherwise is None else otherwise()
@@ -94,7 +96,12 @@ class Session:
             self._pace = Pace(self._every, self._steps, _proposals)
             if self._link is not None:
                 self._link.has_snapshot(self._steps)
+        self._begin_phase("first step")
         return result
+
+    def _begin_phase(self, name: str) -> None:
+        if self._link is not None:
+            self._link.phases.begin(name)
 
     def commit(self) -> None:
         """Ends a training step, and takes a snapshot of the state if one is due.
@@ -264,10 +271,12 @@ class _Worker:
     def run(self, train: Callable[[Session], T]) -> T:
         """Calls the training function in one epoch after another, until it has returned on all workers."""
         distributed.interrupt_waits_by(self._link.check)
+        own: dict[str, str] | None = description()
         while True:
-            place = self._link.arrive(self._snapshots.steps)
+            place, own = self._link.arrive(self._snapshots.steps, own), None
             try:
                 self._join(place)
+                self._link.phases.begin("creating")
                 result = train(Session(place, self._snapshots, self._link, self._every))
                 self._link.finish()
                 return result
@@ -276,7 +285,7 @@ class _Worker:
                     _name_deleted(error, place)
                     raise
                 _drop_frames(error)
-            self._leave()
+            self._leave(place)
 
     # Joining
 
@@ -300,11 +309,14 @@ class _Worker:
         client = recovery.connect(address, count, rank, HEARTBEAT_SECONDS.read(), _CONNECT_SECONDS)
         with self._link.sockets.observe():
             joining.enter(lambda: recovery.adopt(client, address, count, rank), must_finish=True)
+            self._link.phases.begin("making backends")
             devices = recovery.make_backend()
         joining.enter(self._link.joined)
+        self._link.phases.begin("meeting")
         # The first collective connects all processes, which takes until a timeout if one of them is lost.
         recovery.sum_of_all(np.zeros((), np.uint32), devices, rank)
         if place.step is not None and place.receivers:
+            self._link.phases.begin("receiving")
             own = None if rank in place.receivers else self._snapshots[place.step]
             received = share(own, place, lambda part: recovery.sum_of_all(part, devices, rank))
             joining.enter(lambda: self._snapshots.put(place.step or 0, received))
@@ -321,18 +333,27 @@ class _Worker:
             return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=True)
         return self._link.suspect(_NEWS_SECONDS, tell=False)
 
-    def _leave(self) -> None:
+    def _leave(self, place: Place) -> None:
         """Removes all that belongs to the epoch: threads, arrays, programs, backends, the coordination client."""
         joining, self._joining = self._joining, None
         if joining is not None:
             joining.abandon()
+        phases = self._link.phases
+        phases.begin("quiescing")
         distributed.reset_for_another_job()
+        phases.begin("settling")
         if joining is None:
             self._snapshots.settle()
             for array in recovery.live_arrays():
                 array.delete()
+        phases.begin("clearing")
         # A backend that waits for a lost worker can be destroyed only after the timeout of its wait.
-        recovery.leave(None if joining is None else joining.keep)
+        client = recovery.leave(None if joining is None else joining.keep)
+        if joining is not None:
+            release = self._link.hold(place.epoch)
+            joining.then(lambda: recovery.disconnect(client) and release())
+        elif not recovery.disconnect(client):
+            self._link.hold(place.epoch)
 
 
 def _is_of_collective(error: BaseException) -> bool:

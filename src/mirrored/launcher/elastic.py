@@ -9,8 +9,10 @@ import time
 from typing import Any, Final
 
 from mirrored._jax import recovery
+from mirrored.elastic.equality import refusal
 from mirrored.elastic.membership import Begin, Command, End, Epoch, Fail, Leave, Membership, WorkerKey
 from mirrored.launcher.environment import worker_environment
+from mirrored.launcher.events import EventLog
 from mirrored.launcher.job import free_ports
 from mirrored.launcher.reaper_client import ReaperClient
 from mirrored.launcher.supervisor import Failure, Supervisor
@@ -39,6 +41,8 @@ class _Member:
         has_arrived: Whether it has reached the training function.
         has_stepped: Whether it has ended a step in the current epoch.
         left_early_at: When it ended with status 0 before the training function had returned everywhere.
+        description: What must be equal on all workers; None before it has arrived.
+        holds: The epochs that it has left and whose coordination services it still uses, in work that it has abandoned.
     """
 
     worker: Worker
@@ -47,6 +51,8 @@ class _Member:
     has_arrived: bool = False
     has_stepped: bool = False
     left_early_at: float | None = None
+    description: dict[str, str] | None = None
+    holds: frozenset[int] = frozenset()
 
 
 class ElasticSupervisor(Supervisor):
@@ -59,10 +65,11 @@ class ElasticSupervisor(Supervisor):
         self._members: dict[WorkerKey, _Member] = {}
         self._serial: dict[int, int] = {}  # the number of processes that each slot has had
         self._stillborn: dict[int, int] = {}  # how many in a row did not reach the training function
-        self._services: list[Any] = []
+        self._services: dict[int, Any] = {}  # the coordination services by epoch
         self._cause = ""
         self._changing_since: float | None = None
         self._returned_at: dict[WorkerKey, float] = {}  # when the training function has returned, in this epoch
+        self._events = EventLog(self._job.log_directory, self._output.say)
         failure: Failure | None = None
         try:
             for slot in range(self._job.workers):
@@ -70,6 +77,8 @@ class ElasticSupervisor(Supervisor):
             failure = self._supervise()
         finally:
             self._end_all(reaper)
+            self._events.write("ended", reason=None if failure is None else failure.reason)
+            self._events.close()
         if failure is not None:
             self._output.say(failure.reason)
         return 0 if failure is None else failure.code
@@ -82,6 +91,7 @@ class ElasticSupervisor(Supervisor):
         self._reaper.add(worker.group)
         self._workers.append(worker)
         self._members[slot, serial] = _Member(worker, time.monotonic())
+        self._events.write("started", worker=slot, process=worker.process.pid)
 
     def _supervise(self) -> Failure | None:
         """Runs the job until its workers have ended; returns its failure, if it has failed."""
@@ -140,19 +150,45 @@ class ElasticSupervisor(Supervisor):
         for text in messages:
             message = json.loads(text)
             member.beat_at = time.monotonic()
+            why = self._refusal(member, message)
+            if why is not None:
+                return self._refuse(key, member, why)
             failure = self._execute(self._commands(key, member, message))
             if failure is not None:
                 return failure
         return None
+
+    def _refusal(self, member: _Member, message: dict[str, Any]) -> str | None:
+        """Returns why a new worker that has arrived cannot join: it differs from those of the job; None if it can."""
+        member.description = message.get("description", member.description)
+        others = (one.description for one in self._members.values() if one.has_arrived and one is not member)
+        expected = next((one for one in others if one is not None), None)
+        is_new = "description" in message and member.description is not None
+        return refusal(expected, member.description) if is_new and expected is not None else None
+
+    def _refuse(self, key: WorkerKey, member: _Member, why: str) -> Failure | None:
+        """Ends a worker that differs from the others, whose replacement would differ as well."""
+        self._forget(key, member, "is refused")
+        self._stillborn[key[0]] = _STILLBORN_LIMIT
+        said = (
+            f"worker {key[0]} is refused: {why}. All workers of an elastic job must have the same versions, flags, "
+            "CPU and number of threads, so that results do not depend on which workers compute them"
+        )
+        if (failure := self._failure_without(said, 1)) is None:
+            self._output.say(f"{said}; it is not replaced again")
+        return failure
 
     def _commands(self, key: WorkerKey, member: _Member, message: dict[str, Any]) -> list[Command]:
         kind, epoch = message["kind"], message["epoch"]
         match kind:
             case "arrived":
                 member.has_arrived, member.has_stepped, member.port = True, False, None
+                member.holds = frozenset(message["holds"])
                 self._stillborn[key[0]] = 0
+                self._events.write("arrived", worker=key[0], epoch=epoch, snapshots=message["snapshots"])
                 return self._membership.arrived(key, message["snapshots"])
             case "suspected":
+                self._events.write("suspected", worker=key[0], epoch=epoch)
                 self._changes(f"a collective has failed on worker {key[0]}")
                 return self._membership.suspected(key, epoch)
             case "snapshot":
@@ -162,6 +198,11 @@ class ElasticSupervisor(Supervisor):
                 return self._membership.done(key, epoch)
             case "stepped":
                 member.has_stepped = True
+                more = {name: message[name] for name in ("phases", "programs")}
+                self._events.write("stepped", worker=key[0], epoch=epoch, **more)
+            case "released":
+                member.holds = frozenset(message["holds"])
+                self._end_services()
             case "port":
                 member.port = message["port"]
         return []
@@ -191,6 +232,7 @@ class ElasticSupervisor(Supervisor):
             if isinstance(command, Leave):
                 epoch = self._membership.epoch
                 assert epoch is not None
+                self._events.write("leave", worker=command.worker[0], epoch=epoch.number)
                 self._tell(command.worker, kind="leave", epoch=epoch.number, ports=[*ports, *self._lost_ports])
                 self._leaving_since = time.monotonic()
             elif isinstance(command, End):
@@ -209,9 +251,12 @@ class ElasticSupervisor(Supervisor):
             pass
         addresses = [f"127.0.0.1:{port}" for port in ports]
         if count > 1:
-            self._services.append(recovery.serve(addresses[0], count, self._heartbeat_seconds))
+            self._services[epoch.number] = recovery.serve(addresses[0], count, self._heartbeat_seconds)
+        self._end_services()
         self._lost_ports = ()
         self._returned_at.clear()
+        workers = [slot for slot, _ in epoch.members]
+        self._events.write("begin", epoch=epoch.number, workers=workers, step=epoch.step)
         for rank, key in enumerate(epoch.members):
             self._tell(
                 key, kind="begin", epoch=epoch.number, rank=rank, addresses=addresses, coordinator=addresses[0],
@@ -219,6 +264,13 @@ class ElasticSupervisor(Supervisor):
             )  # fmt: skip
         if epoch.number > 1:
             self._say_change(epoch)
+
+    def _end_services(self) -> None:
+        """Ends the coordination services of the epochs that all living workers have left."""
+        newest = 0 if self._membership.epoch is None else self._membership.epoch.number
+        held = {number for one in self._members.values() for number in one.holds}
+        for number in [one for one in self._services if one < newest and one not in held]:
+            recovery.end_service(self._services.pop(number))
 
     def _say_change(self, epoch: Epoch) -> None:
         seconds = 0.0 if self._changing_since is None else time.monotonic() - self._changing_since
@@ -265,15 +317,22 @@ class ElasticSupervisor(Supervisor):
                 return failure
         return None
 
-    def _remove(self, key: WorkerKey, member: _Member, how: str) -> Failure | None:
-        member.worker.listen()
-        failure = self._take_messages(key, member)
-        code = member.worker.code
+    def _forget(self, key: WorkerKey, member: _Member, how: str) -> None:
+        """Ends the process of a worker, and removes the worker from the launcher's state."""
         member.worker.end(self._output)
         self._reaper.remove(member.worker.group)
         self._workers.remove(member.worker)
         del self._members[key]
+        self._events.write("lost", worker=key[0], how=how)
         self._returned_at.pop(key, None)
+
+    def _remove(self, key: WorkerKey, member: _Member, how: str) -> Failure | None:
+        member.worker.listen()
+        failure = self._take_messages(key, member)
+        if key not in self._members:  # it was refused
+            return failure
+        code = member.worker.code
+        self._forget(key, member, how)
         if member.port is not None:
             self._lost_ports = (*self._lost_ports, member.port)
         if not member.has_arrived:
@@ -288,9 +347,13 @@ class ElasticSupervisor(Supervisor):
     def _give_up(self, slot: int, how: str, code: int | None) -> Failure | None:
         """Stops replacing the workers of a slot; ends the job if too few workers are left."""
         self._output.say(f"worker {slot} {how} {_STILLBORN_LIMIT} times before it could join; it is not replaced again")
+        return self._failure_without(f"worker {slot} {how}", shell_code(code or 1))
+
+    def _failure_without(self, reason: str, code: int) -> Failure | None:
+        """Returns the failure of the job if the workers that are left are too few; None otherwise."""
         living = sum(one.has_arrived for one in self._members.values())
         needed = self._job.workers if self._membership.epoch is None else self._job.min_workers
-        return Failure(f"worker {slot} {how}", shell_code(code or 1)) if living < needed else None
+        return Failure(reason, code) if living < needed else None
 
     def _kill_silent(self) -> Failure | None:
         """Kills workers that are stopped, or do not leave their epoch, so that they can never write again."""

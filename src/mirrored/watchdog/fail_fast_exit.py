@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 import traceback
+import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -34,9 +36,23 @@ def in_forked_children(reset: Callable[[], None]) -> None:
 
     A child has copies of this process's signal handlers, descriptors and objects, but none of its threads. A handler
     that only sets an event for a thread to act on would make the child ignore the signal.
+
+    A method does not keep its object alive: a registration lasts as long as the process, and an elastic job makes
+    another watchdog in each epoch.
     """
-    if hasattr(os, "register_at_fork"):  # not on Windows, where there is no fork
+    if not hasattr(os, "register_at_fork"):  # on Windows, where there is no fork
+        return
+    if not isinstance(reset, types.MethodType):
         os.register_at_fork(after_in_child=reset)
+        return
+    method = weakref.WeakMethod(reset)
+
+    def reset_if_alive() -> None:
+        found = method()
+        if found is not None:
+            found()
+
+    os.register_at_fork(after_in_child=reset_if_alive)
 
 
 # The stacks of all threads of this process.
