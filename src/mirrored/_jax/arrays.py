@@ -104,6 +104,42 @@ def _buffer_of(array: np.ndarray) -> HostBuffer | None:
     return base if type(base) is HostBuffer else None
 
 
+# New arrays without a compilation: `jnp.array(value, copy=True)` compiles a program for each shape, which takes a few
+# milliseconds of a processor in every process, and again in every epoch of an elastic job.
+#
+# Supports JAX 0.10 to 0.12: `jax.device_put(array, may_alias=False)` copies a JAX array to a new buffer on its devices.
+# It loses the sharding of an array of typed keys, and it aliases NumPy arrays, which are therefore copied before.
+
+_PLAIN_KINDS: Final = "biufc"
+
+
+def copied(array: jax.Array) -> jax.Array:
+    """Returns a copy of an array in new buffers on the same devices, which a compiled step may donate."""
+    if is_key(array):
+        return jnp.array(array, copy=True)
+    return jax.device_put(array, may_alias=False)
+
+
+def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:
+    """Returns a new array that is not committed to a device, like `jnp.array(value, dtype, copy=True)`.
+
+    A NumPy array or scalar is not weakly typed, so the result is not either.
+
+    Args:
+        value: An array, a number, or a list.
+        dtype: The dtype of the result. Default: that of the value, as far as JAX has it.
+    """
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _PLAIN_KINDS:
+        wanted = np.dtype(jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype))
+        if wanted.kind == value.dtype.kind:
+            host = aligned_empty(value.shape, wanted)
+            host[...] = value
+            return jax.device_put(host)
+    if isinstance(value, jax.Array) and not isinstance(value, _core.Tracer) and (dtype is None or value.dtype == dtype):
+        return copied(value)
+    return jnp.array(owned(value), dtype=dtype, copy=True)
+
+
 # Puts host arrays on devices, faster than `jax.device_put`, and without aliasing memory that user code owns.
 #
 # Supports JAX 0.10 to 0.12: `jaxlib.xla_client.batched_device_put`, which `jax.device_put` calls. Calling it directly

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mirrored._typing import Operand, PyTree
@@ -337,7 +338,7 @@ class Optimizer:
 
     def _build_scalars(self) -> None:
         if self._iterations is None:
-            zero = jnp.zeros((), jnp.int32)
+            zero = np.zeros((), np.int32)
             self._iterations = Variable(zero, trainable=False, name=f"{self._name}/iterations")
             self._iterations.internal = True
         if self._rate is not None:

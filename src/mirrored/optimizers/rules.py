@@ -65,7 +65,7 @@ class LearningRate:
         """Creates the variable that holds the learning rate, unless it is a schedule."""
         if self._variable is None and self._schedule is None:
             self._variable = Variable(
-                jnp.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
+                np.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
             )
             self._variable.internal = True
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mirrored._jax import caches
+from mirrored._jax.constants import with_constants
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, StructureError
@@ -107,7 +109,9 @@ def _is_key(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _plain(leaf: Operand) -> jax.Array:
+def _plain(leaf: Operand) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf
     return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
 
 
@@ -203,12 +207,13 @@ class UpdateRule:
     def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
         """Returns the `SlotLayout` of the optax state for given parameters (arrays, variables or descriptions)."""
         with jax.numpy_dtype_promotion("standard"):
-            return lay_out(self.factory(jnp.zeros(())), describe(parameters))
+            return lay_out(self.factory(np.zeros((), jnp.result_type(float))), describe(parameters))
 
     def initial_state(self, parameters: Arrays, learning_rate: float | jax.Array | None) -> list[jax.Array]:
         """Returns the initial optax state for given parameters, as a list of arrays in layout order."""
         with jax.numpy_dtype_promotion("standard"):
-            return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
+            init = self.factory(learning_rate).init
+            return self.layout(parameters).unpack(with_constants(init, parameters))
 
     def __call__(
         self,

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import NotConstant, check_fit, evaluate, is_key, owned
+from mirrored._jax.arrays import NotConstant, check_fit, evaluate, is_key, new_array
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import eager
 from mirrored._typing import DTypeLike, Operand
@@ -171,7 +170,7 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
         if dtype is not None:
             check_kind(value, dtype, "Variable", name)
         check_fit(value, dtype)
-        array = jnp.array(owned(value), dtype=dtype, copy=True)
+        array = new_array(value, dtype)
         # A Python number gives a weakly typed array. Assigned values are not weakly typed, and the change of type would
         # cause one unnecessary retrace of every function that captures the variable.
         return array.astype(array.dtype) if getattr(array, "weak_type", False) else array
@@ -205,8 +204,8 @@ def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAss
         gathered = host_allgather("Variable", f"create variable {name!r}", [outline, digest(host_value)])
         _check_outlines([one[0] for one in gathered], name)
         if all(one[1] == gathered[0][1] for one in gathered):
-            return jnp.array(host_value, copy=True)
-        return jnp.array(from_first(host_value, device_assignment), copy=True)
+            return new_array(host_value)
+        return new_array(from_first(host_value, device_assignment))
 
 
 def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:

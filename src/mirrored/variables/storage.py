@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import is_key
+from mirrored._jax.arrays import aligned_empty, copied, is_key, new_array
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import LostStateError
@@ -49,10 +49,20 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
                     _own(value), (device_assignment.local, *np.shape(value))
                 )
                 return _over(device_assignment, whole, device_assignment.sharded, local_values)
-            return jax.device_put(jnp.broadcast_to(value, whole), device_assignment.sharded)
+            return jax.device_put(_repeated(value, whole), device_assignment.sharded)
         if device_assignment.spans_processes and getattr(value, "is_fully_addressable", True):
             return _over(device_assignment, np.shape(value), device_assignment.replicated, _own(value))
         return jax.device_put(value, device_assignment.replicated)
+
+
+def _repeated(value: Any, shape: tuple[int, ...]) -> Any:
+    """Returns rows of equal components in new memory."""
+    if is_key(value):
+        return jnp.broadcast_to(value, shape)
+    own = np.asarray(value)
+    rows = aligned_empty(shape, own.dtype)
+    rows[...] = own
+    return rows
 
 
 def _own(value: object) -> Any:
@@ -100,7 +110,10 @@ def near(value: Any, other: Any) -> Any:
 
 def own(value: object) -> Any:
     """Returns a copy of an array in a new buffer, which a compiled step may donate to XLA."""
-    return value if isinstance(value, Tracer) else jnp.array(value, copy=True)
+    if isinstance(value, Tracer):
+        return value
+    with eager():
+        return new_array(value)
 
 
 def uncommitted(value: object) -> Any:
@@ -215,9 +228,9 @@ class VariableStorage(Awaiting):
         No other code holds the copy. The caller holds the state lock.
         """
         self._check_kept()
-        self._array = copied = jnp.array(self._array, copy=True)
+        self._array = own = copied(self._array)
         self._components, self._shared = None, False
-        return copied
+        return own
 
     def on_host(self) -> np.ndarray[Any, Any]:
         """Returns the whole stored value, with all components, as a new NumPy array.
