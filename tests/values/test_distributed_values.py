@@ -104,7 +104,21 @@ MISUSES = {
     "in": lambda v: 1 in v,
     "round": round,
     "np.asarray": np.asarray,
-    "np.add": lambda v: np.asarray(v) + 1,
+    "np.add": lambda v: np.add(v, 1),
+    "np.add reversed": lambda v: np.add(np.ones(2), v),
+    "np.sum": np.sum,
+    "np.concatenate": lambda v: np.concatenate([v, v]),
+    "jnp.add": lambda v: jnp.add(v, 1),
+    "jnp.exp": jnp.exp,
+    "jnp.stack": lambda v: jnp.stack([v, v]),
+    "jnp.arange": jnp.arange,
+    "jnp.power": lambda v: jnp.power(2.0, v),
+    "jnp.repeat": lambda v: jnp.repeat(jnp.ones(2), v),
+    "jnp.take": lambda v: jnp.take(jnp.arange(3), v),
+    "jnp.asarray": jnp.asarray,
+    "array +": lambda v: jnp.ones(2) + v,
+    "array index": lambda v: jnp.arange(3)[v],
+    "random.permutation": lambda v: jax.random.permutation(jax.random.key(0), v),
 }
 
 
@@ -115,10 +129,22 @@ def test_use_as_an_array_is_refused_with_the_alternatives(misuse):
         misuse(value)
 
 
-def test_jax_refuses_it_too():
-    value = mr.PerReplica((jnp.float32(1.0), jnp.float32(2.0)))
-    with pytest.raises((TypeError, ValuesError), match="PerReplica|a value with 2 components"):
-        jnp.add(value, 1)
+def test_primitives_and_shapes_of_jax_refuse_it_with_its_name():
+    value = mr.PerReplica((jnp.int32(1), jnp.int32(2)))
+    with pytest.raises(TypeError, match="PerReplica") as caught:
+        jax.lax.add(value, value)
+    assert isinstance(caught.value.__cause__, ValuesError)
+    for use in (jnp.eye, lambda v: jnp.ones((v, 2)), lambda v: jnp.ones(2).reshape(v)):
+        with pytest.raises(TypeError, match="PerReplica"):
+            use(value)
+
+
+def test_its_class_is_none_of_arrays():
+    value = mr.PerReplica((1.0, 2.0))
+    assert not hasattr(mr.PerReplica, "__jax_array__")
+    assert not hasattr(value, "dtype")
+    with pytest.raises(AttributeError, match="'PerReplica' object has no attribute 'astype'"):
+        value.astype("float32")
 
 
 def test_values_are_pytrees(layout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable
@@ -36,6 +37,32 @@ IN_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     "list": lambda _, v: [7.0, 8.0, 9.0][v],
     "range": lambda _, v: list(range(v)),
     "operator.index": lambda _, v: operator.index(v),
+}
+# They need a concrete value: in compiled code they raise JAX's errors for traced arrays.
+OF_VALUES: dict[str, Callable[[Any, Any], Any]] = {
+    "np.add": lambda x, v: np.add(x, v),
+    "np.subtract reversed": lambda x, v: np.subtract(v, x),
+    "np.exp": lambda _, v: np.exp(v),
+    "np.add.reduce": lambda x, v: np.add.reduce(x, axis=0) + np.add.reduce(np.ravel(v)),
+    "np.maximum.outer": lambda x, v: np.maximum.outer(x, v),
+    "np.add out": lambda x, v: np.add(x, v, out=np.zeros_like(x)),
+    "np.isnan": lambda _, v: np.isnan(v),
+    "np.where": lambda x, v: np.where(x > 1, v, x),
+    "np.allclose": lambda _, v: np.allclose(v, v),
+    "np.stack": lambda _, v: np.stack([v, v]),
+}
+OF_INTEGERS: dict[str, Callable[[Any, Any], Any]] = {
+    "jnp.arange": lambda _, v: jnp.arange(v),
+    "jnp.arange between": lambda _, v: jnp.arange(0, 4, v),
+    "jnp.eye": lambda _, v: jnp.eye(v),
+    "jnp.zeros": lambda _, v: jnp.zeros((v, 2)),
+    "jnp.linspace": lambda _, v: jnp.linspace(0.0, 1.0, v),
+    "jnp.split": lambda x, v: jnp.split(x, v),
+    "jnp.repeat": lambda x, v: jnp.repeat(x, v, axis=0),
+    "jnp.tile": lambda x, v: jnp.tile(x, v),
+    "jnp.sum axis": lambda x, v: jnp.sum(x, axis=v),
+    "reshape": lambda x, v: x.reshape(v, -1),
+    "one_hot": lambda x, v: jax.nn.one_hot(jnp.arange(2), v),
 }
 OUTSIDE, IN_RUN = ["cross-replica", "tape", "function"], ["eager run", "compiled run", "virtual replicas"]
 KINDS = ["scalar", "vector", "on read", "plain"]
@@ -87,6 +114,37 @@ def test_slices_ranges_and_lists_take_variables(x: Any, kind: str) -> None:
     variable = made(kind, mr.MirroredStrategy(["CPU:0", "CPU:1"]))
     for name, use in (USES | IN_PYTHON).items():
         np.testing.assert_array_equal(use(x, variable), use(x, 1), err_msg=name)
+
+
+@pytest.mark.parametrize("context", ["cross-replica", "tape", "eager run"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_of_numpy_and_of_integers_take_variables(kind: str, context: str) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    variable = made(kind, strategy)
+    if kind == "vector":
+        uses, value, x = OF_VALUES, np.array([0, 2]), HOST[:, :2]
+    else:
+        uses, value, x = OF_VALUES | OF_INTEGERS, np.array(1), HOST
+    for name, use in uses.items():
+        result = computed(context, strategy, functools.partial(use, x, variable))
+        np.testing.assert_array_equal(result, np.asarray(use(x, jnp.asarray(value))), err_msg=name)
+
+
+def test_an_operator_of_numpy_gives_the_result_of_jax() -> None:
+    variable = made("scalar", mr.MirroredStrategy(["CPU:0", "CPU:1"]))
+    for result in (HOST + variable, HOST[0, 1] * variable, HOST == variable, HOST @ HOST.T - variable):
+        assert isinstance(result, jax.Array)
+    own = HOST.copy()
+    own += variable
+    np.testing.assert_array_equal(own, HOST + 1)
+
+
+@pytest.mark.parametrize("name", ["jnp.arange", "jnp.arange between", "jnp.split"])
+def test_functions_of_integers_take_arrays_that_a_tape_tracks(name: str) -> None:
+    with mr.GradientTape() as tape:
+        tape.watch(x := jnp.asarray(1.0))
+        result = OF_INTEGERS[name](HOST, x * 1.0)
+    np.testing.assert_array_equal(result, OF_INTEGERS[name](HOST, jnp.asarray(1.0)))
 
 
 def test_replicas_select_by_their_own_components() -> None:

@@ -50,6 +50,7 @@ from mirrored._jax.private import pxla as _pxla
 from mirrored._jax.sequences import OPERATORS
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._typing import Operand
+from mirrored.patches import replace
 
 # The error that JAX raises for an operation that is undecidable for a symbolic dimension.
 #
@@ -432,8 +433,14 @@ def another_object(array: object) -> Any:
     return array
 
 
+def _is_symbolic_dim(v: Any) -> bool:
+    """JAX's function, which takes every object with `dimension_as_value` for a dimension: a tracked array is none."""
+    return type(v) is not Box and getattr(v, "dimension_as_value", None) is not None
+
+
 _fill_in()
 _add_operators()
+replace("jax functions", _core, "is_symbolic_dim", _is_symbolic_dim)
 _core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
 _core.pytype_aval_mappings[BoxTracer] = lambda tracer: tracer.aval
 _core.pytype_aval_mappings[ReadTracer] = lambda tracer: tracer.aval

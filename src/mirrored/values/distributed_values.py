@@ -12,6 +12,7 @@ A `PerReplica` has one of three representations:
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, TypeGuard
 
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.array_likes import register_array_like, register_index
+from mirrored._jax.array_likes import register_array_like
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
@@ -110,6 +111,13 @@ class _NotAnArray(DistributedValues):
     ):
         locals()[f"__{_operation}__"] = _refuse(f"__{_operation}__")
     del _operation
+
+    def __getattr__(self, name: str) -> Any:
+        # JAX looks this method up on the instance. The class has none: code that asks the class whether its instances
+        # are arrays gets the right answer.
+        if name == "__jax_array__":
+            return functools.partial(_refuse("__jax_array__"), self)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __format__(self, spec: str) -> str:
         return str(self) if not spec else _refuse(f"__format__ ({spec!r})")(self)
@@ -442,4 +450,4 @@ register_array_like(
     read=lambda mirrored: jnp.asarray(mirrored.value),
     shape_of=lambda mirrored: ShapedArray(mirrored.shape, mirrored.dtype),
 )
-register_index(PerReplica, _refuse("__index__"))
+register_array_like(PerReplica, read=_refuse("__jax_array__"), shape_of=_refuse("__jax_array__"))

@@ -59,8 +59,8 @@ class ArrayOperators:
     """
 
     __slots__ = ()
-    # With None, NumPy's `array + variable` returns NotImplemented, and Python calls `variable.__radd__`.
-    __array_ufunc__ = None
+    # NumPy's `array + variable` returns NotImplemented, and Python calls `variable.__radd__`. A function of NumPy, such
+    # as `np.add(array, variable)`, gets the value by `__array__`, as from a `jax.Array`.
     __array_priority__ = 1000
 
     def read_value(self) -> Any:
