@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import mirrored as mr
 from mirrored._jax.dispatch import CacheMisses, DispatchJob
 from mirrored.compilation import dispatch
 from mirrored.compilation.dispatch import DonatingStep
+from mirrored.errors import LostStateError
 from mirrored.variables import state_lock
 
 _PROGRAM = pathlib.Path(__file__).with_name("interrupted.py")
@@ -508,3 +510,55 @@ def test_one_array_in_two_donated_variables(make: Any, devices: int) -> None:
         assert first.numpy().tolist() == a.tolist()
         assert second.numpy().tolist() == b.tolist()
     assert array.tolist() == held.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def _failed_value() -> jax.Array:
+    """An array whose program fails on the device, which nothing has noticed yet."""
+
+    def fail(_: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.jit(lambda x: jax.pure_callback(fail, shape, x))(jnp.float32(1.0))
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "numpy": lambda v: v.numpy(),
+    "np.asarray": np.asarray,
+    "float": float,
+    "bool": bool,
+    "item": lambda v: v.item(),
+    "tolist": lambda v: v.tolist(),
+    "format": lambda v: f"{v:.2f}",
+    "values": lambda v: v.values[0].numpy(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_read_that_finds_a_failed_step_names_the_lost_variable(read: Callable[[Any], Any]) -> None:
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        v = mr.Variable(0.0, name="v")
+    v.hold(_failed_value())
+    with pytest.raises(LostStateError, match=r"reading v: [\s\S]*restore a checkpoint") as caught:
+        read(v)
+    assert isinstance(caught.value.__cause__ or caught.value.__context__, RuntimeError)
+    assert "(lost)" in repr(v)
+    v.assign(2.0)
+    assert v.numpy() == 2.0
+
+
+def test_a_function_that_reads_a_failed_value_names_the_lost_variable() -> None:
+    v, w = mr.Variable(0.0, name="v"), mr.Variable(1.0)
+    step = mr.function(lambda: w.assign_add(v))
+    step()
+    v.hold(_failed_value())
+
+    def train() -> None:  # the failure is found where JAX first waits for a result
+        for _ in range(100):
+            step()
+
+    with pytest.raises((LostStateError, jax.errors.JaxRuntimeError)):
+        train()
+    for use in (lambda: v + 1, v.numpy, step):
+        with pytest.raises(LostStateError, match="reading"):
+            use()

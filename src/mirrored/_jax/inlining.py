@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_i
 
 from mirrored._jax.durations import tracing_measured
 from mirrored._jax.private import config as _config
+from mirrored._jax.private import debugging as _debugging
 from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import source_info_util as _source_info
@@ -164,6 +165,14 @@ def has_callbacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
         if any(has_callbacks(inner) for inner in jaxprs_in_params(equation.params)):
             return True
     return False
+
+
+def has_ordered_printing(jaxpr: Jaxpr) -> bool:
+    """Returns whether a program contains `jax.debug.print` or `jax.debug.callback` with ``ordered=True``.
+
+    JAX 0.10 to 0.12 compiles them for one device only.
+    """
+    return any(isinstance(effect, _debugging.OrderedDebugEffect) for effect in jaxpr.effects)
 
 
 # Digests of traced programs, equal in all processes that have traced the same program.

@@ -17,13 +17,20 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.dispatch import dispatch_of, jit
-from mirrored._jax.inlining import Staged, captured_arrays, digest_of, has_callbacks, stage
+from mirrored._jax.inlining import (
+    Staged,
+    captured_arrays,
+    digest_of,
+    has_callbacks,
+    has_ordered_printing,
+    stage,
+)
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
+from mirrored.compilation.program_checks import check_devices, check_ordered, several_processes
 from mirrored.compilation.signature import Arguments
-from mirrored.errors import ContextError
 from mirrored.runtime.ambient import announce_read, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, read_again
@@ -220,9 +227,11 @@ class Program:
             outs = step(state, outer, inputs) if scan is None else scan(state, outer, inputs)
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
-        _check_devices(self._name, self._store, (*assigned, *read))
+        check_devices(self._name, self._store, (*assigned, *read))
+        if has_ordered_printing(staged.jaxpr):
+            check_ordered(self._name, self._store, (*assigned, *read))
         shardings = [_sharding(variable) for variable in assigned]
-        self._several = _several_processes(self._store, (*assigned, *read))
+        self._several = several_processes(self._store, (*assigned, *read))
         self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
         captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
         self._met = WorkerArguments(self._name, captured, (*self._donated, *self._kept))
@@ -268,15 +277,18 @@ class Program:
         if state.calls_back or withheld:
             refuse_callbacks(self._name)
             settle_all((*self._donated, *self._kept))
-        outs = self._dispatched(arrays)
-        results = outs[len(self._assigned) :]
         try:
+            outs = self._dispatched(arrays)
+            results = outs[len(self._assigned) :]
             if self._several is not None:
                 self._met.passed(results[-1])
             dispatch.launched(results[-1])
         except jax.errors.JaxRuntimeError as error:
             # Only errors of the program are handled. After Ctrl-C the step has succeeded, and its values are stored.
-            lose_failed(self._donated, error, waits=self._several is None)
+            lose_failed((*self._donated, *self._kept), error, waits=self._several is None)
+            for variable in self._kept:
+                if variable.is_lost:  # its own step has failed before, and this one has only read it
+                    variable.stored()
             raise
         return self._wrapped(results)
 
@@ -376,41 +388,6 @@ def _is_outer(constant: object) -> bool:
     if isinstance(constant, Tracer):
         return not isinstance(constant, CaptureTracer)
     return isinstance(constant, jax.Array) and not constant.is_fully_addressable
-
-
-def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
-    """Checks that all runs and variables of a program use the same devices.
-
-    Raises:
-        ContextError: The runs and variables belong to strategies on different devices.
-    """
-    owners: dict[Any, Any] = {one.device_assignment: one for one in variables if one.device_assignment}
-    if store.device_assignment is not None:
-        owners.setdefault(store.device_assignment, None)
-    if len({tuple(one.devices) for one in owners}) > 1:
-        named = (
-            "a run of another strategy" if one is None else f"variable {one.name!r} of {one.strategy!r}"
-            for one in {tuple(assignment.devices): owner for assignment, owner in owners.items()}.values()
-        )
-        raise ContextError(
-            called,
-            found=f"the function uses {' and '.join(named)}, which are on different devices",
-            rule="a compiled function is one program, so it can use the devices of one strategy only",
-            remedy="write one function for each strategy, and pass values between them as arrays on the host",
-        )
-
-
-def _several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns the device assignment of the program's run or variables if it spans several processes, else None."""
-    device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
-    return next(
-        (
-            device_assignment
-            for device_assignment in device_assignments
-            if device_assignment is not None and device_assignment.spans_processes
-        ),
-        None,
-    )
 
 
 def _result_sharding(result: _Result, device_assignment: DeviceAssignment | None) -> Any:

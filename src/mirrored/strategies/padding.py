@@ -67,11 +67,22 @@ class Calls:
                 self._results.append(results)
             return results
         avals: list[Any] = [variable.aval for variable in eqn.outvars]
+        if not avals and eqn.params.get("ordered"):
+            return self._skipped_on_host(eqn, operands)
         others = self._results.popleft() if avals and self._results else []
         if [(other.shape, other.dtype) for other in others] != [(aval.shape, aval.dtype) for aval in avals]:
             others = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]  # the slots were traced differently
         called = lax.cond(self._is_real, lambda: bind_equation(eqn, operands), lambda: others)
         return list(called)
+
+    def _skipped_on_host(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+        """Applies an ordered call without results: XLA cannot compile a conditional that returns only a token."""
+        function = eqn.params["callback"]
+
+        def where_real(is_real: Any, *args: Any) -> Any:
+            return function(*args) if is_real else ()
+
+        return list(eqn.primitive.bind(self._is_real, *operands, **{**eqn.params, "callback": where_real}))
 
 
 def contain(

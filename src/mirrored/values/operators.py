@@ -44,6 +44,14 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
+def _conversion(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        return self.converted(lambda value: getattr(value, name)(*args))
+
+    method.__name__, method.__doc__ = name, f"`jax.Array.{name}` of the value."
+    return method
+
+
 def _operand(other: Operand, value: Any) -> Any:
     if isinstance(other, ArrayOperators):
         return other.read_value()
@@ -66,6 +74,10 @@ class ArrayOperators:
     def read_value(self) -> Any:
         """Returns the array to which the operators are applied."""
         raise NotImplementedError(type(self).__name__)
+
+    def converted(self, convert: Callable[[Any], Any]) -> Any:
+        """Returns the value as an object on the host, which `convert` makes of the array."""
+        return convert(self.read_value())
 
     for _name in (
         "add",
@@ -93,8 +105,10 @@ class ArrayOperators:
     del _function, _plain
     for _name in ("sum", "mean", "max", "min", "prod", "std", "var", "argmax", "argmin", "any", "all", "dot"):
         locals()[_name] = _method(_name)
-    for _name in ("astype", "reshape", "transpose", "ravel", "flatten", "squeeze", "item", "tolist"):
+    for _name in ("astype", "reshape", "transpose", "ravel", "flatten", "squeeze"):
         locals()[_name] = _method(_name)
+    for _name in ("item", "tolist"):
+        locals()[_name] = _conversion(_name)
     del _name
     T = property(lambda self: self.read_value().T)
     at = property(lambda self: self.read_value().at)
@@ -111,19 +125,19 @@ class ArrayOperators:
         return iter(self.read_value())
 
     def __float__(self) -> float:
-        return float(self.read_value())
+        return self.converted(float)
 
     def __int__(self) -> int:
-        return int(self.read_value())
+        return self.converted(int)
 
     def __index__(self) -> int:
-        return operator.index(self.read_value())
+        return self.converted(operator.index)
 
     def __bool__(self) -> bool:
-        return bool(self.read_value())
+        return self.converted(bool)
 
     def __complex__(self) -> complex:
-        return complex(self.read_value())
+        return self.converted(complex)
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.read_value(), digits or 0)
@@ -132,7 +146,7 @@ class ArrayOperators:
         return format(self.read_value(), spec) if spec else str(self)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.array(self.read_value(), dtype=dtype)
+        return self.converted(lambda value: np.array(value, dtype=dtype))
 
     def __jax_array__(self) -> Any:
         return self.read_value()

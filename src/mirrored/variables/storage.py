@@ -192,6 +192,7 @@ class VariableStorage(Awaiting):
         self._lost: tuple[Any, str] | None = None
         self._components: tuple[Any, tuple[Any, ...]] | None = None
         self._shared = False
+        self._sound: Any = lambda: None  # a weak reference to the value, once it is known to be computed
 
     def stored(self) -> Any:
         """Returns the whole stored value: one mirrored array, or all components stacked ``[slots, ...]``.
@@ -210,6 +211,8 @@ class VariableStorage(Awaiting):
                 array = self._array
                 # A step that began after the first check may have replaced the marked value by its own copy.
                 if state.step is None and state.version == version:
+                    if self._sound() is not array:
+                        self._check_sound(array)
                     self._check_kept()
                     return array
             settle()
@@ -248,10 +251,44 @@ class VariableStorage(Awaiting):
                     array = self._array
                     if state.step is None and state.version == version:
                         self._check_kept()
-                        return self._without_padding(np.array(array))
+                        return self._without_padding(self._copied(array))
                 settle()
         finally:
             state.reading.pop(key, None)
+
+    def _copied(self, array: Any) -> np.ndarray[Any, Any]:
+        try:
+            return np.array(array)
+        except RuntimeError as error:
+            self._lose_failed(array, error)
+            raise
+
+    def _check_sound(self, array: Any) -> None:
+        """Marks a value as lost if the step that computes it has failed; does not wait for the step.
+
+        JAX reports an error of a step only where its results are used.
+        """
+        if isinstance(array, Tracer) or not (getattr(array, "is_ready", None) or bool)():
+            return
+        try:
+            array.block_until_ready()
+        except RuntimeError as error:
+            self._lose_failed(array, error)
+        else:
+            self._sound = weakref.ref(array)
+
+    def _lose_failed(self, array: Any, error: RuntimeError) -> None:
+        """Marks the value as lost, and raises that error; does nothing if another thread has donated the array."""
+        if array.is_deleted():
+            return
+        with lock:
+            if self._array is array and not self.is_lost:
+                self.lose(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+        if self.is_lost:
+            try:
+                self._check_kept()
+            except LostStateError as lost:
+                raise lost from error
 
     def _without_padding(self, whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         is_padded = self.per_replica and self.device_assignment is not None

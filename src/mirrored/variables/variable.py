@@ -18,7 +18,7 @@ from mirrored._jax.placement import movable
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored._typing import DTypeLike, Operand
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, LostStateError
 from mirrored.runtime.ambient import ambient, announce_read, announce_write
 from mirrored.values.distributed_values import DistributedValues, distributed_repr
 from mirrored.values.operators import ArrayOperators
@@ -255,7 +255,19 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         here = ambient()
         if here.store is None and not here.listeners and not self.per_replica and is_eager():
             return self.on_host()
-        return np.array(self.read_value())
+        return self.converted(np.array)  # type: ignore[no-any-return]
+
+    def converted(self, convert: Callable[[Any], Any]) -> Any:
+        """Returns the value as an object on the host, which `convert` makes of the array.
+
+        Raises:
+            LostStateError: The value is lost: a step that owned its buffer failed.
+        """
+        try:
+            return convert(self.read_value())
+        except RuntimeError:
+            self.stored()  # the conversion has waited for the step that computes the value
+            raise
 
     # Writing
 
@@ -351,7 +363,10 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         if ambient().store is not None or self.is_lost:
             condition = "lost" if self.is_lost else "being traced"
             return f"<Variable {self.name!r} shape={self.component_shape} dtype={self.dtype} ({condition})>"
-        value = np.array(key_data(self.stored())) if is_key_dtype(self.dtype) else self.on_host()
+        try:
+            value = np.array(key_data(self.stored())) if is_key_dtype(self.dtype) else self.on_host()
+        except LostStateError:
+            return repr(self)
         return f"<Variable {self.name!r} shape={self.component_shape} dtype={self.dtype} value={value}>"
 
     def _repr_html_(self) -> str:

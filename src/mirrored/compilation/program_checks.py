@@ -1,0 +1,65 @@
+"""Checks of the strategies and devices that one compiled program uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mirrored.errors import ContextError
+
+if TYPE_CHECKING:
+    from mirrored.runtime.variable_store import FunctionStore
+
+
+def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
+    """Checks that all runs and variables of a program use the same devices.
+
+    Raises:
+        ContextError: The runs and variables belong to strategies on different devices.
+    """
+    owners: dict[Any, Any] = {one.device_assignment: one for one in variables if one.device_assignment}
+    if store.device_assignment is not None:
+        owners.setdefault(store.device_assignment, None)
+    if len({tuple(one.devices) for one in owners}) > 1:
+        named = (
+            "a run of another strategy" if one is None else f"variable {one.name!r} of {one.strategy!r}"
+            for one in {tuple(assignment.devices): owner for assignment, owner in owners.items()}.values()
+        )
+        raise ContextError(
+            called,
+            found=f"the function uses {' and '.join(named)}, which are on different devices",
+            rule="a compiled function is one program, so it can use the devices of one strategy only",
+            remedy="write one function for each strategy, and pass values between them as arrays on the host",
+        )
+
+
+def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
+    """Checks that a program with ordered printing has one replica, so that every layout refuses the same programs.
+
+    Raises:
+        ContextError: There are several replicas.
+    """
+    assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
+    replicas = max((one.num_replicas for one in assignments if one is not None), default=1)
+    if replicas > 1:
+        raise ContextError(
+            called,
+            found=f"jax.debug.print or jax.debug.callback has ordered=True, in a compiled function of {replicas} "
+            "replicas",
+            rule="JAX orders these calls on one device only; the same programs are refused on any number of devices",
+            remedy="omit ordered=True, or call jax.experimental.io_callback(function, None, x, ordered=True), which "
+            "keeps the order of each replica's calls",
+        )
+
+
+def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
+    """Returns the device assignment of the program's run or variables if it spans several processes, else None."""
+    device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
+    return next(
+        (
+            device_assignment
+            for device_assignment in device_assignments
+            if device_assignment is not None and device_assignment.spans_processes
+        ),
+        None,
+    )
