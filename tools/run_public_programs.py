@@ -9,6 +9,9 @@ anybody looked at them. The programs are not part of this project: ``FOLDER/<own
 directories (or clones), from which the runner takes the text. `import tensorflow as tf` becomes `import mirrored.tf as
 tf`; arrays of the same shape replace data sets that would be downloaded (as in `tools/run_notebook.py`); epochs and
 steps of `fit` are bounded while the program is loaded. Every program runs in a process of its own, in an empty folder.
+
+The programs of the second selection have recorded substitutions, too: names that TensorFlow 2.21 has renamed (one list
+for all), data that is not there, and sizes; and modules that lie beside them. Their outcomes are recorded separately.
 """
 
 from __future__ import annotations
@@ -22,15 +25,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
-from typing import Final
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 import click
+from public_programs import substitutions
 from rich.console import Console
 
 _TOOLS: Final = Path(__file__).parent
 _SELECTION: Final = _TOOLS / "public_programs" / "selection.json"
-_RESULTS: Final = _TOOLS / "public_programs" / "results.json"
+_RESULTS: Final = {
+    "first": _TOOLS / "public_programs" / "results.json",
+    "second": _TOOLS / "public_programs" / "results_second.json",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program as it is run.
+
+    Attributes:
+        name: Repository and path.
+        text: Its source, after the recorded substitutions.
+        modules: The sources of the modules beside it, by file name.
+    """
+
+    name: str
+    text: str
+    modules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,27 +96,50 @@ def source_of(repository: str, commit: str, path: str, sources: Path) -> str:
     raise click.ClickException(f"{clone} has no {path} at {commit[:12]}: clone https://github.com/{repository} there")
 
 
+def program_of(entry: Mapping[str, Any], sources: Path, renames: list[list[str]]) -> Program:
+    """Returns a program of a selection, with its substitutions applied.
+
+    Args:
+        entry: The entry of the selection: ``repo``, ``commit``, ``path``, and for some ``modules`` (names of files
+            beside the program) and ``substitutions`` (pairs of texts).
+        sources: The folder with the git directories.
+        renames: The patterns of renamed names and their replacements.
+
+    Raises:
+        click.ClickException: A file is not there.
+        SubstitutionError: A substitution does not apply.
+    """
+    name, folder = f"{entry['repo']}: {entry['path']}", PurePosixPath(entry["path"]).parent
+    place = entry["repo"], entry["commit"]
+    text = substitutions.renamed(source_of(*place, entry["path"], sources), renames)
+    modules = {
+        one: substitutions.renamed(source_of(*place, str(folder / one), sources), renames)
+        for one in entry.get("modules", [])
+    }
+    return Program(name, substitutions.substituted(text, entry.get("substitutions", []), name), modules)
+
+
 def run_program(
-    name: str, text: str, *, seconds: float, devices: int, examples: int, tensorflow: Path | None = None
+    program: Program, *, seconds: float, devices: int, examples: int, tensorflow: Path | None = None
 ) -> Outcome:
     """Runs a program in a process of its own.
 
     Args:
-        name: Its name in the report.
-        text: Its source.
+        program: The program.
         seconds: The time limit.
         devices: Number of simulated devices, unless the program configures its own.
         examples: Maximum number of examples of a data set.
         tensorflow: A Python with TensorFlow, which runs the program; None runs it on `mirrored.tf`.
     """
     python, framework = (sys.executable, "mirrored.tf") if tensorflow is None else (str(tensorflow), "tensorflow")
+    text = program.text
     own = re.search(r"set_(logical|virtual)_device_configuration", text) is not None
     environment = _environment({} if own or tensorflow else _simulated(devices))
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
-        program = Path(folder) / "program.py"
-        program.write_text(text, encoding="utf-8")
-        command = [python, "-m", "public_programs.worker", str(program), str(examples), framework]
+        for name, source in {"program.py": text, **program.modules}.items():
+            (Path(folder) / name).write_text(source, encoding="utf-8")
+        command = [python, "-m", "public_programs.worker", str(Path(folder) / "program.py"), str(examples), framework]
         command += [] if own or tensorflow is None else [str(max(devices, _named_devices(text)))]
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
@@ -108,7 +154,7 @@ def run_program(
             output.seek(0)
             written = output.read().decode(errors="replace")
     error = "" if status == 0 else f"ran longer than {seconds:.0f} s" if status is None else _error_in(written, status)
-    return Outcome(name, status == 0, time.monotonic() - started, error, written)
+    return Outcome(program.name, status == 0, time.monotonic() - started, error, written)
 
 
 def _named_devices(text: str) -> int:
@@ -154,6 +200,7 @@ def record_outcomes(outcomes: list[Outcome], run: str, results: Path) -> None:
 @click.option("--sources", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Folder with the git directories.")  # fmt: skip
 @click.option("--selection", type=click.Path(path_type=Path, exists=True), default=_SELECTION, help="The programs.")
+@click.option("--part", type=click.Choice(["first", "second"]), default="first", help="The selection's part.")
 @click.option("--only", default="", help="Run only programs whose name contains this text.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=180.0, help="Time limit of a program.")
 @click.option("--devices", type=click.IntRange(min=1), default=2, help="Number of simulated devices.")
@@ -161,10 +208,11 @@ def record_outcomes(outcomes: list[Outcome], run: str, results: Path) -> None:
 @click.option("--tensorflow", type=click.Path(path_type=Path, exists=True), help="Python with TensorFlow: the control.")
 @click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Folder for the output of programs.")
 @click.option("--record", type=click.Choice(["first", "after"]), help="Record the outcomes as those of this run.")
-@click.option("--results", type=click.Path(path_type=Path, dir_okay=False), default=_RESULTS, help="The record.")
+@click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="The record, if not that of the part.")
 def main(
     sources: Path,
     selection: Path,
+    part: str,
     only: str,
     seconds: float,
     devices: int,
@@ -172,26 +220,28 @@ def main(
     tensorflow: Path | None,
     logs: Path | None,
     record: str | None,
-    results: Path,
+    results: Path | None,
 ) -> None:
     """Run the selected public programs; the exit status is 1 if one fails."""
     console, outcomes = Console(), []
-    for one in json.loads(selection.read_text(encoding="utf-8"))["programs"]:
-        name = f"{one['repo']}: {one['path']}"
-        if only not in name:
+    whole = json.loads(selection.read_text(encoding="utf-8"))
+    chosen = whole if part == "first" else whole["second"]
+    for entry in chosen["programs"]:
+        if only not in f"{entry['repo']}: {entry['path']}":
             continue
-        text = source_of(one["repo"], one["commit"], one["path"], sources)
-        options = {"seconds": seconds, "devices": devices, "examples": examples}
-        outcome = run_program(name, text, tensorflow=tensorflow, **options)  # type: ignore[arg-type]
+        program = program_of(entry, sources, chosen.get("renames", []))
+        outcome = run_program(program, seconds=seconds, devices=devices, examples=examples, tensorflow=tensorflow)
         state = "passes" if outcome.passed else f"fails: {outcome.error}"
-        console.print(f"{name} ({outcome.seconds:.0f} s) {state}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{program.name} ({outcome.seconds:.0f} s) {state}", highlight=False, markup=False, soft_wrap=True
+        )
         outcomes.append(outcome)
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
-            (logs / (re.sub(r"\W+", "_", name) + ".txt")).write_text(outcome.output, encoding="utf-8")
+            (logs / (re.sub(r"\W+", "_", program.name) + ".txt")).write_text(outcome.output, encoding="utf-8")
     console.print(f"{sum(one.passed for one in outcomes)} of {len(outcomes)} programs end without an error")
     if record is not None:
-        record_outcomes(outcomes, record, results)
+        record_outcomes(outcomes, record, results or _RESULTS[part])
     sys.exit(not all(one.passed for one in outcomes))
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(TOOLS))
 
 import run_public_programs  # noqa: E402
 import write_tallies  # noqa: E402
-from public_programs import shortening  # noqa: E402
+from public_programs import shortening, substitutions  # noqa: E402
 
 PROGRAM = """\
 import argparse
@@ -73,17 +73,36 @@ def test_a_program_is_run_from_its_commit(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_error_of_a_program_is_reported() -> None:
-    outcome = run_public_programs.run_program(
-        "failing", "import tensorflow as tf\ntf.no_such_name\n", seconds=200, devices=2, examples=10
-    )
+    program = run_public_programs.Program("failing", "import tensorflow as tf\ntf.no_such_name\n")
+    outcome = run_public_programs.run_program(program, seconds=200, devices=2, examples=10)
     assert not outcome.passed
     assert outcome.error.startswith("mirrored.tf._errors.MissingNameError: tf.no_such_name")
     assert 'File "program.py", line 2' in outcome.output
 
 
 def test_a_program_without_end_is_stopped() -> None:
-    outcome = run_public_programs.run_program("endless", "while True: pass", seconds=1, devices=1, examples=10)
+    program = run_public_programs.Program("endless", "while True: pass")
+    outcome = run_public_programs.run_program(program, seconds=1, devices=1, examples=10)
     assert (outcome.passed, outcome.error) == (False, "ran longer than 1 s")
+
+
+def test_a_module_beside_a_program_is_imported() -> None:
+    text = "import beside\nassert beside.VALUE == 3"
+    program = run_public_programs.Program("two files", text, {"beside.py": "VALUE = 3"})
+    outcome = run_public_programs.run_program(program, seconds=200, devices=1, examples=10)
+    assert outcome.passed, outcome.output
+
+
+def test_recorded_substitutions_change_the_text(tmp_path: Path) -> None:
+    sources, commit = repository(tmp_path, "a = Adam(lr=0.1)\ndata = load('here')\n")
+    entry = {"repo": "someone/programs", "commit": commit, "path": "train.py", "substitutions": [["load('here')", "0"]]}
+    program = run_public_programs.program_of(entry, sources, [[r"\blr=", "learning_rate="]])
+    assert program.text == "a = Adam(learning_rate=0.1)\ndata = 0\n"
+
+
+def test_a_substitution_that_does_not_apply_is_an_error() -> None:
+    with pytest.raises(substitutions.SubstitutionError, match="p.py has no 'missing'"):
+        substitutions.substituted("text", [["missing", "x"]], "p.py")
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
