@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mirrored import MirroredStrategy, get_replica_context
-from mirrored.errors import ArgumentError
+from mirrored import MirroredStrategy, function, get_replica_context
+from mirrored.errors import ArgumentError, TapeError
 from mirrored.tape import GradientTape, custom_gradient
 
 
@@ -216,3 +216,53 @@ def test_replicas_return_one_value_each_of_a_merged_result():
     )
     result = strategy.run(total, args=(values,))
     assert [float(one) for one in result.values] == [3.0, 3.0]
+
+
+def merged_total():
+    @custom_gradient
+    def total(x):
+        merged = get_replica_context().merge_call(
+            lambda strategy, parts: strategy.reduce("SUM", parts, axis=None), (x,)
+        )
+        return merged, lambda upstream: 10.0 * upstream
+
+    return total
+
+
+def test_a_compiled_replica_function_merges_in_a_custom_gradient():
+    strategy = MirroredStrategy(jax.devices()[:2])
+    total = merged_total()
+
+    def replica(factor):
+        x = factor * (get_replica_context().replica_id_in_sync_group + 1.0)
+        with GradientTape() as tape:
+            tape.watch(x)
+            inside = total(x)
+        return total(x), inside, tape.gradient(inside, x)
+
+    factor = jnp.asarray(2.0)
+    eager, compiled = strategy.run(replica, (factor,)), function(lambda f: strategy.run(replica, (f,)))(factor)
+    for result in (eager, compiled):
+        assert [[float(one) for one in strategy.experimental_local_results(each)] for each in result] == [
+            [6.0, 6.0],
+            [6.0, 6.0],
+            [10.0, 10.0],
+        ]
+
+
+def test_a_tape_around_a_compiled_run_refuses_the_merged_custom_gradient():
+    strategy = MirroredStrategy(jax.devices()[:2])
+    total = merged_total()
+
+    def replica(x):
+        return total(x * (get_replica_context().replica_id_in_sync_group + 1.0))
+
+    @function
+    def step(x):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
+        return tape.gradient(y, x)
+
+    with pytest.raises(TapeError, match="open the tape inside the function given to run"):
+        step(jnp.asarray(2.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 
 import jax
@@ -13,6 +14,7 @@ import mirrored as mr
 from mirrored import ReduceOp, VariableAggregation
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, ReplicaDivergenceError, VariableError
 from mirrored.testing import assert_same_bits
+from mirrored.variables import assigned
 
 AGGREGATIONS = list(VariableAggregation)
 few = pytest.mark.ways(replicas=(4,))
@@ -455,3 +457,42 @@ def test_arithmetic_in_cross_replica_context_gives_an_array(operation):
         v = mr.Variable([1.0, 2.0])
     assert_same_bits(np.asarray(operation(v, 3.0)), operation(np.array([1.0, 2.0], np.float32), np.float32(3.0)))
     assert_same_bits(np.asarray(operation(np.ones(2, np.float32), v)), operation(np.ones(2, np.float32), v.numpy()))
+
+
+def test_local_results_of_an_assignment_outside_run_are_one_per_replica():
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        variable = mr.Variable(1.0)
+    for result, expected in (
+        (variable.assign(3.0), 3.0),
+        (variable.assign_add(2.0), 5.0),
+        (variable.assign_sub(1.0), 4.0),
+    ):
+        copies = strategy.experimental_local_results(result)
+        assert [float(copy) for copy in copies] == [expected] * 2
+        assert [copy.device for copy in copies] == jax.devices()[:2]
+    assert len(strategy.experimental_local_results(variable.read_value())) == 1
+    assert len(strategy.experimental_local_results(result + 0.0)) == 1
+
+
+def test_the_result_of_an_assignment_outlives_a_step_that_donates_the_variable():
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        variable = mr.Variable(jnp.zeros(4))
+    result = variable.assign(jnp.arange(4.0))
+    step = mr.function(lambda: strategy.run(lambda: variable.assign_add(jnp.ones(4))))
+    step()
+    assert variable.numpy().tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert [copy.tolist() for copy in strategy.experimental_local_results(result)] == [[0.0, 1.0, 2.0, 3.0]] * 2
+
+
+def test_notes_of_results_are_dropped_with_the_results():
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        variable = mr.Variable(1.0)
+    before = len(assigned._results)
+    result = variable.assign(2.0)
+    assert len(assigned._results) == before + 1
+    del result
+    gc.collect()
+    assert len(assigned._results) == before

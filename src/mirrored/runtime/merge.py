@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored.errors import MergeError, MirroredError
@@ -141,16 +141,30 @@ def _is_transformed(runner: ReplicaRunner) -> bool:
     return recording_parent(current_trace()) is not runner.base_trace
 
 
+_UNDER_TRANSFORM: Final = "it was called under a JAX transform inside the replica function"
+
+
 def refused(merge: Merge) -> MergeError:
     """Returns the error for a collective under a JAX transform, in which replicas cannot wait for each other."""
     return MergeError(
         merge.name,
-        found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
+        found=f"{_UNDER_TRANSFORM} ({type(current_trace()).__name__})",
         rule="only all_reduce and all_gather can be called inside jit, scan, cond or vmap; "
         f"{merge.name} runs once for all replicas",
         remedy="call it in the replica function itself, on the value that the transform returns (a GradientTape is "
         "no transform)",
     )
+
+
+def is_refusal(error: MergeError) -> bool:
+    """Returns whether an error says that a collective was called under a JAX transform (`refused`)."""
+    return error.found.startswith(_UNDER_TRANSFORM)
+
+
+def runs_in_place() -> bool:
+    """Returns whether the caller is in the trace of the replica function itself, where collectives can be called."""
+    runner = ambient().runner
+    return runner is not None and recording_parent(current_trace()) is recording_parent(runner.base_trace)
 
 
 # Atomic assignments: all variable assignments of a run or `merge_call` that raises an exception are undone.

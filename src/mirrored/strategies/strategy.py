@@ -28,6 +28,7 @@ from mirrored.strategies.scope import Scope
 from mirrored.topology.device_assignment import DeviceAssignment, name_device
 from mirrored.values import html, structures
 from mirrored.values.distributed_values import DistributedValues
+from mirrored.variables.assigned import copies_of_result
 
 
 class Strategy(DistributesInput, OlderNames):
@@ -272,10 +273,14 @@ class Strategy(DistributesInput, OlderNames):
         """Returns a tuple of this process's components of a distributed value, one per local replica.
 
         Context: cross-replica. The result for a structure is a tuple of structures, one for each replica, and for a
-        plain value a tuple of one element.
+        plain value a tuple of one element. What an assignment of a mirrored variable has returned outside `run` and
+        compiled functions has one component per replica.
         """
         if isinstance(value, DistributedValues):
             return tuple(value.values)
+        copies = copies_of_result(value)
+        if copies is not None:
+            return copies
         leaves, treedef = structures.flatten(value)
         if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
             is_leaf = len(leaves) == 1 and leaves[0] is value

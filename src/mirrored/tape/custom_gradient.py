@@ -16,8 +16,9 @@ from mirrored._jax.boxes import Array, Box
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Leaf, PyTree
-from mirrored.errors import ArgumentError, ArgumentTypeError
+from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
+from mirrored.runtime.merge import is_refusal, runs_in_place
 from mirrored.tape.backward import is_variable
 from mirrored.tape.record import Key, Pulled, Record, Runner, closed_over, completed
 from mirrored.tape.trace import TapeTrace
@@ -90,6 +91,26 @@ def custom_gradient(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def _without_gradient(value: Any, name: str) -> Any:
+    """Returns a value whose differentiation is an error, because its custom gradient is not part of the program."""
+
+    def refuse(_: Any) -> Any:
+        raise TapeError(
+            "GradientTape.gradient",
+            found=f"a tape outside run differentiates {name!r}, a function with a custom gradient that calls "
+            "merge_call in a compiled replica function",
+            rule="its gradient function runs once per replica, for a tape inside the replica function",
+            remedy="open the tape inside the function given to run",
+        )
+
+    @jax.custom_vjp
+    def identity(array: Any) -> Any:
+        return array
+
+    identity.defvjp(refuse, lambda _residuals, cotangent: (cotangent,))
+    return identity(value) if isinstance(value, jax.Array) and is_inexact(aval_of(value)) else value
+
+
 def _separate(leaf: Any) -> Any:
     """Returns a copy of an array, so that replicas with the same array return separate objects, as in TensorFlow."""
     return leaf.copy() if isinstance(leaf, jax.Array) else leaf
@@ -136,11 +157,26 @@ class _Call:
     def under_transform(self) -> Any:
         """Calls the function by `jax.custom_gradient`, since a JAX transform differentiates it."""
         try:
-            return self._by_jax([])
+            return self._unless_merged([])
         except _ReadVariables as read:
             # A tape around the compiled function asks for the gradients of the variables that the function has read.
             # JAX refuses values that it closes over, so the function runs again, with the variables as arguments.
-            return self._by_jax(read.variables)
+            return self._unless_merged(read.variables)
+
+    def _unless_merged(self, variables: list[Any]) -> Any:
+        """Returns `_by_jax` of the variables; of a function that calls `merge_call`, the result without a gradient.
+
+        JAX traces a function with a custom gradient by itself, where replicas cannot wait for each other. In the trace
+        of the replica function they can, and no tape inside it is open. A tape around the run gets an error.
+        """
+        try:
+            return self._by_jax(variables)
+        except MergeError as error:
+            if not (is_refusal(error) and runs_in_place()):
+                raise
+        result = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)[0]
+        name = getattr(self._function, "__name__", "custom_gradient")
+        return jax.tree.map(lambda leaf: _without_gradient(_as_array(leaf), name), result, is_leaf=is_variable)
 
     def _by_jax(self, variables: list[Any]) -> Any:
         structure: list[Any] = []

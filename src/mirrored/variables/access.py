@@ -25,6 +25,7 @@ from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
+from mirrored.variables.assigned import as_result
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, near, own, placed, uncommitted
@@ -264,7 +265,7 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
             new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
             stored = placed(own(new), variable.device_assignment, per_replica=False)
             variable.store(stored, shared=assignment.read_value)
-        return stored
+        return as_result(stored, variable.device_assignment) if assignment.read_value else None
     old = None if assignment.replaces else store.whole(variable)
     new = assignment.combined(old, aligned(value, variable.device_assignment))
     store.set_whole(variable, new, assignment.where)
@@ -283,11 +284,9 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return (
-            first_stacked(value.stacked(variable.device_assignment), variable.device_assignment)
-            if here.store is None
-            else value.values[0]
-        )
+        if here.store is not None:
+            return value.values[0]
+        return first_stacked(value.stacked(variable.device_assignment), variable.device_assignment)
     op, runner = reduction_of(aggregation), here.runner
     if runner is not None and (isinstance(value, LocalPerReplica) or here.store is not None):
         return runner.reduce(op, [[runner.component(value, k) for k in range(runner.num_local)]])[0]

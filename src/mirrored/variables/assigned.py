@@ -1,0 +1,42 @@
+"""Results of assignments outside `run`: which arrays they are, so that each replica's copy can be asked for."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+
+from mirrored._jax.arrays import is_key
+from mirrored._jax.traces import Tracer
+from mirrored.variables.storage import components
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
+
+_results: Final[dict[int, tuple[weakref.ref[Any], DeviceAssignment]]] = {}
+
+
+def as_result(value: Any, device_assignment: DeviceAssignment | None) -> Any:
+    """Returns the new value of a variable as an array of which `copies_of_result` returns each replica's copy.
+
+    Args:
+        value: The stored array. The returned object is another one, because a read returns the stored array, too.
+        device_assignment: The devices of the variable's replicas; None for a plain variable.
+    """
+    if device_assignment is None or device_assignment.num_replicas == 1 or isinstance(value, Tracer) or is_key(value):
+        return value
+    shards = [shard.data for shard in value.addressable_shards]
+    result = jax.make_array_from_single_device_arrays(value.shape, value.sharding, shards)
+    key = id(result)
+    _results[key] = weakref.ref(result, lambda _: _results.pop(key, None)), device_assignment
+    return result
+
+
+def copies_of_result(value: object) -> tuple[Any, ...] | None:
+    """Returns one array per local replica if `value` is the result of an assignment outside `run`; otherwise None."""
+    noted = _results.get(id(value)) if isinstance(value, jax.Array) else None
+    result = None if noted is None else noted[0]()
+    if noted is None or result is not value:
+        return None
+    return components(result, noted[1], per_replica=False)
