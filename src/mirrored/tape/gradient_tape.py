@@ -254,7 +254,11 @@ class GradientTape(Recording):
                 seeds[key] = seeds[key] + seed if key in seeds else payload_of(seed)
         keys = [self._key_of(source) for source in sources]
         found = walk.pull(seeds, [key for key in keys if key is not None])
-        return [None if key is None else found.get(key) for key in keys]
+        results = [None if key is None else found.get(key) for key in keys]
+        for target, weight in zip(targets, weights, strict=True):
+            if is_variable(target) and self._key_of(target) is None:
+                results = [_of_itself(target, weight, *each) for each in zip(sources, results, strict=True)]
+        return results
 
     def _pull_rows(
         self, target: jax.Array | ReadableVariable, rows: jax.Array, sources: Sequence[Any], *, vectorized: bool
@@ -284,6 +288,14 @@ class GradientTape(Recording):
 def target_value(target: jax.Array | ReadableVariable) -> Any:
     """Returns the array of a differentiation target, reading the target if it is a variable."""
     return target.read_value() if is_variable(target) else target
+
+
+def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
+    """Returns the gradient of a source, to which a variable that the tape has not seen contributes as a target."""
+    if getattr(source, "announced", source) is not getattr(target, "announced", target):
+        return gradient
+    seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else payload_of(weight)
+    return seed if gradient is None else gradient + seed
 
 
 def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree) -> list[Any]:

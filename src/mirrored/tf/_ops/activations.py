@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._typing import Operand
+from mirrored.tf._ops import kinks
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
 from mirrored.tf._table import Axes, Common, Int, op, rows
@@ -28,11 +29,11 @@ rows(
         "nn.crelu": ("features axis=-1", _crelu),
         "nn.elu": ("features", jax.nn.elu),
         "nn.gelu": ("features approximate=False", jax.nn.gelu),
-        "nn.leaky_relu": ("features alpha>negative_slope=0.2", jax.nn.leaky_relu),
+        "nn.leaky_relu": ("features alpha>negative_slope=0.2", kinks.leaky_relu),
         "nn.log_softmax math.log_softmax": ("logits axis=None", _log_softmax),
         "nn.relu": ("features", jax.nn.relu),
         "nn.relu6": ("features", jax.nn.relu6),
-        "nn.selu": ("features", jax.nn.selu),
+        "nn.selu": ("features", kinks.selu),
         "nn.softmax math.softmax": ("logits axis=None", _softmax),
         "nn.softplus math.softplus": ("features", jax.nn.softplus),
         "nn.softsign math.softsign": ("features", jax.nn.soft_sign),

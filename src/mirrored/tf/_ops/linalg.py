@@ -13,6 +13,7 @@ import numpy as np
 from mirrored._typing import Array, DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops import kinks
 from mirrored.tf._table import Axes, Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
 
@@ -244,7 +245,7 @@ def global_norm(t_list: Iterable[Operand]) -> jax.Array:
 @op("clip_by_value")
 def clip_by_value(t: jax.Array, clip_value_min: jax.Array, clip_value_max: jax.Array) -> jax.Array:
     """Clips each element of a tensor to the range between two values; the lower one prevails if they are reversed."""
-    return jnp.maximum(jnp.minimum(t, clip_value_max.astype(t.dtype)), clip_value_min.astype(t.dtype))
+    return kinks.maximum(kinks.minimum(t, clip_value_max.astype(t.dtype)), clip_value_min.astype(t.dtype))
 
 
 @op("clip_by_norm")

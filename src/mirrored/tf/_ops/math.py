@@ -18,6 +18,7 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._data.host_arrays import is_text, texts_equal
 from mirrored.tf._dtypes import array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops import kinks
 from mirrored.tf._table import Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, operands
 from mirrored.values.index_checks import values_now
@@ -35,7 +36,7 @@ def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 rows(
     {
-        "math.abs abs": ("x", jnp.abs),
+        "math.abs abs": ("x", kinks.absolute),
         "math.acos acos": ("x", jnp.arccos),
         "math.acosh acosh": ("x", jnp.arccosh),
         "math.add add": ("x y", jnp.add),
@@ -81,8 +82,8 @@ rows(
         "math.logical_not logical_not": ("x", jnp.logical_not),
         "math.logical_or logical_or": ("x y", jnp.logical_or),
         "math.logical_xor": ("x y", jnp.logical_xor),
-        "math.maximum maximum": ("x y", jnp.maximum),
-        "math.minimum minimum": ("x y", jnp.minimum),
+        "math.maximum maximum": ("x y", kinks.maximum),
+        "math.minimum minimum": ("x y", kinks.minimum),
         "math.multiply multiply": ("x y", jnp.multiply),
         "math.ndtri": ("x", special.ndtri),
         "math.negative negative": ("x", jnp.negative),

@@ -1,0 +1,60 @@
+"""Operations whose derivative jumps, with TensorFlow's derivative at the jump where JAX chooses another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+
+def _is_real(*arrays: jax.Array) -> bool:
+    return all(jnp.issubdtype(jnp.result_type(array), jnp.floating) for array in arrays)
+
+
+def _with_derivative(value: Callable[..., jax.Array], derivative: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Returns a compiled function with another derivative.
+
+    Args:
+        value: The function.
+        derivative: Maps the operands, followed by their tangents, to the tangent of the result.
+    """
+    function = jax.custom_jvp(value)
+    function.defjvp(lambda primals, tangents: (function(*primals), derivative(*primals, *tangents)))
+    return jax.jit(function)
+
+
+_absolute: Final = _with_derivative(jnp.abs, lambda x, moved: jnp.sign(x) * moved)
+_maximum: Final = _with_derivative(jnp.maximum, lambda x, y, of_x, of_y: jnp.where(x >= y, of_x, of_y))
+_minimum: Final = _with_derivative(jnp.minimum, lambda x, y, of_x, of_y: jnp.where(x <= y, of_x, of_y))
+
+
+def absolute(x: jax.Array) -> jax.Array:
+    """Computes the absolute value; its derivative at 0 is 0."""
+    result: jax.Array = _absolute(x) if _is_real(x) else jnp.abs(x)
+    return result
+
+
+def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes the elementwise maximum; where both are equal, the gradient goes to `x`."""
+    result: jax.Array = _maximum(x, y) if _is_real(x, y) else jnp.maximum(x, y)
+    return result
+
+
+def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes the elementwise minimum; where both are equal, the gradient goes to `x`."""
+    result: jax.Array = _minimum(x, y) if _is_real(x, y) else jnp.minimum(x, y)
+    return result
+
+
+def leaky_relu(features: jax.Array, negative_slope: jax.Array) -> jax.Array:
+    """Computes the leaky rectified linear activation; its derivative at 0 is `negative_slope`."""
+    return jnp.where(features > 0, features, negative_slope * features)
+
+
+def selu(features: jax.Array) -> jax.Array:
+    """Computes the scaled exponential linear activation; its derivative at 0 is the one from the right."""
+    scale, alpha = 1.0507009873554805, 1.6732632423543772
+    below = jnp.where(features >= 0, 0.0, features)
+    return scale * jnp.where(features >= 0, features, alpha * jnp.expm1(below))

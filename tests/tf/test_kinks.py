@@ -1,0 +1,73 @@
+"""Derivatives where they jump, as recorded on TensorFlow 2.21."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+A, B = [0.0, 1.0, -1.0], [0.0, 1.0, 2.0]
+
+RECORDED: dict[str, tuple[Callable[[Any, Any], Any], list[float], list[float] | None]] = {
+    "abs": (lambda a, b: tf.abs(a), [0.0, 1.0, -1.0], None),
+    "maximum": (tf.maximum, [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]),
+    "minimum": (tf.minimum, [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]),
+    "clip_by_value": (lambda a, b: tf.clip_by_value(a, 0.0, 1.0), [1.0, 1.0, 0.0], None),
+    "leaky_relu": (lambda a, b: tf.nn.leaky_relu(a), [0.2, 1.0, 0.2], None),
+    "selu": (lambda a, b: tf.nn.selu(a), [1.050701, 1.050701, 0.6467686], None),
+    "relu": (lambda a, b: tf.nn.relu(a), [0.0, 1.0, 0.0], None),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_derivatives_at_a_jump_are_those_of_tensorflow(name: str, compiled: bool) -> None:
+    operation, of_a, of_b = RECORDED[name]
+
+    def gradients(a: Any, b: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([a, b])
+            result = operation(a, b)
+        return tape.gradient(result, [a, b])
+
+    computed = (tf.function(gradients) if compiled else gradients)(tf.constant(A), tf.constant(B))
+    np.testing.assert_allclose(computed[0], of_a, rtol=1e-6)
+    if of_b is None:
+        assert computed[1] is None
+    else:
+        np.testing.assert_allclose(computed[1], of_b, rtol=1e-6)
+
+
+def test_values_are_those_of_the_plain_operations() -> None:
+    special = np.array([-np.inf, -2.5, -0.0, 0.0, 1.5, np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(tf.abs(tf.constant(special)), np.abs(special))
+    np.testing.assert_array_equal(tf.maximum(tf.constant(special), 1.0), np.maximum(special, 1))
+    np.testing.assert_array_equal(tf.minimum(tf.constant(special), 1.0), np.minimum(special, 1))
+    assert tf.abs(tf.constant([-3, 2])).numpy().tolist() == [3, 2]
+    assert tf.abs(tf.constant(3 + 4j)).numpy() == 5.0
+    assert tf.maximum(tf.constant([1, 5]), 3).dtype == tf.int32
+
+
+def test_second_derivatives_exist() -> None:
+    x = tf.Variable([2.0, -3.0])
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            y = tf.reduce_sum(tf.abs(x) * x * tf.maximum(x, 0.0))
+        first = inner.gradient(y, x)
+    np.testing.assert_allclose(first, [12.0, 0.0])
+    np.testing.assert_allclose(outer.gradient(first, x), [12.0, 0.0])
+
+
+def test_a_variable_is_its_own_target() -> None:
+    """The guide of automatic differentiation differentiates a branch that returns a variable itself."""
+    v, w = tf.Variable([2.0, 3.0]), tf.Variable(1.0)
+    with tf.GradientTape(persistent=True) as tape:
+        y = w * 2.0
+    assert tape.gradient(v, v).numpy().tolist() == [1.0, 1.0]
+    assert [one if one is None else one.numpy().tolist() for one in tape.gradient([v, y], [v, w])] == [[1.0, 1.0], 2.0]
+    assert tape.gradient(v, w) is None
+    assert tape.gradient(v, v, output_gradients=tf.constant([5.0, 6.0])).numpy().tolist() == [5.0, 6.0]
