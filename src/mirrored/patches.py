@@ -127,6 +127,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     # Replaced by `import mirrored.tf.keras`: names that TensorFlow has in these namespaces.
     "tf.keras": frozenset(
         {
+            "Model.export",
             "keras._tf_keras.keras.utils.split_dataset",
             "keras.src.utils.timeseries_dataset_utils.tf",
             "keras.utils.split_dataset",

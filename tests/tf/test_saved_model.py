@@ -441,3 +441,24 @@ def test_only_a_saved_program_is_replaced(tmp_path):
             tf.saved_model.save(model, tmp_path / name)
     assert sorted(os.listdir(tmp_path)) == ["c.unfinished", "file", "mine", "taken"]
     assert (tmp_path / "taken/variables/thesis.txt").read_text() == "important"
+
+
+def test_a_keras_model_is_exported_with_the_endpoint_serve(tmp_path, capsys):
+    keras = tf.keras
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    model.export(tmp_path / "exported")
+    assert "Endpoint: serve" in capsys.readouterr().out
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    np.testing.assert_allclose(loaded.serve(x), model(x), rtol=1e-6)
+    assert sorted(loaded.signatures) == ["serve", "serving_default"]
+    np.testing.assert_allclose(loaded.signatures["serving_default"](tf.constant(x))["output_0"], model(x), rtol=1e-6)
+    model.export(tmp_path / "fixed", verbose=False, input_signature=[tf.TensorSpec((2, 4))])
+    assert capsys.readouterr().out == ""
+    np.testing.assert_allclose(tf.saved_model.load(tmp_path / "fixed").serve(x[:2]), model(x[:2]), rtol=1e-6)
+
+
+def test_a_model_without_known_inputs_is_not_exported(tmp_path):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+    with pytest.raises(ArgumentError, match="never called"):
+        model.export(tmp_path / "exported")

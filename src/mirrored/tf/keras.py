@@ -14,6 +14,7 @@ from mirrored.integrations.keras.private import tensorflow_names as _tensorflow_
 from mirrored.integrations.keras.private import timeseries as _timeseries
 from mirrored.patches import replace as _replace
 from mirrored.tf._data.splitting import splitting as _splitting
+from mirrored.tf._saved_model.exporting import exporting as _exporting
 
 _keras = _tensorflow_names()
 # TensorFlow 2 has these names in both namespaces; Keras has them only in its own.
@@ -24,4 +25,5 @@ for _name in ("losses", "metrics"):
 _replace("tf.keras", _timeseries, "tf", _tf)
 for _utils in (_connected.keras.utils, _keras.utils):
     _replace("tf.keras", _utils, "split_dataset", _splitting(_utils.split_dataset, _sizes_of_parts))
+_replace("tf.keras", _connected.keras.Model, "export", _exporting(_connected.keras.Model.export))
 sys.modules[__name__] = _keras

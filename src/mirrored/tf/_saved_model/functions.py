@@ -79,7 +79,7 @@ def _keras_functions(model: Any) -> dict[str, Function]:
         wanted = keras_private.input_signature_of(model)
     except ValueError:  # the model was never called
         return {}
-    specs = jax.tree.map(_spec, list(wanted), is_leaf=lambda one: hasattr(one, "shape"))
+    specs = jax.tree.map(spec_of, list(wanted), is_leaf=lambda one: hasattr(one, "shape"))
 
     def inference(*inputs: Any) -> Any:
         return model(*inputs, training=False)
@@ -87,7 +87,8 @@ def _keras_functions(model: Any) -> dict[str, Function]:
     return {"__call__": Function(inference, input_signature=specs, name=model.name)}
 
 
-def _spec(one: Described) -> TensorSpec:
+def spec_of(one: Described) -> TensorSpec:
+    """Returns the `TensorSpec` of a description of an input of a Keras model; its dtype is float32 if it has none."""
     return TensorSpec(one.shape, one.dtype or "float32", getattr(one, "name", None))
 
 
