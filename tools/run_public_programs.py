@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import click
+from notebook.cells import translate
 from public_programs import substitutions
 from rich.console import Console
 
@@ -137,8 +138,9 @@ def run_program(
     environment = _environment({} if own or tensorflow else _simulated(devices))
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
-        for name, source in {"program.py": text, **program.modules}.items():
-            (Path(folder) / name).write_text(source, encoding="utf-8")
+        (Path(folder) / "program.py").write_text(text, encoding="utf-8")
+        for name, source in program.modules.items():
+            (Path(folder) / name).write_text(translate(source, framework), encoding="utf-8")
         command = [python, "-m", "public_programs.worker", str(Path(folder) / "program.py"), str(examples), framework]
         command += [] if own or tensorflow is None else [str(max(devices, _named_devices(text)))]
         with tempfile.TemporaryFile() as output:
