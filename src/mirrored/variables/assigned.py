@@ -33,10 +33,10 @@ def as_result(value: Any, device_assignment: DeviceAssignment | None) -> Any:
     return result
 
 
-def copies_of_result(value: object) -> tuple[Any, ...] | None:
+def copies_of_result(value: Any) -> tuple[Any, ...] | None:
     """Returns one array per local replica if `value` is the result of an assignment outside `run`; otherwise None."""
     noted = _results.get(id(value)) if isinstance(value, jax.Array) else None
-    result: Any = None if noted is None else noted[0]()
+    result = None if noted is None else noted[0]()
     if noted is None or result is not value:
         return None
     return components(result, noted[1], per_replica=False)
