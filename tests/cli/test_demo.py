@@ -33,7 +33,7 @@ def spoilt(findings: Findings, **changes: object) -> Findings:
     return dataclasses.replace(findings, **changes)
 
 
-@pytest.mark.timeout(240)  # three trainings and what they compile
+@pytest.mark.timeout(240)  # three training runs and what they compile
 @pytest.mark.long
 def test_demo_shows_everything_and_writes_the_report(tmp_path):
     done = CliRunner().invoke(main, ["demo", "--quick", "--replicas", "2", "--epochs", "1", "--out", str(tmp_path)])
@@ -120,7 +120,7 @@ def test_a_demo_that_went_well_passes(findings):
         ({"digits": np.zeros(19, np.int32)}, "not every test image was evaluated exactly once"),
         ({"digits": np.zeros(20, np.int32)}, "only 10.00% of the test images right"),
         ({"copies": [Copies("w", (), ("aa", "ab"))]}, "copies of a variable differ"),
-        ({"hashes": {1: "0f", 2: "0e"}}, "deterministic trainings are not bit-identical"),
+        ({"hashes": {1: "0f", 2: "0e"}}, "deterministic training runs are not bit-identical"),
     ],
 )
 def test_a_demo_that_failed_says_so(findings, change, message):

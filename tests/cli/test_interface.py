@@ -117,7 +117,7 @@ def test_doctor_of_two_workers_as_json(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.timeout(300)  # two trainings and what they compile
+@pytest.mark.timeout(300)  # two training runs and what they compile
 def test_demo_as_json(tmp_path):
     arguments = ("--quick", "--replicas", "1", "--epochs", "1", "--out", str(tmp_path), "--json")
     done = started("demo", *arguments, seconds=280)

@@ -157,7 +157,7 @@ def _check(findings: Findings, must_learn: bool) -> None:
     failures = [
         (len(findings.digits) == len(findings.test), "not every test image was evaluated exactly once"),
         (findings.copies_are_equal, "copies of a variable differ between replicas"),
-        (findings.bits_are_equal, "the final weights of the deterministic trainings are not bit-identical"),
+        (findings.bits_are_equal, "the final weights of the deterministic training runs are not bit-identical"),
         (
             findings.accuracy >= MUST_BE_RIGHT or not must_learn,
             f"only {findings.accuracy:.2%} of the test images right",

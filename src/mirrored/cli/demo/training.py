@@ -16,7 +16,7 @@ from mirrored.cli.demo.convnet import ConvNet
 from mirrored.cli.demo.digits import Batches, Examples
 from mirrored.values.distributed_values import DistributedValues
 
-# The history of a training, for the report.
+# The history of a training run, for the report.
 
 
 @dataclasses.dataclass
