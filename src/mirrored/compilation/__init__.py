@@ -7,6 +7,7 @@ One call of a compiled function:
 - `captured_objects`, `frozen_state`: refuse functions whose Python state tracing would freeze into constants or mutate.
 - `dispatch`: donates the variables' buffers, stores the results in one C call, bounds the steps in flight.
 - `concrete`, `binding`: concrete functions, export, methods.
+- `retraces`: log messages about functions that are traced often.
 """
 
 from mirrored.compilation.function import Function as Function

@@ -1,14 +1,16 @@
-"""Strategies: run one training program synchronously on N replicas.
+"""Strategies, which run one training program synchronously on N replicas.
 
 `strategy.run` goes to `compiled` inside a compiled function, and to `eager_runner` otherwise:
 
 - `strategy`, `mirrored`: the public classes; `scope`, `current`: the current strategy.
 - `compiled`: traces the replica function on one device's local replicas (`tracing_runner`), fuses their loops and
   branches (`fusing`), checks the body (`analysis`), and binds one `shard_map`.
+- `padding`: prevents padded slots, to which no replica belongs, from having an effect.
 - `eager_runner`: runs the replica function in Python, one replica after another, and commits what they assigned.
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
-- `checks`: contexts, diverging assignments, `out_specs`.
+- `checks`, `gathered_shapes`: check contexts, diverging assignments and `out_specs`; the shapes of gathered arrays.
+- `explicit_axes`: the error for arrays of a mesh with explicit axes.
 """
 
 from mirrored.strategies.context import ReplicaContext as ReplicaContext

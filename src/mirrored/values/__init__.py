@@ -3,6 +3,9 @@
 - `distributed_values`: the two classes, and the form that a per-replica value has inside a compiled run.
 - `stacking`: components to one array ``[replicas, ...]`` over all devices, and back.
 - `structures`: pytrees of distributed values: a replica's part of them, and the results of replicas regrouped.
+- `provenance`: where a per-replica value comes from, for messages.
 - `operators`: arithmetic on variables and mirrored values.
+- `index_checks`: finds out-of-range indices in eager code.
 - `sparse_rows`, `tensor_shape`: some rows of a larger array, and TensorFlow's shapes.
+- `html`: HTML of objects for notebooks.
 """

@@ -7,7 +7,9 @@ A read goes through `Variable.read_value` to `access.read`, an assignment throug
 - `sync_on_read`: variables with a component per replica, in cross-replica context.
 - `rules`: synchronization, aggregation, and dtypes of assigned values.
 - `storage`, `state_lock`: the stored value, and the lock under which it is replaced.
-- `creation`, `copying`, `scattering`: creation by all replicas together, copies, and scatter updates.
+- `creation`, `copying`: creation by all replicas together, and copies.
+- `scattering`, `slicing`: scatter updates, and slices that can be assigned.
+- `display`: HTML of variables for notebooks.
 """
 
 from mirrored.variables.component import VariableComponent as VariableComponent
