@@ -24,7 +24,7 @@ _LONGEST_INTERVAL_SECONDS: Final = 1.0
 class WorkersChanged(BaseException):
     """Interrupts the training function of an elastic job when a worker is lost or joins; it is then called again.
 
-    It is no `Exception`, so that the program's ``except Exception`` lets it pass.
+    It is not an `Exception`, so that the program's ``except Exception`` lets it pass.
 
     Example:
         >>> issubclass(WorkersChanged, Exception)
@@ -43,7 +43,8 @@ class Place:
         rank: The index of this worker.
         addresses: The names of all workers, by rank.
         coordinator: ``host:port`` of JAX's coordination service for this epoch.
-        step: The step of the snapshot from which all workers continue; None if no worker has a snapshot.
+        step: The step of the snapshot from which all workers continue, the newest that any of them has; None if no
+            worker has a snapshot.
         source: The rank of a worker that has the snapshot.
         receivers: The ranks of the workers that receive it.
     """

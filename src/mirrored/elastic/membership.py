@@ -25,7 +25,8 @@ class Epoch:
     Attributes:
         number: The number of the epoch, from 1.
         members: The workers by rank.
-        step: The step of the snapshot from which all members continue; None if no worker has one.
+        step: The step of the snapshot from which all members continue: the newest that any of them has, which may be
+            newer than the committed step. None if none of them has one.
         source: The rank of a member that has the snapshot.
         receivers: The ranks of the members that do not have it.
     """
@@ -54,7 +55,7 @@ class Begin:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """Command: the training function has returned on all members, so it returns to the program."""
+    """Command: the worker returns to the program, because the training function has returned on all members."""
 
     worker: WorkerKey
 
@@ -81,8 +82,8 @@ class Membership:
         epoch: The newest epoch; None before the first.
         is_running: Whether its members train. Otherwise the next epoch is being formed.
         has_ended: Whether the training function has returned on all workers, or the job has failed.
-        committed: The newest committed step: every member had a complete snapshot of it or of a later one. None before
-            the first.
+        committed: The newest committed step: every member had a complete snapshot of it or of a later one. Waiting
+            workers join when it advances. None before the first.
     """
 
     def __init__(self, first: int, minimum: int = 1, limit: int = UNPRODUCTIVE_LIMIT) -> None:
@@ -117,7 +118,7 @@ class Membership:
         return self._first if self.epoch is None else self._minimum
 
     def arrived(self, worker: WorkerKey, snapshots: Sequence[int] = ()) -> list[Command]:
-        """A worker is ready for an epoch: a new process, or one that has left its epoch.
+        """Handles the arrival of a worker that is ready for an epoch: a new process, or one that has left its epoch.
 
         While an epoch runs, a new process waits until the next step is committed, so that few steps have to be
         repeated.
@@ -132,7 +133,7 @@ class Membership:
         return self._begin_if_complete()
 
     def lost(self, worker: WorkerKey) -> list[Command]:
-        """A worker's process has ended, so that it can neither compute nor write any more."""
+        """Handles the end of a worker's process, which can neither compute nor write any more."""
         self._waiting.pop(worker, None)
         if worker not in self._alive:
             return []
@@ -142,13 +143,13 @@ class Membership:
         return [*self._failed(), *self._begin_if_complete()]
 
     def suspected(self, worker: WorkerKey, epoch: int) -> list[Command]:
-        """A collective of a member has failed in an epoch, or it could not join; no worker is known to be lost."""
+        """Handles a member whose collective has failed or that could not join, while no worker is known to be lost."""
         if not self._is_current(worker, epoch):
             return []
         return self._failed()
 
     def has_snapshot(self, worker: WorkerKey, epoch: int, step: int) -> list[Command]:
-        """A member has completed the snapshot of a step; if all have, the workers that wait join."""
+        """Handles a member's complete snapshot of a step; if that commits a newer step, waiting workers join."""
         if not self._is_current(worker, epoch):
             return []
         self._newest[worker] = max(step, self._newest.get(worker, step))
@@ -158,7 +159,7 @@ class Membership:
         return self._reconfigure() if self._waiting and self.committed != before else []
 
     def done(self, worker: WorkerKey, epoch: int) -> list[Command]:
-        """The training function has returned on a member; it waits for the others."""
+        """Handles a member on which the training function has returned; the member waits for the others."""
         if not self._is_current(worker, epoch):
             return []
         self._done.add(worker)
