@@ -1,4 +1,4 @@
-"""The command line program `mirrored`, with the subcommands devices, demo, run, doctor and plan."""
+"""The command line program `mirrored`, with the subcommands devices, demo, new, run, doctor and plan."""
 
 from __future__ import annotations
 

@@ -245,9 +245,9 @@ def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: st
     """Predict how fast PROGRAM trains on more replicas, and name the bottleneck.
 
     The program runs here until its training step (the compiled function that it calls most) has been timed. The part
-    of one replica is then timed alone. What more replicas exchange is read from the step traced for devices that need
-    not exist. All of this takes 5 to 20 seconds. All-reduces are measured between the devices here with --shared, or if
-    there are several accelerators, unless a network is given. Put arguments of the program after --.
+    of one replica is then timed alone. To find what more replicas exchange, the step is traced for that many devices,
+    which need not exist. All of this takes 5 to 20 seconds. With --shared, or if there are several accelerators,
+    all-reduces are measured between the devices here, unless a network is given. Put arguments of the program after --.
     """
     from mirrored.cli.plan import show_plan
 

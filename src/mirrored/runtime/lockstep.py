@@ -188,7 +188,8 @@ class LockStep:
         When all replicas wait at a merge, only the `Merge` of the first replica is executed, with the payloads of all.
 
         Raises:
-            MergeError: The replicas call merges with different names or `tapes`, or different numbers of merges.
+            MergeError: The replicas call different merges or different numbers of merges, differ in an argument that
+                must be equal (whose `Given` can name another class of error), or in the number of recording tapes.
         """
         state = capture_thread_state()
         adopt = [carrier() for carrier in _carriers]
