@@ -138,7 +138,7 @@ class _Walk:
         return _Zone(numbers=holds, holder=name if holds else None)
 
     def _is_known(self, name: str, value: object) -> bool:
-        """Returns whether `value` already has a name, and records the path `name` as its name or else as an alias."""
+        """Records the path `name` as the name of `value`, or as an alias; returns whether it already had a name."""
         if not is_shareable(value) or not (is_open(value) or is_container(value) or isinstance(value, Variable)):
             return False
         known = self._names.get(id(value))

@@ -380,7 +380,7 @@ def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
 
 
 def stored_variable(value: object) -> object:
-    """Returns the `mirrored.Variable` behind a Keras variable, so that both have one identity; or `value` itself."""
+    """Returns the `mirrored.Variable` behind a Keras variable, so that both have one identity; else `value`."""
     ours = variable_behind(value)
     return value if ours is None else ours
 

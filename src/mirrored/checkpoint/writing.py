@@ -58,7 +58,7 @@ _REMEDIES: Final = {
 
 
 class FencedError(Exception):
-    """The job has changed its workers since the write began: the step is repeated, and saves the checkpoint again."""
+    """Exception for a write that began before the workers of the job changed; the repeated step saves again."""
 
 
 class _Fence:

@@ -181,8 +181,8 @@ def _interface(coordinator: str) -> str:
 def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> None:
     """Ends this process if joining the job takes too long, i.e. if the lock `joining` is still held; runs in a thread.
 
-    JAX would abort the process without a message if a worker is lost between the two rendezvous. A lock tells the end
-    of the second one, because no exception can prevent that a ``with`` block releases its lock.
+    JAX would abort the process without a message if a worker is lost between the two rendezvous. A lock tells the
+    end of the second one, because a ``with`` block releases its lock even if an exception interrupts it.
     """
     if not joining.acquire(timeout=seconds):
         error = _failed(process, seconds, "a worker was lost after all had joined")

@@ -229,7 +229,7 @@ class _Guest:
         """Starts a thread that closes the channel at the end of the rendezvous, and reports if worker 0 is silent.
 
         It also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends. A lock
-        tells it the end, because no exception can prevent that a ``with`` block releases its lock.
+        tells it the end, because a ``with`` block releases its lock even if an exception interrupts it.
         """
         end = max(time.monotonic(), self._start + self._seconds) + _CONNECT_SECONDS
 

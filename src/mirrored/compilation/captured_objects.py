@@ -72,7 +72,7 @@ class ContainerSnapshot:
         return is_permuted or self._are_shifted(after)
 
     def _are_shifted(self, after: Sequence[Any]) -> bool:
-        """Returns whether elements were removed at the front of the container and as many appended at its end.
+        """Returns whether elements were removed at the front of the container, and equally many appended at its end.
 
         Two cases are excluded: a full bounded deque drops elements by itself, and a list of numbers may only look
         shifted, because equal numbers can be the same object.

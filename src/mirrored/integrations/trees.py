@@ -68,9 +68,9 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
     Context: cross-replica, in the strategy's scope. Without a strategy, the variables are plain variables.
 
     Args:
-        tree: A Flax NNX module, an Equinox module, or a pytree of arrays (also of such modules). Leaves that are no
-            arrays (functions, numbers, names) stay what they are.
-        strategy: Whose variables they become. Default: the strategy whose scope is open.
+        tree: A Flax NNX module, an Equinox module, or a pytree of arrays (also of such modules). Leaves that are not
+            arrays (functions, numbers, names) are unchanged.
+        strategy: The strategy to which the variables belong. Default: the one whose scope is open.
 
     Returns:
         A Flax NNX module is changed in place and returned. For other trees, a tree of the same structure with a

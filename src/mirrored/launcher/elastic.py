@@ -22,9 +22,9 @@ from mirrored.settings import HEARTBEAT_SECONDS
 # How long the other workers may run on after one has ended the program with status 0 inside of the training function.
 _EARLY_SECONDS: Final = 5.0
 _STILLBORN_LIMIT: Final = 3
-# How long the replacement of lost workers waits at most for the next step of the others.
+# The longest time that the replacement of lost workers waits for the next step of the other workers.
 _RECOVERING_SECONDS: Final = 10.0
-# How long after the first training functions have returned the launcher says on which workers they have not.
+# How long the launcher waits, after the first training functions have returned, before it names the other workers.
 _RETURNED_SECONDS: Final = 10.0
 # How long a member may take to leave its epoch: it may be compiling, or computing in Python.
 _LEAVING_SECONDS: Final = 120.0
@@ -290,7 +290,7 @@ class ElasticSupervisor(Supervisor):
     # Failures
 
     def _failed_program(self, asking: list[Worker]) -> Failure | None:
-        """Ends the job if the program of a worker has failed; a worker that has only lost another one is killed."""
+        """Returns the failure of a worker's own program, which ends the job; kills workers that only lost a peer."""
         for worker in asking:
             if worker.failing is not None and worker.failing[0] == LOST_PEER and not self._membership.has_ended:
                 worker.let_go()

@@ -28,7 +28,7 @@ class Sink:
 
     Args:
         stream: The stream to write to; None to drop everything.
-        report: Called once, with the reason, when data cannot be written. Not called if the reader has closed.
+        report: Called once, with the reason, when data cannot be written. Not called if the reader has closed the pipe.
     """
 
     def __init__(self, stream: BinaryIO | None, report: Callable[[str], object]) -> None:
@@ -98,7 +98,7 @@ class Sink:
 def write_all(stream: BinaryIO, data: bytes) -> None:
     """Writes all bytes to a stream, bypassing the stream's buffer if it has a file descriptor.
 
-    This bypasses the stream's buffer: data left there after a failure would fail again at exit.
+    Data that a failure left in the buffer would fail again at exit.
 
     Raises:
         OSError: The data cannot be written.

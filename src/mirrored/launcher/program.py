@@ -2,9 +2,9 @@
 
 ``python -m mirrored.launcher.program train.py`` runs ``train.py``.
 
-In addition it ties the process to its launcher. The process ends when the launcher ends. When the program fails, it
-announces the failure before it prints its error, so that this error comes first on the screen, and ends without waiting
-for the other workers.
+In addition it ties the process to its launcher. The process ends when the launcher ends. When the program fails, the
+process announces the failure to the launcher before it prints the error, so that this error comes first on the screen.
+Then it ends without waiting for the other workers.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Worker:
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Reads the worker's messages; returns whether the worker has failed and asks permission to print its error."""
+        """Reads the worker's messages; returns True if the worker asks permission to print the error of its failure."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)

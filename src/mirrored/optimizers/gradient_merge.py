@@ -41,7 +41,7 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owne
         gradients: This replica's gradients.
         update: Receives the sums.
         called: The caller's name, for messages.
-        owner: The object whose method calls this; all replicas must call that of the same object.
+        owner: The object whose method calls this function. All replicas must call the method of the same object.
     """
     if get_replica_context() is None:
         update(_sums(gradients))
@@ -77,7 +77,7 @@ def update_with_sums_of(
         extra: Arrays that are also summed over replicas.
         update: Receives the (sum, variable) pairs and the sums of `extra`, in cross-replica context.
         called: The caller's name, for messages.
-        owner: The object whose method calls this; all replicas must call that of the same object.
+        owner: The object whose method calls this function. All replicas must call the method of the same object.
 
     Returns:
         The names of the variables for which no replica has a gradient.

@@ -76,7 +76,7 @@ class Optimizer:
         global_clipnorm: float | None = None,
         clipvalue: float | None = None,
     ) -> None:
-        if isinstance(transform, optax.MultiSteps):  # the class with `init` and `update`, which is no transformation
+        if isinstance(transform, optax.MultiSteps):  # has `init` and `update`, but is not a transformation
             transform = transform.gradient_transformation()
         made = isinstance(transform, optax.GradientTransformation)
         if made is (learning_rate is not None) or not (made or callable(transform)):
@@ -127,7 +127,7 @@ class Optimizer:
         Set it at any time (``optimizer.learning_rate = 0.01``). A compiled step sees the change without retracing.
 
         Raises:
-            ArgumentError: The transform contains its learning rate; or, when set, the learning rate is a schedule.
+            ArgumentError: The transform contains its own learning rate; or a number is assigned in place of a schedule.
         """
         rate = self._learning_rate()
         if rate.is_schedule:
@@ -260,7 +260,7 @@ class Optimizer:
         trainable_variables: PyTree | None = None,
         **options: Any,
     ) -> Variable:
-        """Applies gradients given as two lists or trees, as in ``apply(tape.gradient(loss, model), model)``.
+        """Applies gradients to variables; both are lists or trees: ``apply(tape.gradient(loss, model), model)``.
 
         Otherwise like `apply_gradients`.
 

@@ -405,9 +405,9 @@ class Slots:
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:
         """Returns the keys of variables in optax's trees, which are unique in this optimizer.
 
-        A generated name is counted anew: the count of the process would give each model trees with other keys, which
-        JAX traces and caches again, and another order of leaves (`Variable_10` sorts before `Variable_9`), in which a
-        global norm adds them up.
+        Generated names are numbered per optimizer. With the numbers that the process has given them, each model would
+        have trees with other keys, which JAX would trace and cache again. The leaves could also have another order
+        (`Variable_10` sorts before `Variable_9`), in which a global norm would add them up.
         """
         names: list[str] = []
         for variable in variables:

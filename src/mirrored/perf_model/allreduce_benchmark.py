@@ -24,12 +24,12 @@ _SMALLEST_BYTES = 2**18
 class AllReduceBenchmark:
     """The measured times of all-reduces of two sizes over some devices of this machine.
 
-    A time is by how much the all-reduces prolong a program that also computes.
+    Each time is the amount by which the all-reduces prolong a program that also computes.
 
     Attributes:
         devices: The number of participating devices.
-        tiny_seconds: For an all-reduce of arrays with one element each.
-        large_seconds: For an all-reduce of the same number of arrays, of `large_bytes` in total.
+        tiny_seconds: The time of an all-reduce of arrays with one element each.
+        large_seconds: The time of an all-reduce of the same number of arrays, of `large_bytes` in total.
         large_bytes: The total size of the arrays on each device.
     """
 

@@ -38,7 +38,7 @@ class ComputeBenchmark:
     def compute_seconds(self) -> float:
         """The measured time minus the time that the host needs for dispatching.
 
-        This is the time to dispatch an empty program to the same devices.
+        The time for dispatching is that of an empty program on the same devices.
         """
         return max(self.seconds - self.dispatch_seconds, 0.0)
 

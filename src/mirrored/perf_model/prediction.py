@@ -33,7 +33,7 @@ class Prediction:
         exchange_seconds: The all-reduce of the gradients.
         dispatch_seconds: Python's and JAX's part of a step, which starts it.
         input_seconds: The loop's own part between steps, such as reading the next batch.
-        shared: Whether the devices compute on the cores that dispatch.
+        shared: Whether the devices compute on the CPU cores of the host, which dispatches the steps.
         efficiency: Scaling efficiency: examples per second and replica, relative to a single replica.
     """
 

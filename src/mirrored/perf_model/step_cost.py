@@ -130,7 +130,7 @@ class TracedStep:
             return self._lowered(elsewhere, replicas, share)
 
     def part(self, share: int, copies: int) -> BatchShare:
-        """Returns one replica's program for batches of `share` examples, and arguments for `copies` runs of it."""
+        """Returns one replica's program for `share` examples, and arguments to run it on `copies` devices at once."""
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._for(1, share), alone)

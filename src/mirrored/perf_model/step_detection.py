@@ -92,7 +92,7 @@ def detect_step(
     Context: cross-replica, with no other program in the process.
 
     Args:
-        program: The training program. An exception raised in its last timed step ends it.
+        program: The training program. `detect_step` ends it by an exception in the last timed step.
         steps: The minimum number of steps to time, after two steps that compile and warm up.
         seconds: The minimum total time of the timed steps. It matters for short steps, whose times vary more.
         called: The caller's name, for messages.

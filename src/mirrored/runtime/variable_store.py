@@ -381,7 +381,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """The source of a capture tracer: the value of a variable, or of one replica's component of the variable."""
+    """What a capture tracer stands for: the value of a variable, or of one replica's component of the variable."""
 
     variable: VariableLike
     local: int | None

@@ -58,7 +58,7 @@ class NoDerivative:
     )
 
     def error(self) -> TapeError:
-        """Returns the error for a gradient that would have to flow through one of these inputs."""
+        """Returns the error for a requested gradient that depends on an input without a derivative."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",

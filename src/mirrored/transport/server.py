@@ -23,7 +23,8 @@ Serve = Callable[[Channel], None]
 class Server:
     """A server that listens at a port; after `start`, it calls a function with each authenticated connection.
 
-    Connections that do not authenticate in time are dropped; if too many are unauthenticated, so is the oldest.
+    Connections that do not authenticate in time are dropped. If too many have not authenticated yet, the oldest of them
+    is dropped.
 
     Args:
         host: The address to listen at; the empty string for all interfaces.

@@ -61,7 +61,7 @@ def as_pytree(kind: type[S]) -> type[S]:
 
 
 def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
-    """Replaces negative indices by out-of-bounds ones: JAX would count them from the end, TensorFlow does not."""
+    """Replaces negative indices, which JAX would count from the end, by an out-of-bounds index, as in TensorFlow."""
     return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 

@@ -69,9 +69,9 @@ def ended_early(standings: Mapping[int, WorkerProgress]) -> str | None:
 def unmatched_calls(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, str, str], str]:
     """Returns a sentence for each program line at which one worker called a collective and another worker did not.
 
-    The other worker has matched that call with a call at another line. This is harmless if the line is in one branch
-    of an `if` whose other branch calls the operation at a line that all workers reach now and then. Otherwise the
-    workers are one call apart.
+    The other worker has matched that call with a call at another line. This is harmless if the two lines are branches
+    of one `if`, and the first worker has called the operation at the other line in another step. Otherwise the workers
+    are one call apart.
 
     Returns:
         A sentence for each such line, by worker, operation and line.

@@ -89,7 +89,9 @@ class PeerConnection:
     def announce_end(self, kind: str, text: str = "") -> None:
         """Tells the other workers that this worker ends: normally (``bye``) or because of an error (``failing``).
 
-        The cause of the failure is `text`.
+        Args:
+            kind: ``bye`` or ``failing``.
+            text: The cause of the failure.
         """
         self._send({"kind": kind, "worker": self._worker, "text": " ".join(text.split())[:_REPORT_CHARACTERS]})
 

@@ -130,7 +130,7 @@ class RandomMapped(Mapping):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sliced(OneParent, CursorTransformation):
-    """The operations take, skip and shard: select elements like a Python slice.
+    """The operations take, skip and shard, which select elements like a Python slice.
 
     A slice with a `stop` begins at 0 in steps of 1.
     """

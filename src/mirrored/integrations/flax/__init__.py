@@ -2,9 +2,9 @@
 
 NNX optimizers all-reduce gradients over replicas.
 
-Backed variables also work under tapes and in compiled functions. The first `strategy.scope()` of a program that has
-imported `flax.nnx` imports this module, which connects NNX. It patches `nnx.Variable` so that a `mirrored.Variable` can
-back it; NNX variables without one behave as before. No Flax code is copied.
+NNX variables that are stored in this way also work under tapes and in compiled functions. The first `strategy.scope()`
+of a program that has imported `flax.nnx` imports this module, which connects NNX. It patches `nnx.Variable` so that a
+`mirrored.Variable` can back it; NNX variables without one behave as before. No Flax code is copied.
 """
 
 from mirrored.integrations.flax.connecting import BRIDGE as BRIDGE

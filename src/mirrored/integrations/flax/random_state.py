@@ -1,9 +1,9 @@
-"""Random state of NNX modules: one stored key for all replicas, and keys that `nnx.split_rngs` replaces temporarily.
+"""Random state of NNX modules: one stored key for all replicas, and the keys that `nnx.split_rngs` puts in its place.
 
 `nnx.split_rngs` and `nnx.fork_rngs` write other keys and counts into the random state of a module, often arrays of
 them, and `nnx.restore_rngs` writes the original ones back. A mirrored variable has one shape, and the replicas' new
-keys differ. So until they are restored, such values are *borrowed*: they belong to one replica of one run (or to the
-code outside of runs) and are not stored in variables. A run drops those that it has not restored.
+keys differ. So until the original values are written back, the new ones are *borrowed*: they belong to one replica of
+one run (or to the code outside of runs) and are not stored in variables. A run that ends drops its borrowed values.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _in_scope(model: Model, build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `compile` to create optimizers and metrics that are given by name in the model's strategy's scope."""
+    """Wraps `compile`: optimizers and metrics given by name are created in the scope of the model's strategy."""
 
     @functools.wraps(compile_model)
     def compiling(self: Model, *args: Any, **kwargs: Any) -> Any:

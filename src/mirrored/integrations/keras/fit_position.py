@@ -5,8 +5,8 @@ Keras reads the data in passes: from the first batch to the last one. A pass is 
 on the data:
 
 - a `Dataset` or distributed dataset has a position, which includes its iteration and its seeds;
-- Keras shuffles arrays with NumPy's global random state, and a `PyDataset` with Python's. The state before the pass is
-  saved, and the batches before the backup are read again. So is the state at the backup, for the later passes;
+- Keras shuffles arrays with NumPy's global random state, and a `PyDataset` with Python's. Two states are
+  saved: that before the pass, to read the batches before the backup again, and that at the backup, for later passes;
 - other data, such as a generator, must have the same order by themselves; the batches are read again.
 """
 
@@ -113,8 +113,9 @@ class _Resumption:
         first: The number of steps of the epoch before the backup.
         passed: The number of batches of the pass before the backup.
         to_read: The number of batches to read again; 0 if the position of the data was restored.
-        random: The random state that the batches are read again with, and what it is afterwards; None for the value
-            before, which is that of the backup if the epoch had not begun.
+        random: The global random state from which Keras draws the order of the batches to read again, and the value
+            that it gets afterwards: its value at the backup, or None to put back the value that it has before they are
+            read. The latter is for a backup between two epochs: `set_state` has set the value at the backup already.
     """
 
     first: int
@@ -183,7 +184,8 @@ class FitPosition:
             is_known = states.get("now") is not None and (not passed or states.get("begin") is not None)
             if is_known and passed:
                 iterator.data_adapter.mirrored_begin_from = states["begin"]
-                # The callbacks at the beginning of this epoch have drawn from it before the backup, and draw again.
+                # If the epoch had begun, its first callbacks have drawn from it before the backup, and draw again when
+                # the epoch is resumed. The value at the backup is set afterwards, which undoes the second draw.
                 resumption.random = (source, states["now"] if first else None)
             if is_known and not first:
                 source.set(states["now"])

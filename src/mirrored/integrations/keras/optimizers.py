@@ -208,7 +208,7 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
         remaining = iter(grads)
         full = [next(remaining) if is_present else None for is_present in present]
         with within(listeners=()), warnings.catch_warnings():
-            # Missing gradients are those of another model; the caller has already warned of its own.
+            # Only gradients of other models are missing: the caller has already warned of missing gradients of its own.
             warnings.filterwarnings("ignore", "Gradients do not exist")
             return optimizer.stateless_apply(slots, full, values)
 

@@ -43,7 +43,7 @@ backend: Any = keras.src.backend
 # Keras' training loops look up `distribute_data_input` here for each batch.
 backend_distribution: Any = keras.src.backend.distribution_lib
 timeseries: Any = keras.src.utils.timeseries_dataset_utils
-# From two sizes (numbers or fractions) and the number of examples to the numbers of examples of two parts.
+# Maps two sizes (numbers or fractions) and the number of examples to the numbers of examples in the two parts.
 sizes_of_parts: Callable[..., tuple[int, int]] = keras.src.utils.dataset_utils._rescale_dataset_split_sizes
 
 

@@ -65,7 +65,7 @@ def takes_data_alone(model: Model, kind: str) -> bool:
 
 
 def kind_of_state(which: dict[str, bool]) -> str:
-    """Returns the kind of loop, such as ``"train"``, that requests these groups of a model's state."""
+    """Returns the kind of loop, such as ``"train"``, given which groups of a model's state Keras requests for it."""
     if which.get("optimizer_variables"):
         return "train"
     return "test" if which.get("metrics_variables") else "predict"
@@ -158,8 +158,8 @@ def _concatenated(strategy: Strategy, value: Any) -> Any:
     return np.asarray(strategy.gather(value, axis=0) if _is_per_replica(value) else value)
 
 
-# The part of a loss: on TensorFlow, Keras divides the means of losses by the number of replicas, because the optimizer
-# sums their gradients.
+# Scales the losses of one replica: on TensorFlow, Keras divides the means of losses by the number of replicas, because
+# the optimizer sums their gradients.
 
 
 @contextmanager

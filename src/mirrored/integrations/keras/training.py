@@ -128,7 +128,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
 
         Args:
             state: A result of `get_state`.
-            is_new_pass: Whether the iteration of the position has ended: the next batch is the first one of the next.
+            is_new_pass: Whether the iteration of the position has ended, so that the next batch begins a new iteration.
 
         Raises:
             ArgumentError: The position belongs to another pipeline.
@@ -259,7 +259,7 @@ def _fed(argument: object, strategy: Strategy | None) -> Any:
 
 
 def _has_bare_elements(x: Any = None, **others: object) -> bool:
-    """Returns whether `x` is a dataset whose elements are no tuples, which Keras packs into tuples."""
+    """Returns whether `x` is a dataset whose elements are not tuples, which Keras packs into tuples."""
     return _is_dataset(x) and not isinstance(getattr(x, "element_spec", None), tuple)
 
 

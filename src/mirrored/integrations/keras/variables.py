@@ -394,7 +394,7 @@ def _is_seed(variable: KerasVariable) -> bool:
 def _seeds_of(made: Variable, state: Operand) -> PerReplica:
     """Returns the state of one seed generator per replica, with equal counters and different seeds."""
     first = as_array(state, made.dtype)
-    # Outside of functions a process of several assigns the components of its own replicas.
+    # Outside of functions, each of several processes assigns the components of its own replicas.
     replicas = made.device_assignment.addressable_replicas if ambient().store is None else range(made.num_replicas)
     return PerReplica([_seed_of(first, replica) for replica in replicas], made.device_assignment)
 
