@@ -107,7 +107,7 @@ def trace_context() -> tuple[Any, Any]:
 
 
 def restore_trace_context(saved: tuple[Any, Any]) -> None:
-    """Makes the trace and axis environment that `trace_context` has returned the current ones of this thread."""
+    """Restores the trace and axis environment that `trace_context` returned, as the current ones of this thread."""
     trace, axis_env = saved
     _core.trace_ctx.set_trace(trace)
     _core.trace_ctx.set_axis_env(axis_env)

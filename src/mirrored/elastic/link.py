@@ -1,4 +1,4 @@
-"""A worker's end of the protocol of elastic jobs: messages to and from the launcher, and what interrupts the worker."""
+"""A worker's end of the protocol of elastic jobs: messages to and from the launcher, and what interrupts an epoch."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def key_from_seed(seed: Operand) -> jax.Array:
 
 
 def _advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
-    """Increments the counter by a number of draws, and returns the key of one of them, which differs for every draw."""
+    """Increments the counter by `draws`, and returns the key of the draw with index `own` among these draws."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
         with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
@@ -72,7 +72,7 @@ def _advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
 
 
 def _of_replica(key: jax.Array) -> jax.Array:
-    """Returns a key that differs for every replica; that of replica 0, or outside `run`, is `key`."""
+    """Returns a key that differs for every replica; for replica 0, and outside `run`, it is `key` itself."""
     replica = ambient().replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return key
