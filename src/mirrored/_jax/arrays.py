@@ -117,7 +117,10 @@ def copied(array: jax.Array) -> jax.Array:
     """Returns a copy of an array in new buffers on the same devices, which a compiled step may donate."""
     if is_key(array):
         return jnp.array(array, copy=True)
-    return jax.device_put(array, may_alias=False)
+    if array.is_fully_addressable:
+        return jax.device_put(array, may_alias=False)
+    parts = [jax.device_put(shard.data, may_alias=False) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
 def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, overload
 import numpy as np
 
 from mirrored._jax import distributed, recovery
+from mirrored._jax.lowerings import keep_lowerings
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.collectives.host_allgather import host_allgather
@@ -19,8 +20,9 @@ from mirrored.elastic.equality import description
 from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
 from mirrored.elastic.pace import Pace
 from mirrored.elastic.snapshots import Snapshots, share
+from mirrored.elastic.warming import warm_up
 from mirrored.errors import AbsentWorkerError, ArgumentError, ContextError, LostStateError
-from mirrored.settings import HEARTBEAT_SECONDS
+from mirrored.settings import HEARTBEAT_SECONDS, RESTART
 from mirrored.watchdog.fail_fast_exit import is_lost_peer, launcher_channel
 
 T = TypeVar("T")
@@ -272,6 +274,9 @@ class _Worker:
         """Calls the training function in one epoch after another, until it has returned on all workers."""
         distributed.interrupt_waits_by(self._link.check)
         own: dict[str, str] | None = description()
+        keep_lowerings()
+        if RESTART.read():
+            warm_up()
         while True:
             place, own = self._link.arrive(self._snapshots.steps, own), None
             try:
