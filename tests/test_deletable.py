@@ -20,7 +20,7 @@ DELETABLE = {
     "integrations/flax": (),
     "integrations/equinox": (),
     "launcher": ("cli/doctor/command.py", "cli/run.py"),
-    "perf_model": ("cli/plan.py",),
+    "perf_model": ("cli/plan.py", "cli/plan_failures.py"),
     "data/pipeline": (
         "tf/_data/datasets.py",
         "tf/_data/experimental.py",

@@ -86,6 +86,37 @@ def test_unreadable_numbers_are_refused_before_anything_runs(script, option, val
     assert told in result.output
 
 
+def test_goodput_with_given_and_measured_times(script):
+    options = ("--failure-every", "10m", "--restart-time", "60s", "--checkpoint-every", "2m", "--steps", "2")
+    result = invoke(script, "--replicas", "8", *options, "--json", "--", "6")
+    assert result.exit_code == 0, result.output
+    failures = json.loads(result.output)[0]["failures"]
+    assert failures["failure_every_seconds"] == 600.0
+    assert failures["costs"]["restart_seconds"] == 60.0
+    assert 0.5 < failures["costs"]["recovery_seconds"] < 60.0, "measured"
+    disk, memory, elastic = failures["ways"]
+    assert disk["interval_seconds"] == pytest.approx(120.0, rel=0.01)
+    assert disk["goodput"] < memory["goodput"] < elastic["goodput"] < 1
+    shown = invoke(script, "--replicas", "8", *options, "--", "6").output
+    assert "Predicted goodput with a failure every 10 min" in shown
+    assert "a restart 60 s (given)" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--failure-every", "often"], "--failure-every must be a time, more than 0, with its unit"),
+        (["--failure-every", "0h"], "--failure-every must be a time"),
+        (["--failure-every", "4h", "--restart-time", "1.2.3s"], "--restart-time must be a time"),
+        (["--restart-time", "1m"], "--restart-time was given without --failure-every"),
+    ],
+)
+def test_unreadable_options_about_failures_are_refused(script, options, told):
+    result = invoke(script, *options, "--", "6")
+    assert result.exit_code == 1
+    assert told in result.output
+
+
 def test_a_script_without_a_step_is_refused(tmp_path):
     path = tmp_path / "nothing.py"
     path.write_text("print('nothing to do')\n")

@@ -221,6 +221,7 @@ def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank:
         "mirrored plan step.py",
         "mirrored plan step.py --replicas 8,64,512 --plot plan.png -- --batch 64",
         "mirrored plan step.py --bandwidth 25GB/s --latency 5us",
+        "mirrored plan step.py --failure-every 4h --restart-time 3m",
     ),
 )
 @click.argument("program", type=click.Path(exists=True, path_type=Path, dir_okay=False))
@@ -239,17 +240,36 @@ def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank:
 @click.option("--shared", is_flag=True, help="Predict for replicas that share this machine, as virtual devices do.")
 @click.option("--steps", type=click.IntRange(min=1), default=10, help="Minimum number of steps to time.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the prediction into this file.")
+@click.option("--failure-every", metavar="TIME",
+              help="Also predict goodput with a failure in this time on average: 4h, 30m, 90s.")  # fmt: skip
+@click.option("--checkpoint-every", metavar="TIME",
+              help="Time between two checkpoints on disk.  [the optimum]")  # fmt: skip
+@click.option("--checkpoint-time", metavar="TIME",
+              help="How long a checkpoint delays training.  [measured here]")  # fmt: skip
+@click.option("--restart-time", metavar="TIME",
+              help="From a failure to the first step of restarted processes.  [measured here]")  # fmt: skip
+@click.option("--recovery-time", metavar="TIME",
+              help="From a failure to the next step of an elastic job.  [measured here]")  # fmt: skip
 @json_option
 def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: str | None, latency: str | None,
-         keeps: str, speed: float, shared: bool, steps: int, plot: Path | None, as_json: bool) -> None:  # fmt: skip
+         keeps: str, speed: float, shared: bool, steps: int, plot: Path | None, failure_every: str | None,
+         checkpoint_every: str | None, checkpoint_time: str | None, restart_time: str | None,
+         recovery_time: str | None, as_json: bool) -> None:  # fmt: skip
     """Predict how fast PROGRAM trains on more replicas, and name the bottleneck.
 
     The program runs here until its training step (the compiled function that it calls most) has been timed. The part
     of one replica is then timed alone. To find what more replicas exchange, the step is traced for that many devices,
     which need not exist. All of this takes 5 to 20 seconds. With --shared, or if there are several accelerators,
     all-reduces are measured between the devices here, unless a network is given. Put arguments of the program after --.
+
+    With --failure-every, it also predicts goodput (the share of the time that goes into steps that count) for jobs that
+    restart from disk, restart from memory, or recover elastically.
     """
     from mirrored.cli.plan import show_plan
+    from mirrored.cli.plan_failures import failure_options
 
+    failures = failure_options(failure_every=failure_every, checkpoint_every=checkpoint_every,
+                               checkpoint_time=checkpoint_time, restart_time=restart_time,
+                               recovery_time=recovery_time)  # fmt: skip
     show_plan(program, list(arguments), replicas=replicas, bandwidth=bandwidth, latency=latency, keeps=keeps,
-              speed=speed, shared=shared, steps=steps, plot=plot, as_json=as_json)  # fmt: skip
+              speed=speed, shared=shared, steps=steps, plot=plot, as_json=as_json, failures=failures)  # fmt: skip

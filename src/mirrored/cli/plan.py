@@ -12,6 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mirrored.cli.plan_failures import (
+    FailureOptions,
+    FailurePlan,
+    failures_as_data,
+    plan_failures,
+    print_failures,
+)
 from mirrored.errors import ArgumentError
 from mirrored.perf_model import Network, ScalingPlan, detect_step, make_plan
 from mirrored.perf_model.bottleneck import bottleneck, breakdown, draw, explanation
@@ -35,6 +42,7 @@ def show_plan(
     steps: int,
     plot: Path | None,
     as_json: bool,
+    failures: FailureOptions | None = None,
 ) -> None:
     """Runs a program until its training step is timed, then prints the predicted times on more replicas.
 
@@ -50,6 +58,7 @@ def show_plan(
         steps: The minimum number of steps to time.
         plot: A file to plot the prediction into; None for no plot.
         as_json: Whether to print JSON.
+        failures: The options about failures; None: predict no goodput.
 
     Raises:
         ArgumentError: A number cannot be parsed, or the program has no step.
@@ -65,10 +74,13 @@ def show_plan(
         plan = make_plan(
             observation, counts, network=network, keeps=keeps, speed=speed, shared=shared, report=bar.show
         )  # fmt: skip
+        goodput = None if failures is None else plan_failures(plan, observation, failures)
     if as_json:
-        print(json.dumps(as_data(plan), indent=1))
+        print(json.dumps(as_data(plan, goodput), indent=1))
     else:
         _print(plan)
+        if goodput is not None:
+            print_failures(plan, goodput)
     if plot is not None:
         draw(plan, plot)
         print(f"plot: {plot}", file=sys.stderr if as_json else sys.stdout)
@@ -94,8 +106,8 @@ class _Bar:
         self._progress.stop()
 
 
-def as_data(plan: ScalingPlan) -> list[dict[str, object]]:
-    """Converts the predictions of a scaling plan to JSON-serializable data."""
+def as_data(plan: ScalingPlan, failures: FailurePlan | None = None) -> list[dict[str, object]]:
+    """Converts the predictions of a scaling plan, and of goodput, to JSON-serializable data."""
     return [
         {
             "replicas": one.replicas,
@@ -110,8 +122,9 @@ def as_data(plan: ScalingPlan) -> list[dict[str, object]]:
             "efficiency": one.efficiency,
             "bottleneck": bottleneck(one),
             "breakdown": breakdown(one),
+            **({} if failures is None else {"failures": failures_as_data(failures, at)}),
         }
-        for one in plan.predictions
+        for at, one in enumerate(plan.predictions)
     ]
 
 

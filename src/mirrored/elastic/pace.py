@@ -14,6 +14,16 @@ _MOST: Final = 1000
 _CHOICES: Final = 64
 
 
+def steps_between_snapshots(snapshot_seconds: float, step_seconds: float) -> int:
+    """Returns the number of steps between two snapshots with which they take about 1 % of the time.
+
+    Args:
+        snapshot_seconds: What a snapshot costs.
+        step_seconds: The time of a step.
+    """
+    return min(_MOST, max(_FIRST, math.ceil(snapshot_seconds / (_SHARE * max(1e-9, step_seconds)))))
+
+
 class Pace:
     """The schedule of the snapshots in one epoch; all workers make the same one.
 
@@ -51,9 +61,7 @@ class Pace:
         self._count += 1
         now = self._clock()
         if self._fixed is None and self._is_time_to_choose():
-            per_step = max(1e-9, (now - self._began) / self.every)
-            wanted = math.ceil(seconds / (_SHARE * per_step))
-            self.every = max(self._agree(min(_MOST, max(_FIRST, wanted))))
+            self.every = max(self._agree(steps_between_snapshots(seconds, (now - self._began) / self.every)))
         self._began = now
         self._next = step + self.every
 

@@ -8,6 +8,12 @@ from mirrored.perf_model.compute_benchmark import ComputeBenchmark as ComputeBen
 from mirrored.perf_model.compute_benchmark import benchmark_compute as benchmark_compute
 from mirrored.perf_model.exchange import Exchange as Exchange
 from mirrored.perf_model.exchange import Network as Network
+from mirrored.perf_model.goodput import FailureCosts as FailureCosts
+from mirrored.perf_model.goodput import Goodput as Goodput
+from mirrored.perf_model.goodput import best_interval as best_interval
+from mirrored.perf_model.goodput import goodput_of as goodput_of
+from mirrored.perf_model.goodput import measure_failure_costs as measure_failure_costs
+from mirrored.perf_model.goodput import predict_goodput as predict_goodput
 from mirrored.perf_model.measurement import Instruments as Instruments
 from mirrored.perf_model.prediction import Prediction as Prediction
 from mirrored.perf_model.prediction import ScalingPlan as ScalingPlan
@@ -24,6 +30,8 @@ for _public in (
     ComputeBenchmark,
     DetectedStep,
     Exchange,
+    FailureCosts,
+    Goodput,
     Instruments,
     Machine,
     Network,
@@ -33,8 +41,12 @@ for _public in (
     TracedStep,
     benchmark_allreduce,
     benchmark_compute,
+    best_interval,
     detect_step,
+    goodput_of,
     make_plan,
+    measure_failure_costs,
     measure_machine,
+    predict_goodput,
 ):
     _public.__module__ = __name__

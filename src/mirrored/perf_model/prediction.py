@@ -89,6 +89,7 @@ class ScalingPlan:
         network: The network between the replicas; None if all-reduces were measured on the devices themselves.
         network_source: The origin of `network`, as text.
         merged: The number of collectives in the program, and the number of exchanges after merging.
+        state_bytes: The size of the step's variables.
     """
 
     alone: Prediction
@@ -99,6 +100,7 @@ class ScalingPlan:
     network: Network | None
     network_source: str
     merged: tuple[int, int]
+    state_bytes: int = 0
 
 
 def make_plan(
@@ -171,6 +173,7 @@ def make_plan(
         None if shared and network is None else model.network,
         model.network_source,
         (sum(one.merged for one in exchanges), len(exchanges)),
+        step.state_bytes,
     )
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from mirrored._jax.arrays import key_data
 from mirrored._jax.traces import canonical_dtype
 from mirrored._typing import Leaf
 from mirrored.compilation.concrete import Pure, as_pure
@@ -73,6 +74,7 @@ class TracedStep:
         replicas: The number of replicas of the step.
         share: The number of examples per replica; 1 if no argument is per replica.
         devices: The local devices of the step's platform, with the step's own devices first.
+        state_bytes: The size of the variables that the step reads.
 
     Raises:
         ArgumentError: The function runs several steps per execution, or creates variables.
@@ -88,6 +90,7 @@ class TracedStep:
         )
         self._described = [_described(leaf) for leaf in self._leaves]
         variables = self._pure(self._described, own).reads
+        self.state_bytes = sum(_nbytes(variable) for variable in variables)
         found = {id(one): one for one in (*observation.strategies, *(v.strategy for v in variables)) if one is not None}
         self._strategies = [one for one in found.values() if one.device_assignment is not None]
         device_assignments = [one.device_assignment for one in self._strategies]
@@ -235,6 +238,10 @@ def _plain(result: Leaf) -> Any:
 def _state(variable: VariableLike, replicas: int) -> Any:
     leading = (replicas,) if variable.per_replica else ()
     return jax.ShapeDtypeStruct((*leading, *variable.shape), variable.dtype)
+
+
+def _nbytes(variable: VariableLike) -> int:
+    return int(getattr(key_data(variable.stored()), "nbytes", 0))
 
 
 def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:

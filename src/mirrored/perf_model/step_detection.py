@@ -36,6 +36,7 @@ class DetectedStep:
             `mirrored.perf_model.timing.Timing`.
         between_seconds: The median time between the end of one step and the next call: input, and the loop's other
             work.
+        first_step_seconds: From the start of the program to the end of its first step.
     """
 
     function: Function
@@ -45,6 +46,7 @@ class DetectedStep:
     step_seconds: float
     dispatch_seconds: float
     between_seconds: float
+    first_step_seconds: float = 0.0
 
 
 @dataclasses.dataclass
@@ -56,6 +58,7 @@ class _Record:
     dispatch: list[float] = dataclasses.field(default_factory=list)
     between: list[float] = dataclasses.field(default_factory=list)
     ended: float | None = None
+    first_ended: float = 0.0
 
 
 class _CallWatch:
@@ -64,6 +67,7 @@ class _CallWatch:
         self._steps = steps
         self._seconds = seconds
         self._call = Function.__call__
+        self.began = time.perf_counter()
 
     def __call__(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         here = ambient()
@@ -77,6 +81,7 @@ class _CallWatch:
         record.dispatch.append(time.thread_time() - busy)
         jax.block_until_ready([leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)])
         record.ended = time.perf_counter()
+        record.first_ended = record.first_ended or record.ended
         record.step.append(record.ended - start)
         record.args, record.kwargs, record.strategies = args, kwargs, here.strategies
         if len(record.step) >= self._steps + _WARM_UP and sum(record.step[_WARM_UP:]) >= self._seconds:
@@ -143,4 +148,5 @@ def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
         step_seconds=statistics.median(record.step[_WARM_UP:]),
         dispatch_seconds=lower_quartile(record.dispatch[_WARM_UP:]),
         between_seconds=statistics.median(record.between[_WARM_UP - 1 :]),
+        first_step_seconds=record.first_ended - watch.began,
     )
