@@ -297,6 +297,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900)
     parser.add_argument("--elastic", action="store_true", help="a job of mirrored run --elastic, with 4 workers")
     parser.add_argument("--stops", type=int, default=0, help="with --elastic: stop workers (SIGSTOP) instead")
+    parser.add_argument("--slow", type=int, default=0, help="with --elastic: slow workers down tenfold instead")
     parser.add_argument("--plain", action="store_true", help="with --elastic: without deterministic=True")
     options = parser.parse_args()
     if options.elastic:

@@ -31,6 +31,7 @@ WORKERS = 4
 HEARTBEAT_SECONDS = 4
 _MARGIN_STEPS = 150
 _TOLERANCE = 1e-5
+_NAMED_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Episode:
     """What was done to the job, and how long it took to go on.
 
     Attributes:
-        kind: See `KINDS`, or ``stop``.
+        kind: See `KINDS`, or ``stop``, or ``slow``.
         failures: The number of kills.
-        recovery_seconds: From the last failure to the next finished step.
+        recovery_seconds: From the last failure to the next finished step; of a slow worker: until it is named.
         join_seconds: The longest pause between two steps while replacements joined.
     """
 
@@ -229,9 +230,36 @@ def stop(run: ElasticRun, moments: random.Random) -> tuple[int, float, int]:
     return 1, at, epoch
 
 
+def slow_down(run: ElasticRun, moments: random.Random) -> Episode:
+    """Stops a worker for 90 of each 100 ms, until the launcher names it; then the job must go on at full speed.
+
+    Raises:
+        SystemExit: It is not named in time, or the job does not go on meanwhile.
+    """
+    slot, pid = moments.choice(sorted(run.slots().items()))
+    epoch, began, known, first = run.epoch, time.time(), len(run.lines), run.steps[-1].step
+
+    def is_named() -> bool:
+        return any(f"worker {slot} runs" in line for line in run.lines[known:])
+
+    while not is_named() and time.time() < began + _NAMED_SECONDS:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.09)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)
+    named = time.time() - began
+    run.wait_for(lambda: run.steps[-1].at > began + named, "step after a worker was slow")
+    if not is_named() or run.epoch != epoch:
+        raise SystemExit(f"FAILED: worker {slot} was slow and not named\n{''.join(run.lines[-40:])}")
+    print(f"worker {slot} was slowed tenfold: named after {named:.1f} s, {run.steps[-1].step - first} steps meanwhile")
+    return Episode("slow", 0, named, 0.0)
+
+
 def episode(run: ElasticRun, moments: random.Random, kind: str) -> Episode:
     """Executes one episode, and waits until all workers train again."""
     time.sleep(moments.random() * 0.3)
+    if kind == "slow":
+        return slow_down(run, moments)
     survivors = set(run.workers())
     count, at, epoch = stop(run, moments) if kind == "stop" else kill(run, moments, kind)
 
@@ -273,8 +301,8 @@ def check(left_alone: ElasticRun, killed: ElasticRun, steps: int, *, plain: bool
 
 def planned(moments: random.Random, options: argparse.Namespace) -> list[str]:
     """Returns the kinds of the episodes: `kills` failures, all kinds about equally often."""
-    if options.stops:
-        return ["stop"] * options.stops
+    if options.stops or options.slow:
+        return ["stop"] * options.stops + ["slow"] * options.slow
     kinds: list[str] = []
     left = options.kills
     while left > 0:

@@ -116,6 +116,12 @@ def _kind(text: str) -> str:
     return text.upper()
 
 
+def _recovery(text: str) -> str:
+    if text not in ("auto", "restart"):
+        raise ValueError(text)
+    return text
+
+
 def _secret(text: str) -> str:
     if len(text.encode(errors="surrogateescape")) < LEAST_SECRET_BYTES:
         raise ValueError
@@ -235,6 +241,25 @@ ELASTIC: Final = Setting[int | None](
     internal=True,
 )
 
+ELASTIC_RECOVERY: Final = Setting(
+    "MIRRORED_ELASTIC_RECOVERY",
+    "How an elastic job recovers: with `restart`, its processes restart from a copy of the state in shared memory; "
+    "with `auto`, they do so only where their collectives cannot be aborted.",
+    "auto",
+    "auto or restart",
+    _recovery,
+    "restart",
+)
+COPY_FDS: Final = Setting[tuple[int, ...]](
+    "MIRRORED_COPY_FDS",
+    "The file descriptors of the shared memory for copies of the state; set by `mirrored run --elastic`.",
+    (),
+    "ints, 0 or more, separated by commas",
+    lambda text: tuple(_number(part) for part in text.split(",")),
+    "4,5",
+    internal=True,
+)
+
 # `Any`: their values have different types, and `Setting` is invariant.
 ALL: Final[tuple[Setting[Any], ...]] = (
     VIRTUAL_DEVICES,
@@ -249,6 +274,8 @@ ALL: Final[tuple[Setting[Any], ...]] = (
     RESTART,
     LAUNCHER_FD,
     ELASTIC,
+    ELASTIC_RECOVERY,
+    COPY_FDS,
 )
 
 # Variables of other programs that mirrored reads or sets, and how it uses them.

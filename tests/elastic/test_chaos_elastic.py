@@ -16,14 +16,17 @@ FAILURES = {"one": 1, "first": 1, "pair": 2, "reconfiguration": 2, "join": 2}
 
 @pytest.mark.parametrize("kills", [1, 6, 30])
 def test_as_many_failures_as_asked_for_of_all_kinds(kills):
-    options = argparse.Namespace(kills=kills, stops=0)
+    options = argparse.Namespace(kills=kills, stops=0, slow=0)
     kinds = chaos_elastic.planned(random.Random(0), options)
     assert kills <= sum(FAILURES[kind] for kind in kinds) <= kills + 1
     assert kills < 8 or set(kinds) == set(chaos_elastic.KINDS)
 
 
 def test_stops_instead_of_kills():
-    assert chaos_elastic.planned(random.Random(0), argparse.Namespace(kills=30, stops=3)) == ["stop"] * 3
+    assert chaos_elastic.planned(random.Random(0), argparse.Namespace(kills=30, stops=3, slow=1)) == [
+        *["stop"] * 3,
+        "slow",
+    ]
 
 
 @pytest.mark.chaos

@@ -182,10 +182,16 @@ class World:
     def _deliver(self, key):
         at = next(at for at, message in enumerate(self.outbox) if message[1] == key)
         name, worker, *rest = self.outbox.pop(at)
-        for command in getattr(self.membership, name)(worker, *rest) or []:
+        for command in self.commands(name, worker, *rest):
             assert not isinstance(command, Fail), command
             if command.worker in self.workers:
-                self.workers[command.worker].inbox.append(command)
+                self.execute(command)
+
+    def commands(self, name, worker, *rest):
+        return getattr(self.membership, name)(worker, *rest) or []
+
+    def execute(self, command):
+        self.workers[command.worker].inbox.append(command)
 
     # What must hold in every state
 
@@ -213,6 +219,47 @@ class World:
         return self.membership.has_ended and all(one.phase == "ended" for one in members)
 
 
+class RestartingWorld(World):
+    """A job whose processes cannot leave an epoch: the launcher ends them, and new ones continue from a shared copy."""
+
+    def __init__(self, workers, kills, joins):
+        super().__init__(workers, kills, 0)
+        self.membership.require_all()
+        self.copy: tuple[int, ...] | None = None
+
+    def _start(self, key):
+        one = self.workers[key]
+        one.phase = "waiting"
+        one.snapshots = {} if self.copy is None else {len(self.copy): self.copy}
+        self.outbox.append(("arrived", key, tuple(one.snapshots)))
+
+    def _snapshot(self, key):
+        one = self.workers[key]
+        if one.epoch.members.index(key) == 0:  # a kill before this leaves the previous copy
+            self.copy = one.pending[0]
+        super()._snapshot(key)
+
+    def commands(self, name, worker, *rest):
+        if name == "ended":
+            return self.membership.lost(worker, is_failure=False)
+        return super().commands(name, worker, *rest)
+
+    def execute(self, command):
+        if isinstance(command, Leave):
+            del self.workers[command.worker]
+            self.outbox = [message for message in self.outbox if message[1] != command.worker]
+            self.outbox.append(("ended", command.worker))
+        else:
+            super().execute(command)
+
+    def check(self):
+        newest = self.membership.epoch
+        if newest is not self.newest and self.committed:
+            assert newest.step is not None, "all workers were lost, and the copy with them"
+            assert newest.step >= self.committed, "a committed step was lost"
+        super().check()
+
+
 def walk(world, moments, limit=4000):
     for _ in range(limit):
         if world.is_over:
@@ -225,13 +272,13 @@ def walk(world, moments, limit=4000):
     raise AssertionError("no progress")
 
 
-def explore(seeds: range) -> int:
+def explore(seeds: range, kind: type[World] = World) -> int:
     """Walks once per seed, and returns how many of the walks ended with a result."""
     finished = 0
     for seed in seeds:
         moments = random.Random(seed)
         random.seed(seed)
-        world = World(moments.randint(1, 4), kills=moments.randint(0, 4), joins=moments.randint(0, 3))
+        world = kind(moments.randint(1, 4), kills=moments.randint(0, 4), joins=moments.randint(0, 3))
         walk(world, moments)
         if world.finished:
             assert set(world.finished) == {tuple(range(1, STEPS + 1))}, f"seed {seed}"
@@ -241,6 +288,10 @@ def explore(seeds: range) -> int:
 
 def test_a_thousand_interleavings_with_kills_and_joins():
     assert explore(range(1000)) > 900
+
+
+def test_a_thousand_interleavings_of_a_job_that_restarts_its_processes():
+    assert explore(range(1000), RestartingWorld) > 900
 
 
 @pytest.mark.slow
@@ -264,7 +315,7 @@ class _Broken(Membership):
 class _Stubborn(Membership):
     """A membership that waits for lost workers."""
 
-    def lost(self, worker):
+    def lost(self, worker, *, is_failure=True):
         return []
 
 
@@ -274,6 +325,20 @@ class _Lonely(Membership):
     def _begin_if_complete(self):
         commands = super()._begin_if_complete()
         return [one for one in commands if one.epoch.members.index(one.worker) not in one.epoch.receivers]
+
+
+class _Late(RestartingWorld):
+    """A job in which the copy is written after the launcher has learned of the snapshot."""
+
+    def _snapshot(self, key):
+        before = self.copy
+        super()._snapshot(key)
+        self.copy = before
+
+
+def test_the_model_sees_a_copy_that_is_written_too_late():
+    with pytest.raises(AssertionError, match="a committed step was lost|and the copy with them"):
+        explore(range(300), _Late)
 
 
 @pytest.mark.parametrize("broken", [_Broken, _Stubborn, _Lonely])

@@ -77,12 +77,6 @@ def test_input_of_single_workers_is_refused_in_an_elastic_job():
         distributed.interrupt_waits_by(None)
 
 
-def test_a_strategy_outside_of_the_training_function_is_refused_in_an_elastic_job(monkeypatch):
-    monkeypatch.setenv("MIRRORED_ELASTIC", "0")
-    with pytest.raises(mr.errors.ContextError, match=r"decorate the training function with mirrored\.elastic\.run"):
-        mr.MultiWorkerMirroredStrategy()
-
-
 def test_an_array_that_outlives_its_epoch_is_named():
     from mirrored.elastic.link import Place
     from mirrored.elastic.session import _name_deleted

@@ -11,7 +11,7 @@ from mirrored.checkpoint import Checkpoint
 from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.memory import AllComponents, begin_snapshot, restore_snapshot
-from mirrored.elastic.snapshots import Snapshots, _packed, _unpacked
+from mirrored.elastic.snapshots import Snapshots, packed, unpacked
 
 
 def program():
@@ -89,7 +89,8 @@ def test_a_snapshot_keeps_its_bits_on_the_way_to_another_worker():
         "step": Saved("number", value=7),
         "data": Saved("position", value={"reader": {"__tuple__": [1, None]}}),
     }
-    manifest = _unpacked(*_packed(Manifest(leaves, {"a": "scalar"}, {"optimizer": [["half"]]})))
+    head, parts = packed(Manifest(leaves, {"a": "scalar"}, {"optimizer": [["half"]]}))
+    manifest = unpacked(head, np.concatenate(parts))
     assert (manifest.aliases, manifest.groups) == ({"a": "scalar"}, {"optimizer": [["half"]]})
     for name, saved in leaves.items():
         got = manifest.leaves[name]

@@ -20,6 +20,11 @@ def test_jaxs_word_for_the_end_of_another_worker(message):
     assert is_lost_peer(jax.errors.JaxRuntimeError(message))
 
 
+def test_xlas_error_for_a_lost_peer_that_jax_converts():
+    assert is_lost_peer(ValueError("UNKNOWN: Gloo all-to-all failed: [pair.cc:547] Connection closed by peer"))
+    assert not is_lost_peer(ValueError("the name Gloo is taken: connection closed by peer"))
+
+
 def test_errors_of_ones_own():
     assert not is_lost_peer(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     assert not is_lost_peer(ConnectionResetError("Connection closed by peer"))

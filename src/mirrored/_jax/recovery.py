@@ -40,6 +40,13 @@ from mirrored.errors import ContextError
 _SHUTDOWN_SECONDS: Final = 2
 _POLL_SECONDS: Final = 0.002
 _BACKEND_ATTEMPTS: Final = 3
+# With these, XLA aborts NCCL's communicators when a process is lost (JAX's guide to fault tolerance).
+_ABORT_FLAGS: Final = (
+    "--xla_gpu_nccl_terminate_on_error=false",
+    "--xla_gpu_nccl_async_execution=true",
+    "--xla_gpu_nccl_blocking_communicators=false",
+)
+_ABORT_VARIABLES: Final = ("XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE", "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT")
 _log: Final = logging.getLogger("mirrored.elastic")
 # The caches of these packages contain arrays, meshes and programs of the devices; those of other packages do not.
 _CACHES: Final = ("mirrored.collectives", "mirrored.strategies", "mirrored.variables", "mirrored._jax.arrays")
@@ -67,6 +74,27 @@ def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
 def end_service(service: Any) -> None:
     """Ends a coordination service that no client uses any more, with its threads and its port; does not wait."""
     start(threading.Thread(target=service.shutdown, name="mirrored-ending-service", daemon=True))
+
+
+def why_not_in_living_processes() -> str | None:
+    """Returns why processes of this job cannot leave it while they live, after a failure; None if they can.
+
+    Gloo's collectives fail when their sockets are shut down. NCCL's can only be aborted, which XLA does with the flags
+    of JAX's guide "Fault Tolerant Distributed JAX".
+
+    Context: after the backend was made.
+    """
+    if not hasattr(jax.config, "jax_enable_recoverability"):
+        return f"JAX {jax.__version__} has no recoverability"
+    platform = jax.default_backend()
+    if platform == "cpu":
+        return None
+    if platform != "gpu":
+        return f"collectives of {platform} devices cannot be aborted"
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    missing = [flag for flag in _ABORT_FLAGS if flag not in flags]
+    missing += [name for name in _ABORT_VARIABLES if os.environ.get(name) != "1"]
+    return f"NCCL cannot abort a collective without {missing[0]}" if missing else None
 
 
 def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int, timeout_seconds: int) -> Any:

@@ -12,6 +12,7 @@ from mirrored.cli.options import job_options, json_option
 from mirrored.errors import MirroredError
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+_ELASTIC_RESTARTS: Final = 5  # of a program without an elastic training function
 _INTERRUPTED: Final = 130  # 128 plus the number of SIGINT, as shells have it
 
 
@@ -142,8 +143,9 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
 )
 @click.option("--replicas", type=click.IntRange(min=1), help="Run one process with this many replicas.")
 @job_options
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0,
-              help="Maximum number of restarts of all workers after a failure.")  # fmt: skip
+@click.option("--max-restarts", type=click.IntRange(min=0),
+              help="Maximum number of restarts of all workers after a failure.  [default: 0; 5 with --elastic]",
+              )  # fmt: skip
 @click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False),
               help="Also write the output of worker i to worker-i.log in this folder, and with --elastic the events to "
                    "elastic.jsonl.")  # fmt: skip
@@ -169,9 +171,9 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int | None, workers: int,
-        replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None, max_restarts: int,
-        log_dir: Path | None, grace_seconds: float, meeting_seconds: float, no_compile_cache: bool,
-        elastic: bool, min_workers: int, max_workers: int | None) -> None:  # fmt: skip
+        replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None,
+        max_restarts: int | None, log_dir: Path | None, grace_seconds: float, meeting_seconds: float,
+        no_compile_cache: bool, elastic: bool, min_workers: int, max_workers: int | None) -> None:  # fmt: skip
     """Run PROGRAM on several replicas, workers or machines.
 
     Every line of output is prefixed with its worker. When one worker fails, its error is printed first, all workers are
@@ -180,6 +182,8 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
     from mirrored.cli.run import run as run_program
     from mirrored.launcher import Job
 
+    if max_restarts is None:
+        max_restarts = _ELASTIC_RESTARTS if elastic else 0
     job = Job(program=program, arguments=arguments, is_module=is_module, workers=workers,
               replicas_per_worker=replicas_per_worker, nodes=nodes, node_rank=node_rank, coordinator=coordinator,
               max_restarts=max_restarts, log_directory=log_dir, grace_seconds=grace_seconds,

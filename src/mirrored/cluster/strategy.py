@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from mirrored import config, settings, watchdog
-from mirrored._jax import distributed
 from mirrored.cluster.detecting import detected_process, resolver_of
+from mirrored.cluster.elastic_job import join_as_restartable
 from mirrored.cluster.joining import check_fingerprints, fingerprint, heartbeat_seconds, join, rendezvous_seconds
 from mirrored.cluster.resolver import ClusterResolver
 from mirrored.cluster.tasks import Process, process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
 from mirrored.collectives.host_allgather import host_allgather
-from mirrored.errors import ContextError, DeviceError
+from mirrored.errors import DeviceError
 from mirrored.strategies import MirroredStrategy
 from mirrored.topology.device_assignment import kind_of
 from mirrored.topology.independent_processes import job_is_formed
@@ -51,7 +51,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         ClusterError: The cluster's description is malformed, or the environment says that there are several
             processes and nothing says how they reach each other.
         ContextError: JAX has started already, without the other workers; or the job is elastic, and the call is outside
-            of its training function.
+            of the program's elastic training function.
         RendezvousError: A worker, or the coordinator, cannot be reached in time.
         DeviceError: Workers have devices of different kinds, or `num_replicas` does not fit the devices.
 
@@ -76,7 +76,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         num_replicas: int | None = None,
         deterministic: bool = False,
     ) -> None:
-        _refuse_outside_of_training_function()
+        join_as_restartable("MultiWorkerMirroredStrategy")
         resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         process = process_of(resolver)
         if process is None and cluster_resolver is None and not resolver.cluster_spec():
@@ -90,18 +90,6 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     def cluster_resolver(self) -> Any:
         """The cluster resolver from which the strategy got the cluster's tasks."""
         return self._cluster_resolver
-
-
-def _refuse_outside_of_training_function() -> None:
-    """Raises an error in a worker of an elastic job that has no place in an epoch: it would train by itself."""
-    if settings.ELASTIC.is_set() and not distributed.is_elastic():
-        raise ContextError(
-            "MultiWorkerMirroredStrategy",
-            found="it was called in a job of mirrored run --elastic, outside of an elastic training function",
-            rule="in an elastic job only the training function knows the workers, which change",
-            remedy="decorate the training function with mirrored.elastic.run, and create the strategy in it; or run "
-            "without --elastic, which restarts all workers after a failure (--max-restarts)",
-        )
 
 
 def _alone() -> list[str | jax.Device] | None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ WORD: Final = "elastic"
 """The first word of the protocol's messages on the socket between a worker and its launcher."""
 _REPEAT_SECONDS: Final = 0.02
 _LONGEST_INTERVAL_SECONDS: Final = 1.0
+_PROBE_BYTES: Final = 1 << 20
+_PROBE_SLEEPS: Final = 10
+_PROBE_SLEEP_SECONDS: Final = 0.01
 
 
 class WorkersChanged(BaseException):
@@ -145,6 +149,10 @@ class Link:
 
         return release
 
+    def must_restart(self, reason: str) -> None:
+        """Tells the launcher that all processes must restart after a failure: this one cannot leave its epoch."""
+        self._send(kind="restarts", reason=reason)
+
     def has_snapshot(self, step: int) -> None:
         """Tells the launcher that this worker has a snapshot; context: any thread."""
         self._send(kind="snapshot", step=step)
@@ -208,9 +216,16 @@ class Link:
             self._changed.notify_all()
 
     def _beat(self) -> None:
+        """Sends heartbeats, with the times of two probes that show whether this process runs at its usual speed."""
+        data = bytes(_PROBE_BYTES)
         while True:
-            self._send(kind="beat")
-            time.sleep(self._interval)
+            began = time.perf_counter()
+            zlib.crc32(data)
+            worked = time.perf_counter()
+            for _ in range(_PROBE_SLEEPS):
+                time.sleep(_PROBE_SLEEP_SECONDS)
+            self._send(kind="beat", probes={"work": worked - began, "sleep": time.perf_counter() - worked})
+            time.sleep(max(0.0, self._interval - _PROBE_SLEEPS * _PROBE_SLEEP_SECONDS))
 
     def _interrupt(self) -> None:
         """Makes the waits of the main thread fail when this worker must leave its epoch."""

@@ -132,15 +132,24 @@ class Membership:
         self._waiting[worker] = frozenset(snapshots)
         return self._begin_if_complete()
 
-    def lost(self, worker: WorkerKey) -> list[Command]:
-        """Handles the end of a worker's process, which can neither compute nor write any more."""
+    def require_all(self) -> None:
+        """Makes all later epochs begin with as many workers as the first one: the job restarts its processes."""
+        self._minimum = self._first
+
+    def lost(self, worker: WorkerKey, *, is_failure: bool = True) -> list[Command]:
+        """Handles the end of a worker's process, which can neither compute nor write any more.
+
+        Args:
+            worker: The worker.
+            is_failure: Whether it has failed; otherwise the launcher has ended it, after the failure of another one.
+        """
         self._waiting.pop(worker, None)
         if worker not in self._alive:
             return []
         self._alive.discard(worker)
         if self.has_ended:
             return []
-        return [*self._failed(), *self._begin_if_complete()]
+        return [*(self._failed() if is_failure else ()), *self._begin_if_complete()]
 
     def suspected(self, worker: WorkerKey, epoch: int) -> list[Command]:
         """Handles a member whose collective has failed or that could not join, while no worker is known to be lost."""

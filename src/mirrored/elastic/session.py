@@ -15,14 +15,16 @@ from mirrored._jax import distributed, recovery
 from mirrored._jax.lowerings import keep_lowerings
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.cluster.elastic_job import is_elastic
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.elastic.equality import description
+from mirrored.elastic.copies import SharedCopies
 from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
 from mirrored.elastic.pace import Pace
 from mirrored.elastic.snapshots import Snapshots, share
 from mirrored.elastic.warming import warm_up
 from mirrored.errors import AbsentWorkerError, ArgumentError, ContextError, LostStateError
-from mirrored.settings import HEARTBEAT_SECONDS, RESTART
+from mirrored.settings import ELASTIC_RECOVERY, HEARTBEAT_SECONDS, RESTART
 from mirrored.watchdog.fail_fast_exit import is_lost_peer, launcher_channel
 
 T = TypeVar("T")
@@ -209,6 +211,8 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None 
 
 def _decorator(every: int | None) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(train: Callable[..., T]) -> Callable[..., T]:
+        is_elastic()
+
         @functools.wraps(train)
         def call(*args: Any, **kwargs: Any) -> T:
             channel = launcher_channel() if is_elastic_worker() else None
@@ -266,7 +270,12 @@ class _Worker:
         if _Running.link is None:
             _Running.link = Link(channel, HEARTBEAT_SECONDS.read())
         self._link = _Running.link
-        self._snapshots = Snapshots(self._link.has_snapshot)
+        self._snapshots = Snapshots(self._completed)
+        self._copies = SharedCopies.of_job()
+        self._writes_copies = False
+        copy = self._copies.newest()
+        if copy is not None:
+            self._snapshots.put(*copy)
         self._joining: recovery.Abandonable | None = None  # the work that makes this process a member of an epoch
         self._every = every
 
@@ -292,6 +301,12 @@ class _Worker:
                 _drop_frames(error)
             self._leave(place)
 
+    def _completed(self, step: int) -> None:
+        """Called, in a thread, with the step of each completed snapshot."""
+        if self._writes_copies:
+            self._copies.write(step, self._snapshots[step])
+        self._link.has_snapshot(step)
+
     # Joining
 
     def _join(self, place: Place) -> None:
@@ -306,6 +321,10 @@ class _Worker:
             if joining.error is not None:
                 raise joining.error
         self._link.joined()
+        reason = _why_restart(place)
+        if reason is not None:
+            self._link.must_restart(reason)
+        self._writes_copies = reason is not None and place.rank == 0
         if place.step is not None:
             self._snapshots.forget_all_but(place.step)
 
@@ -359,6 +378,13 @@ class _Worker:
             joining.then(lambda: recovery.disconnect(client) and release())
         elif not recovery.disconnect(client):
             self._link.hold(place.epoch)
+
+
+def _why_restart(place: Place) -> str | None:
+    """Returns why the processes of an epoch must restart after a failure, instead of leaving the epoch."""
+    if ELASTIC_RECOVERY.read() == "restart":
+        return f"{ELASTIC_RECOVERY.name}=restart"
+    return recovery.why_not_in_living_processes() if place.num_workers > 1 else None
 
 
 def _is_of_collective(error: BaseException) -> bool:

@@ -106,7 +106,8 @@ def share(
         add: Sums an array over all workers.
     """
     is_source = place.rank == place.source
-    head, data = ("", np.zeros(0, np.uint8)) if manifest is None else _packed(manifest)
+    head, parts = ("", []) if manifest is None else packed(manifest)
+    data = np.concatenate(parts) if parts and is_source else np.zeros(0, np.uint8)
     if is_source:
         distributed.put(_KEY, json.dumps([head, len(data)]))
     head, size = json.loads(distributed.get(_KEY, _SHARE_SECONDS))
@@ -118,10 +119,11 @@ def share(
             piece = data[begin : begin + chunk]
             part[: len(piece)] = piece
         received[begin : begin + chunk] = add(part)
-    return _unpacked(head, received[:size]) if manifest is None else manifest
+    return unpacked(head, received[:size]) if manifest is None else manifest
 
 
-def _packed(manifest: Manifest) -> tuple[str, np.ndarray[Any, Any]]:
+def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
+    """Returns a description of a snapshot as JSON, and its arrays as arrays of bytes."""
     leaves, parts = {}, []
     for name, saved in manifest.leaves.items():
         kind, value = type(saved).__name__, saved.value
@@ -130,11 +132,11 @@ def _packed(manifest: Manifest) -> tuple[str, np.ndarray[Any, Any]]:
             parts.append(array.reshape(-1).view(np.uint8))
             value = [str(array.dtype), list(np.shape(saved.value)), array.nbytes]
         leaves[name] = [kind, saved.kind, list(saved.shape), saved.dtype, value]
-    head = json.dumps([leaves, manifest.aliases, manifest.groups])
-    return head, np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+    return json.dumps([leaves, manifest.aliases, manifest.groups]), parts
 
 
-def _unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
+def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
+    """Returns the snapshot for its description and the bytes of all of its arrays."""
     described, aliases, groups = json.loads(head)
     leaves, at = {}, 0
     for name, (kind, what, shape, dtype, value) in described.items():

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import time
 from typing import Any, Final
 
 from mirrored._jax import recovery
+from mirrored.elastic import copies
 from mirrored.elastic.equality import refusal
 from mirrored.elastic.membership import Begin, Command, End, Epoch, Fail, Leave, Membership, WorkerKey
 from mirrored.launcher.environment import worker_environment
 from mirrored.launcher.events import EventLog
 from mirrored.launcher.job import free_ports
+from mirrored.launcher.members import Member, wait_for_end, words_for_change
 from mirrored.launcher.reaper_client import ReaperClient
+from mirrored.launcher.slow_workers import SlowWorkers
 from mirrored.launcher.supervisor import Failure, Supervisor
 from mirrored.launcher.worker import LOST_PEER, Worker, shell_code, words_for
-from mirrored.settings import HEARTBEAT_SECONDS
+from mirrored.settings import COPY_FDS, HEARTBEAT_SECONDS
 
 # How long the other workers may run on after one has ended the program with status 0 inside of the training function.
 _EARLY_SECONDS: Final = 5.0
@@ -30,31 +34,6 @@ _RETURNED_SECONDS: Final = 10.0
 _LEAVING_SECONDS: Final = 120.0
 
 
-@dataclasses.dataclass
-class _Member:
-    """A worker process with what the launcher knows of it.
-
-    Attributes:
-        worker: The process.
-        beat_at: When it sent its last message.
-        port: The port of its collectives in the current epoch.
-        has_arrived: Whether it has reached the training function.
-        has_stepped: Whether it has ended a step in the current epoch.
-        left_early_at: When it ended with status 0 before the training function had returned everywhere.
-        description: What must be equal on all workers; None before it has arrived.
-        holds: The epochs that it has left and whose coordination services it still uses, in work that it has abandoned.
-    """
-
-    worker: Worker
-    beat_at: float
-    port: int | None = None
-    has_arrived: bool = False
-    has_stepped: bool = False
-    left_early_at: float | None = None
-    description: dict[str, str] | None = None
-    holds: frozenset[int] = frozenset()
-
-
 class ElasticSupervisor(Supervisor):
     """A supervisor whose job continues without a restart when a worker is lost or joins."""
 
@@ -62,7 +41,7 @@ class ElasticSupervisor(Supervisor):
         self._reaper = reaper
         self._heartbeat_seconds = HEARTBEAT_SECONDS.read()
         self._membership = Membership(self._job.workers, self._job.min_workers)
-        self._members: dict[WorkerKey, _Member] = {}
+        self._members: dict[WorkerKey, Member] = {}
         self._serial: dict[int, int] = {}  # the number of processes that each slot has had
         self._stillborn: dict[int, int] = {}  # how many in a row did not reach the training function
         self._services: dict[int, Any] = {}  # the coordination services by epoch
@@ -70,27 +49,42 @@ class ElasticSupervisor(Supervisor):
         self._changing_since: float | None = None
         self._returned_at: dict[WorkerKey, float] = {}  # when the training function has returned, in this epoch
         self._events = EventLog(self._job.log_directory, self._output.say)
+        self._addresses = self._coordination.meet(0, self._interrupted) or []
+        self._copies = copies.create()
+        self._slow = SlowWorkers()
         failure: Failure | None = None
         try:
             for slot in range(self._job.workers):
                 self._start(slot)
             failure = self._supervise()
+            if self._is_restartable:
+                failure = self._watch()
         finally:
             self._end_all(reaper)
             self._events.write("ended", reason=None if failure is None else failure.reason)
             self._events.close()
+            for descriptor in self._copies:
+                os.close(descriptor)
+        if self._is_restartable:
+            self._job = dataclasses.replace(self._job, elastic=False)
+            return self._restart_after(failure, reaper)
         if failure is not None:
             self._output.say(failure.reason)
         return 0 if failure is None else failure.code
 
     def _start(self, slot: int) -> None:
         serial = self._serial[slot] = self._serial.get(slot, -1) + 1
-        environment = worker_environment(self._job, slot, [], secret=self._coordination.secret, restart=serial)
-        environment.pop("TF_CONFIG", None)
-        worker = Worker(self._job, slot, environment)
+        # Before the first epoch it is not known whether the program is elastic; if it is, it overwrites TF_CONFIG.
+        addresses = self._addresses if self._membership.epoch is None else []
+        environment = worker_environment(self._job, slot, addresses, secret=self._coordination.secret, restart=serial)
+        if len(addresses) < 2:
+            environment.pop("TF_CONFIG", None)
+        if self._copies:
+            environment[COPY_FDS.name] = ",".join(map(str, self._copies))
+        worker = Worker(self._job, slot, environment, self._copies)
         self._reaper.add(worker.group)
         self._workers.append(worker)
-        self._members[slot, serial] = _Member(worker, time.monotonic())
+        self._members[slot, serial] = Member(worker, time.monotonic())
         self._events.write("started", worker=slot, process=worker.process.pid)
 
     def _supervise(self) -> Failure | None:
@@ -105,6 +99,8 @@ class ElasticSupervisor(Supervisor):
                 failure = self._take_messages(key, member)
                 if failure is not None:
                     return failure
+            if self._is_restartable:
+                return None
             failure = self._signalled() or self._failed_program(asking) or self._remove_lost() or self._kill_silent()
             if failure is not None:
                 return failure
@@ -145,7 +141,7 @@ class ElasticSupervisor(Supervisor):
 
     # Messages
 
-    def _take_messages(self, key: WorkerKey, member: _Member) -> Failure | None:
+    def _take_messages(self, key: WorkerKey, member: Member) -> Failure | None:
         messages, member.worker.messages = member.worker.messages, []
         for text in messages:
             message = json.loads(text)
@@ -158,7 +154,7 @@ class ElasticSupervisor(Supervisor):
                 return failure
         return None
 
-    def _refusal(self, member: _Member, message: dict[str, Any]) -> str | None:
+    def _refusal(self, member: Member, message: dict[str, Any]) -> str | None:
         """Returns why a new worker that has arrived cannot join: it differs from those of the job; None if it can."""
         member.description = message.get("description", member.description)
         others = (one.description for one in self._members.values() if one.has_arrived and one is not member)
@@ -166,7 +162,7 @@ class ElasticSupervisor(Supervisor):
         is_new = "description" in message and member.description is not None
         return refusal(expected, member.description) if is_new and expected is not None else None
 
-    def _refuse(self, key: WorkerKey, member: _Member, why: str) -> Failure | None:
+    def _refuse(self, key: WorkerKey, member: Member, why: str) -> Failure | None:
         """Ends a worker that differs from the others, whose replacement would differ as well."""
         self._forget(key, member, "is refused")
         self._stillborn[key[0]] = _STILLBORN_LIMIT
@@ -178,7 +174,7 @@ class ElasticSupervisor(Supervisor):
             self._output.say(f"{said}; it is not replaced again")
         return failure
 
-    def _commands(self, key: WorkerKey, member: _Member, message: dict[str, Any]) -> list[Command]:
+    def _commands(self, key: WorkerKey, member: Member, message: dict[str, Any]) -> list[Command]:
         kind, epoch = message["kind"], message["epoch"]
         match kind:
             case "arrived":
@@ -189,6 +185,8 @@ class ElasticSupervisor(Supervisor):
                 return self._membership.arrived(key, message["snapshots"])
             case "suspected":
                 self._events.write("suspected", worker=key[0], epoch=epoch)
+                if self._restart_reason is not None:  # all workers are to be ended: the cause would be lost
+                    wait_for_end(one.worker for one in self._members.values())
                 self._changes(f"a collective has failed on worker {key[0]}")
                 return self._membership.suspected(key, epoch)
             case "snapshot":
@@ -196,16 +194,56 @@ class ElasticSupervisor(Supervisor):
             case "done":
                 self._returned_at[key] = time.monotonic()
                 return self._membership.done(key, epoch)
+        self._take_fact(key, member, message)
+        return []
+
+    def _take_fact(self, key: WorkerKey, member: Member, message: dict[str, Any]) -> None:
+        """Takes a message that does not change the membership."""
+        match message["kind"]:
             case "stepped":
                 member.has_stepped = True
                 more = {name: message[name] for name in ("phases", "programs")}
-                self._events.write("stepped", worker=key[0], epoch=epoch, **more)
+                self._events.write("stepped", worker=key[0], epoch=message["epoch"], **more)
             case "released":
                 member.holds = frozenset(message["holds"])
                 self._end_services()
+            case "beat":
+                self._say_if_slow(key, message["probes"])
+            case "restarts":
+                self._restart_processes(message["reason"])
+            case "restartable":
+                self._restart_all_after_failures()
             case "port":
                 member.port = message["port"]
-        return []
+
+    def _say_if_slow(self, key: WorkerKey, probes: dict[str, float]) -> None:
+        factor = self._slow.report(key, probes)
+        if factor is not None:
+            self._output.say(
+                f"worker {key[0]} runs {factor:.0f} times slower than the others, and every step waits for it: check "
+                "the load of its processors, and whether it is stopped again and again"
+            )
+
+    _restart_reason: str | None = None
+
+    def _restart_processes(self, reason: str) -> None:
+        """Restarts all processes after failures from now on, because they cannot leave their epoch."""
+        self._restart_reason = reason
+        self._membership.require_all()
+        for (slot, _), member in self._members.items():
+            if slot >= self._job.workers:
+                member.end()
+
+    _is_restartable = False
+
+    def _restart_all_after_failures(self) -> None:
+        """Supervises the workers as without ``--elastic`` from now on: the program has no elastic function."""
+        if not self._is_restartable:
+            self._is_restartable = True
+            self._output.say(
+                "the program has no function with mirrored.elastic.run: after a failure all workers restart from the "
+                f"newest checkpoint, at most {self._job.max_restarts} times"
+            )
 
     def _join(self, commands: list[Command]) -> list[Command]:
         """Notes which workers join, if a committed step has made the members leave."""
@@ -229,7 +267,10 @@ class ElasticSupervisor(Supervisor):
             self._begin(beginning[0].epoch)
         ports = [one.port for one in self._members.values() if one.port is not None]
         for command in commands:
-            if isinstance(command, Leave):
+            if isinstance(command, Leave) and self._restart_reason is not None:
+                if command.worker in self._members:
+                    self._members[command.worker].end()
+            elif isinstance(command, Leave):
                 epoch = self._membership.epoch
                 assert epoch is not None
                 self._events.write("leave", worker=command.worker[0], epoch=epoch.number)
@@ -274,12 +315,7 @@ class ElasticSupervisor(Supervisor):
 
     def _say_change(self, epoch: Epoch) -> None:
         seconds = 0.0 if self._changing_since is None else time.monotonic() - self._changing_since
-        slots = ", ".join(str(slot) for slot, _ in epoch.members)
-        where = "from the beginning" if epoch.step is None else f"after step {epoch.step}"
-        self._output.say(
-            f"{self._cause}: worker{'s' * (len(epoch.members) > 1)} {slots} continue{'s' * (len(epoch.members) == 1)} "
-            f"{where} (epoch {epoch.number}, {seconds:.2f} s)"
-        )
+        self._output.say(words_for_change(self._cause, epoch, seconds, self._restart_reason))
         self._cause, self._changing_since = "", None
 
     def _tell(self, key: WorkerKey, **message: Any) -> None:
@@ -317,16 +353,17 @@ class ElasticSupervisor(Supervisor):
                 return failure
         return None
 
-    def _forget(self, key: WorkerKey, member: _Member, how: str) -> None:
+    def _forget(self, key: WorkerKey, member: Member, how: str) -> None:
         """Ends the process of a worker, and removes the worker from the launcher's state."""
         member.worker.end(self._output)
         self._reaper.remove(member.worker.group)
         self._workers.remove(member.worker)
         del self._members[key]
         self._events.write("lost", worker=key[0], how=how)
+        self._slow.forget(key)
         self._returned_at.pop(key, None)
 
-    def _remove(self, key: WorkerKey, member: _Member, how: str) -> Failure | None:
+    def _remove(self, key: WorkerKey, member: Member, how: str) -> Failure | None:
         member.worker.listen()
         failure = self._take_messages(key, member)
         if key not in self._members:  # it was refused
@@ -335,6 +372,8 @@ class ElasticSupervisor(Supervisor):
         self._forget(key, member, how)
         if member.port is not None:
             self._lost_ports = (*self._lost_ports, member.port)
+        if member.is_ended:
+            return failure or self._execute(self._membership.lost(key, is_failure=False))
         if not member.has_arrived:
             self._stillborn[key[0]] = self._stillborn.get(key[0], 0) + 1
             if self._stillborn[key[0]] >= _STILLBORN_LIMIT:
@@ -352,7 +391,8 @@ class ElasticSupervisor(Supervisor):
     def _failure_without(self, reason: str, code: int) -> Failure | None:
         """Returns the failure of the job if the workers that are left are too few; None otherwise."""
         living = sum(one.has_arrived for one in self._members.values())
-        needed = self._job.workers if self._membership.epoch is None else self._job.min_workers
+        needs_all = self._membership.epoch is None or self._restart_reason is not None
+        needed = self._job.workers if needs_all else self._job.min_workers
         return Failure(reason, code) if living < needed else None
 
     def _kill_silent(self) -> Failure | None:
@@ -382,7 +422,7 @@ class ElasticSupervisor(Supervisor):
             return
         used = {slot for slot, _ in self._members}
         most = self._job.max_workers or self._job.workers
-        if self._membership.epoch is None:
+        if self._membership.epoch is None or self._restart_reason is not None:
             most = self._job.workers
         for slot in range(most):
             if slot not in used and self._stillborn.get(slot, 0) < _STILLBORN_LIMIT:

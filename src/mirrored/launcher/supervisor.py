@@ -84,17 +84,20 @@ class Supervisor:
         self._signals.append(number)
 
     def _run(self, reaper: ReaperClient) -> int:
+        return self._restart_after(self._generation(reaper, 0), reaper)
+
+    def _restart_after(self, failure: Failure | None, reaper: ReaperClient) -> int:
+        """Restarts all workers after the failure of the first ones, and of later ones; returns the exit status."""
         restart = 0
-        while True:
-            failure = self._generation(reaper, restart)
-            if failure is None:
-                return 0
+        while failure is not None:
             if failure.code == _INTERRUPTED or self._terminated_at is not None or restart >= self._job.max_restarts:
                 self._output.say(failure.reason)
                 return failure.code
             restart += 1
             every = "the worker" if self._job.num_workers == 1 else f"all {self._job.num_workers} workers"
             self._output.say(f"{failure.reason}; restarting {every} (restart {restart} of {self._job.max_restarts})")
+            failure = self._generation(reaper, restart)
+        return 0
 
     def _generation(self, reaper: ReaperClient, restart: int) -> Failure | None:
         """Starts all workers once, and waits until they have ended."""

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mirrored.launcher.job import Job
@@ -28,6 +28,7 @@ class Worker:
         job: The job.
         rank: The index of the worker among all workers of the job.
         environment: The environment of the process.
+        descriptors: File descriptors that the process inherits.
 
     Attributes:
         failing: The worker's exit report: the kind of the failure, and a text. None if it has sent none.
@@ -36,7 +37,7 @@ class Worker:
         messages: What it has sent about the membership of an elastic job, as JSON.
     """
 
-    def __init__(self, job: Job, rank: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, job: Job, rank: int, environment: Mapping[str, str], descriptors: Sequence[int] = ()) -> None:
         self.rank = rank
         self.failing: tuple[str, str] | None = None
         self.has_shown = False
@@ -53,7 +54,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=[child_end.fileno()],
+                pass_fds=[child_end.fileno(), *descriptors],
                 start_new_session=True,
             )
         finally:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import re
 import signal
 import socket
 import sys
@@ -159,6 +160,8 @@ _LOST_PEER_MESSAGES: Final = (
     "remote process",
 )
 
+_GLOO_STATUS: Final = re.compile(r"[A-Z_]+: Gloo ")
+
 
 class LauncherChannel:
     """A worker's end of the socket through which the worker and the launcher exchange messages.
@@ -306,9 +309,12 @@ def _report_exit(kind: str, code: int, text: str, show: Callable[[], object]) ->
 
 def is_lost_peer(error: BaseException) -> bool:
     """Returns whether an exception is JAX's error for the loss of another worker's process."""
-    if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError"):
+    message = str(error)
+    # JAX converts some of XLA's errors to ValueError, whose message begins with XLA's status.
+    is_of_xla = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    if not is_of_xla and not (isinstance(error, ValueError) and _GLOO_STATUS.match(message)):
         return False
-    message = str(error).lower()
+    message = message.lower()
     return any(fragment in message for fragment in _LOST_PEER_MESSAGES)
 
 
