@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import time
 import traceback
@@ -131,6 +132,38 @@ class Session:
             recovery.collect_garbage()
         if self._pace.is_due(self._steps):
             self._pace.taken(self._steps, self._snapshot())
+
+    def fit_callback(self) -> Any:
+        """Makes a callback with which `keras.Model.fit` restores its state and commits its steps.
+
+        Context: once per call of the training function, instead of `resume` and `commit`. The model is created and
+        compiled in the scope of the strategy, and the callback is the last one. After a change of the workers `fit`
+        continues with the next step of its epoch. The other callbacks get the numbers, texts and arrays in their
+        attributes back, `EarlyStopping` and the history, for instance.
+
+        Returns:
+            A `keras.callbacks.Callback`.
+
+        Raises:
+            MissingExtraError: Keras is not installed.
+
+        Example:
+            >>> import keras, numpy as np
+            >>> import mirrored as mr
+            >>> @run
+            ... def train(session):
+            ...     with mr.MirroredStrategy(["CPU:0"]).scope():
+            ...         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            ...         model.compile("sgd", "mse")
+            ...     x = np.ones((8, 2), np.float32)
+            ...     model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=[session.fit_callback()])
+            ...     return int(model.optimizer.iterations.numpy())
+            >>> train()
+            2
+
+        TensorFlow has nothing like it. `keras.callbacks.BackupAndRestore` restores from disk after a restart.
+        """
+        return importlib.import_module("mirrored.integrations.keras.elastic_fit").FitCallback(self)
 
     def _snapshot(self) -> float:
         """Takes a snapshot, and returns what one costs, in seconds."""

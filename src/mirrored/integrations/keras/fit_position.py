@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -125,9 +126,19 @@ class _Resumption:
 
 
 class FitPosition:
-    """The position of one `keras.Model.fit` call in its training data: the batches read so far."""
+    """The position of one `keras.Model.fit` call in its training data: the batches read so far.
 
-    def __init__(self) -> None:
+    Args:
+        callbacks: The callbacks that the user has passed to `fit`.
+
+    Attributes:
+        callbacks: The same.
+        restored: The steps and the state of the last `set_state`; (0, None) before.
+    """
+
+    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        self.callbacks = callbacks
+        self.restored: tuple[int, dict[str, Any] | None] = (0, None)
         self._iterator: Any = None
         self._resumption: _Resumption | None = None
 
@@ -171,6 +182,7 @@ class FitPosition:
         iterator = self._iterator
         if iterator is None:
             return
+        self.restored = (first, state)
         passed = first if state is None else state["passed"]
         state = {} if state is None else state
         resumption = self._resumption = _Resumption(first, passed, passed)
@@ -191,6 +203,15 @@ class FitPosition:
                 source.set(states["now"])
         if not is_known:
             _warn()
+
+    def begin_anew(self) -> None:
+        """Makes the first epoch of `fit` begin at its first batch, whatever `set_state` was called with before."""
+        self._resumption, self.restored = None, (0, None)
+        if self._iterator is not None:
+            self._iterator.data_adapter.__dict__.pop("mirrored_begin_from", None)
+            batches = _batches(self._iterator)
+            if batches is not None:
+                batches.begin_anew()
 
     def take(self, iterator: EpochIterator) -> _Resumption | None:
         """Removes and returns the position at which a resumed epoch continues; None for any other epoch."""
@@ -322,12 +343,24 @@ def _read_again(resumption: _Resumption, iterator: Iterator[Any]) -> None:
 
 
 def _with_position(fit: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(fit)
+
     @functools.wraps(fit)
     def with_position(self: Model, *args: Any, **kwargs: Any) -> Any:
-        token = _current.set(FitPosition())
+        given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        token = _current.set(FitPosition(_flat(given)))
         try:
             return fit(self, *args, **kwargs)
         finally:
             _current.reset(token)
 
     return with_position
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    """Returns the callbacks in the argument of `fit`: one, a list, or a `CallbackList`."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    if isinstance(callbacks, (list, tuple)):
+        return list(callbacks)
+    return [] if callbacks is None else [callbacks]

@@ -141,6 +141,11 @@ def set_initial_epoch(model: Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
+def initial_epoch(model: Model) -> int:
+    """Returns the number of the epoch with which the `fit` in progress begins, if a callback has set it; else 0."""
+    return int(model._initial_epoch or 0)
+
+
 def purge_variables(model: Model, **groups: bool) -> None:
     """Releases the arrays of a model's variables while Keras' training loop holds the values."""
     model._purge_model_variables(**groups)

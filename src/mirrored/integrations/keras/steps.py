@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
+from mirrored._jax import distributed
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.compilation import function as compiled
@@ -48,7 +49,9 @@ _in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_step", defa
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
-    """Returns whether a model overrides a step in TensorFlow's form.
+    """Returns whether a model takes steps in TensorFlow's form: it overrides them so, or is deterministic and elastic.
+
+    The bits of Keras' own step depend on the number of devices, which changes in an elastic job.
 
     Args:
         model: The model.
@@ -56,7 +59,7 @@ def takes_data_alone(model: Model, kind: str) -> bool:
     """
     name = f"{kind}_step"
     if getattr(type(model), name) is getattr(keras.Model, name):
-        return False
+        return distributed.is_elastic() and getattr(strategy_of(model), "deterministic", False)
     try:
         inspect.signature(getattr(model, name)).bind(None, None)
     except TypeError:

@@ -121,6 +121,10 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         """Returns the position in the dataset after the last batch that was read; None before the first batch."""
         return None if self._iterator is None else self._iterator.get_state()
 
+    def begin_anew(self) -> None:
+        """Makes the next batch be the first one of a new iteration."""
+        self._iterator, self._next = None, 0
+
     def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:
         """Sets the position from which the next batch is read, as `get_state` returned it.
 

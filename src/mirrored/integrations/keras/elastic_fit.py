@@ -1,0 +1,261 @@
+"""The callback with which `keras.Model.fit` trains in an elastic job: it restores and commits the state of `fit`.
+
+`Session.fit_callback` makes it. The state of `fit` is that of the model (weights, optimizer, metrics, seeds), the
+epoch, the step in it, the position in the training data, the history, and the plain data in the attributes of the other
+callbacks. A step counts as committed after its `on_train_batch_end`; the last one of an epoch when the next epoch
+begins, after the validation and the callbacks of its end.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import jax
+import numpy as np
+
+from mirrored.checkpoint import Checkpoint, Manifest
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.errors import ContextError
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.integrations.keras.fit_position import FitPosition, position
+from mirrored.integrations.keras.private import initial_epoch, set_initial_epoch
+
+keras = load()
+_Callback: Any = keras.callbacks.Callback
+_CALLED: Final = "Session.fit_callback"
+_HISTORY: Final = "history"
+_KERAS_OWN: Final = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+_ARRAY: Final = "__array_bytes__"
+_FUNCTION: Final = "__function__"
+_LEAVES: Final = (bool, int, float, str, type(None))
+
+
+class CommitsSteps(Protocol):
+    """The part of a session that the callback uses."""
+
+    def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], Any] | None = None) -> Any:
+        """Restores the state of the newest snapshot, if there is one."""
+        ...
+
+    def commit(self) -> None:
+        """Ends a training step."""
+        ...
+
+
+class FitCallback(_Callback):  # type: ignore[misc]
+    """A Keras callback that makes `fit` continue at its step when the workers of an elastic job change.
+
+    Args:
+        session: The session of the training function.
+    """
+
+    def __init__(self, session: CommitsSteps) -> None:
+        super().__init__()
+        self._session = session
+        self._place = _Place(self)
+        self._metrics: Manifest | None = None  # the metrics of the epoch in which `fit` continues
+        self._others: dict[str, Any] | None = None  # the attributes of the other callbacks
+        self._has_unseen_end = False  # an epoch has ended, and no commit has followed
+
+    @property
+    def fit_model(self) -> Any:
+        """The model; unlike `model`, it does not fetch the variables from the loop."""
+        return self._model
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores the state of `fit`.
+
+        Raises:
+            ContextError: The model belongs to no strategy, or another callback follows this one.
+        """
+        here, model = self._checked_position(), self.fit_model
+        self._place.begin(here)
+        metrics = list(model.metrics)
+        self._session.resume(Checkpoint(model=model, metrics=metrics, place=self._place))
+        if self._place.is_restored:
+            self._others = self._place.others
+            self._restore_callbacks()
+            set_initial_epoch(model, self.params["epochs"] if self._place.has_stopped else self._place.epoch)
+            if self._place.steps:
+                # `fit` resets the metrics before the epoch begins.
+                self._metrics = begin_snapshot(Checkpoint(metrics=metrics)).finish()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commits the end of the previous epoch; restores what `fit` has reset, in the epoch in which it continues."""
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            restore_snapshot(Checkpoint(metrics=list(self.fit_model.metrics)), metrics)
+        if self._others is not None:
+            self._restore_history()
+            # The others' `on_epoch_begin` is in their state.
+            self._restore_callbacks()
+            self._others = None
+        if self._has_unseen_end:
+            self._commit()
+        self._place.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commits a step, unless it may be the last one of the epoch."""
+        self._place.step(batch + 1)
+        steps = self.params.get("steps")
+        if steps is not None and batch + 1 < steps:
+            self._session.commit()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the position in the data at the end of the epoch."""
+        self._place.end_epoch(epoch)
+        self._has_unseen_end = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Commits the last epoch."""
+        if self._others is not None:
+            self._restore_history()
+        if self._has_unseen_end:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._has_unseen_end = False
+        self._session.commit()
+
+    def _checked_position(self) -> FitPosition:
+        here = position()
+        if here is None or strategy_of(self.fit_model) is None:
+            raise ContextError(
+                _CALLED,
+                found="the model belongs to no strategy",
+                rule="an elastic job trains a model on all of its workers",
+                remedy="create and compile the model in the scope of a MultiWorkerMirroredStrategy",
+            )
+        last = next((one for one in reversed(here.callbacks) if not isinstance(one, _KERAS_OWN)), self)
+        if last is not self:
+            raise ContextError(
+                _CALLED,
+                found=f"a {type(last).__name__} follows in the callbacks of fit",
+                rule="it must be the last callback: a step is committed after the other callbacks have seen it",
+                remedy="pass callbacks=[..., session.fit_callback()]",
+            )
+        return here
+
+    def _restore_history(self) -> None:
+        _update(self.fit_model.history, (self._others or {}).get(_HISTORY, {}))
+
+    def _restore_callbacks(self) -> None:
+        for name, callback in self.others():
+            if name != _HISTORY:
+                _update(callback, (self._others or {}).get(name, {}))
+
+    def others(self) -> Iterator[tuple[str, Any]]:
+        """Yields the history and the user's other callbacks, with their names."""
+        yield _HISTORY, self.fit_model.history
+        here = position()
+        for number, callback in enumerate([] if here is None else here.callbacks):
+            if callback is not self and isinstance(callback, keras.callbacks.Callback):
+                yield f"{number} {type(callback).__name__}", callback
+
+
+class _Place:
+    """The epoch, the step, and the position in the data of a `fit`, as a position that a checkpoint saves."""
+
+    def __init__(self, callback: FitCallback) -> None:
+        self.epoch = self.steps = 0
+        self.is_restored = self.has_stopped = False
+        self.others: dict[str, Any] = {}
+        self._callback = callback
+        self._data: Callable[[], Any] = lambda: None  # the position in the data; None at the beginning
+
+    def begin(self, here: FitPosition) -> None:
+        """Takes the place at which `fit` begins, which a `BackupAndRestore` may have set."""
+        self._here = here
+        self.steps, data = here.restored
+        self.epoch = initial_epoch(self._callback.fit_model)
+        self._data = lambda: data
+
+    def step(self, steps: int) -> None:
+        """Notes the number of steps of the epoch that are done."""
+        self.steps = steps
+        self._data = lambda: self._here.get_state(steps, is_shared=False)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Notes the place at the end of an epoch."""
+        data = self._here.get_state(0, is_shared=False)
+        self.epoch, self.steps, self._data = epoch + 1, 0, lambda: data
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the place in `fit`."""
+        others = {name: _plain_attributes(callback) for name, callback in self._callback.others()}
+        # What stops training in an epoch does so again; at its end, `fit` has stopped.
+        stopped = not self.steps and bool(self._callback.fit_model.stop_training)
+        return {"epoch": self.epoch, "steps": self.steps, "data": self._data(), "others": others, "stopped": stopped}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Makes `fit` continue at another place."""
+        data = state["data"]
+        self.epoch, self.steps, self.others = state["epoch"], state["steps"], state["others"]
+        self.is_restored, self.has_stopped, self._data = True, state["stopped"], lambda: data
+        if data is None:
+            self._here.begin_anew()
+        else:
+            self._here.set_state(data, self.steps)
+
+
+def _update(callback: Any, attributes: dict[str, Any]) -> None:
+    vars(callback).update({name: _decoded(value) for name, value in attributes.items()})
+
+
+def _plain_attributes(callback: Any) -> dict[str, Any]:
+    """Returns the attributes of a callback that consist of numbers, texts, arrays, lists, tuples and dicts.
+
+    Functions of modules are plain, too: `EarlyStopping` changes `min_delta` when it sets `monitor_op`.
+    """
+    found = {}
+    for name, value in vars(callback).items():
+        if name not in ("_model", "params"):
+            try:
+                found[name] = _encoded(value)
+            except TypeError:
+                continue
+    return found
+
+
+def _encoded(value: Any) -> Any:
+    """Converts plain data to what a checkpoint can save as a position.
+
+    Raises:
+        TypeError: It contains something else.
+    """
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise TypeError
+        data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+        return {_ARRAY: data, "dtype": str(array.dtype), "shape": list(array.shape)}
+    if isinstance(value, _LEAVES):
+        return value
+    if isinstance(value, types.FunctionType):
+        path = {_FUNCTION: [value.__module__, value.__qualname__]}
+        if _decoded(path) is value:
+            return path
+    if type(value) in (list, tuple):
+        return type(value)([_encoded(one) for one in value])
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {key: _encoded(one) for key, one in value.items()}
+    raise TypeError
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([_decoded(one) for one in value])
+    if not isinstance(value, dict):
+        return value
+    if _FUNCTION in value:
+        module, name = value[_FUNCTION]
+        return getattr(sys.modules.get(module), name, None)
+    if _ARRAY in value:
+        array = np.frombuffer(base64.b64decode(value[_ARRAY]), value["dtype"]).reshape(value["shape"])
+        return array.copy() if array.shape else array[()]
+    return {key: _decoded(one) for key, one in value.items()}

@@ -1,0 +1,263 @@
+"""`keras.Model.fit` in elastic jobs: it continues at its step, with the bits and the history of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from elastic.test_recovery import start as start  # a fixture
+from integrations.test_keras_resuming import EPOCHS, PER_EPOCH, fit, replicas
+from mirrored._jax import distributed
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.data import Dataset
+from mirrored.integrations.keras import keras
+from mirrored.integrations.keras.elastic_fit import FitCallback, _decoded, _encoded
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+PROGRAM = """
+import hashlib
+import keras
+
+class Slow(keras.callbacks.Callback):
+    def __init__(self, session):
+        super().__init__()
+        self.session, self.seen = session, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        print("step", self.seen, self.session.epoch, self.session.num_workers, flush=True)
+        time.sleep(0.15 if self.session.epoch < LAST else 0)
+
+@elastic.run(snapshot_every=2)
+def train(session):
+    keras.utils.set_random_seed(session.num_workers)  # what is random comes from the snapshot
+    strategy = mr.MultiWorkerMirroredStrategy(num_replicas=6, deterministic=DETERMINISTIC)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(48, 8)).astype(np.float32)
+    y = x[:, :1] * x[:, 1:2]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), DROPOUT, keras.layers.Dense(1)])
+        model.set_weights([np.linspace(-1, 1, one.size, dtype=np.float32).reshape(one.shape)
+                           for one in model.get_weights()])
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    slow, stop = Slow(session), keras.callbacks.EarlyStopping(patience=1, min_delta=10.0, start_from_epoch=2)
+    dataset = mr.data.Dataset.from_tensor_slices((x, y)).shuffle(48, seed=1).batch(12)
+    history = model.fit(dataset, epochs=9, verbose=0, validation_data=(x[:12], y[:12]),
+                        callbacks=[slow, stop, session.fit_callback()])
+    values = {name: [float(one).hex() for one in values] for name, values in history.history.items()}
+    weights = [np.asarray(one).tolist() for one in model.get_weights()]
+    print("result", json.dumps([weights, values, history.epoch, slow.seen, stop.stopped_epoch]), flush=True)
+
+train()
+"""
+EPOCHS_BEFORE_STOP = 4
+
+
+def program(*, deterministic: bool, last: int) -> str:
+    head = f"DETERMINISTIC, LAST = {deterministic}, {last}\nimport keras\n"
+    dropout = "keras.layers.Dropout(0.5, seed=3)" if deterministic else "keras.layers.Identity()"
+    return head + PROGRAM.replace("DROPOUT", dropout)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_fit_continues_in_the_middle_of_an_epoch(start, deterministic):
+    undisturbed = start(program(deterministic=deterministic, last=0), workers=1)
+    job = start(program(deterministic=deterministic, last=3), workers=2)
+    # The third epoch of fit, of four steps, after the first epoch for EarlyStopping.
+    job.read_until(r"\[worker 1\] step 11 1 2")
+    survivor = job.pid(1)
+    os.kill(job.pid(0), signal.SIGKILL)
+    job.read_until(r"worker 0 was killed by SIGKILL: worker 1 continues after step")
+    assert job.end() == 0
+    assert undisturbed.end() == 0
+    assert survivor
+    (expected,), found = ([json.loads(one) for one in run.results()] for run in (undisturbed, job))
+    assert expected[2:] == [list(range(EPOCHS_BEFORE_STOP)), 4 * EPOCHS_BEFORE_STOP, EPOCHS_BEFORE_STOP - 1]
+    for one in found:
+        assert one[2:] == expected[2:]
+        if deterministic:
+            assert one == expected
+        else:
+            jax.tree.map(lambda mine, theirs: np.testing.assert_allclose(mine, theirs, 1e-4, 1e-6), one[0], expected[0])
+
+
+# In one process: a session that takes a snapshot at one commit, and an interrupt in place of a failure.
+
+
+class Memory:
+    """A session whose commit number `at` takes a snapshot (0: `resume`), and number `interrupt` raises."""
+
+    def __init__(self, at: int = -1, interrupt: int = 0) -> None:
+        self.at, self.interrupt, self.commits = at, interrupt, 0
+        self.manifest: Any = None
+
+    def resume(self, checkpoint: mr.checkpoint.Checkpoint, otherwise: Any = None) -> None:
+        self.checkpoint, self.commits = checkpoint, 0
+        if self.manifest is not None:
+            restore_snapshot(checkpoint, self.manifest)
+        elif self.at == 0:
+            self.manifest = begin_snapshot(checkpoint).finish()
+
+    def commit(self) -> None:
+        self.commits += 1
+        if self.commits == self.at and self.manifest is None:
+            self.manifest = begin_snapshot(self.checkpoint).finish()
+        if self.commits == self.interrupt:
+            self.interrupt = 0
+            raise KeyboardInterrupt
+
+
+ORDERED = ("generator", "seeded", "distributed")  # the program itself determines the order
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("at", [0, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 2])
+@pytest.mark.parametrize("kind", ["arrays", "arrays in short epochs", "PyDataset", *ORDERED, "repeated"])
+def test_a_continued_fit_trains_on_the_examples_of_an_undisturbed_one(kind: str, at: int) -> None:
+    strategy = replicas(2, deterministic=True)
+    expected, steps = fit(kind, strategy, FitCallback(Memory()))
+    memory = Memory(at, at + 3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(kind, strategy, FitCallback(memory))
+    found, iterations = fit(kind, strategy, FitCallback(memory), seed=1 if at else 0)
+    assert iterations == steps == EPOCHS * PER_EPOCH
+    np.testing.assert_array_equal(found, expected)
+
+
+class Best(keras.callbacks.Callback):  # type: ignore[misc]
+    """State as callbacks have it, and one that is no data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self.weights: Any = None
+        self.of_device: Any = None
+        self.lock = threading.Lock()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append((batch, float(logs["loss"])))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.weights = self.model.get_weights()
+
+
+def trained(memory: Memory, *, epochs: int = 4, callbacks: Any = ()) -> Any:
+    """The history, the callbacks' state and the weights after a `fit` with dropout, validation and early stopping."""
+    keras.utils.set_random_seed(memory.commits)
+    strategy = replicas(2, deterministic=True)
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.3, seed=1), keras.layers.Dense(1)])
+        model.set_weights([np.ones((3, 1), np.float32), np.zeros(1, np.float32)])
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae", keras.metrics.RootMeanSquaredError()])
+    best, stop = Best(), keras.callbacks.EarlyStopping(patience=1, min_delta=9.0, start_from_epoch=1)
+    history = model.fit(
+        Dataset.from_tensor_slices((x, x[:, :1])).batch(4),
+        epochs=epochs,
+        validation_data=(x[:4], x[:4, :1]),
+        verbose=0,
+        callbacks=[*callbacks, best, stop, FitCallback(memory)],
+    )
+    return history.epoch, history.history, best.seen, best.weights, stop.stopped_epoch, model.get_weights()
+
+
+STEPS = 6
+LAST = 3 * STEPS  # early stopping ends the third epoch
+
+
+@pytest.mark.parametrize(("at", "interrupt"), [(0, 9), (STEPS, 8), (STEPS + 4, LAST), (2 * STEPS, LAST - 1)])
+def test_metrics_history_and_callbacks_continue(at: int, interrupt: int) -> None:
+    expected = trained(Memory())
+    assert expected[0] == [0, 1, 2]
+    memory = Memory(at, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trained(memory)
+    found = trained(memory)
+    assert found[:3] == expected[:3]
+    assert found[4] == expected[4] == 2
+    for mine, theirs in zip([*found[3], *found[5]], [*expected[3], *expected[5]], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_fit_that_has_stopped_does_not_begin_anew() -> None:
+    memory = Memory(at=LAST)
+    expected = trained(memory)
+    assert memory.commits == LAST
+    found = trained(memory)
+    assert memory.commits == 0, "no step is executed again"
+    assert found[:3] == expected[:3]
+    np.testing.assert_array_equal(found[5][0], expected[5][0])
+
+
+def test_a_snapshot_in_memory_has_precedence_over_a_backup_on_disk(tmp_path: Path) -> None:
+    expected = trained(Memory())
+    memory = Memory(0, 8)
+    backup = lambda: keras.callbacks.BackupAndRestore(tmp_path, save_freq=1)  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        trained(memory, callbacks=[backup()])
+    found = trained(memory, callbacks=[backup()])
+    assert memory.commits == LAST, "the snapshot is that of the beginning, and the backup that of step 8"
+    assert found[:3] == expected[:3]
+    np.testing.assert_array_equal(found[5][0], expected[5][0])
+
+
+def test_a_backup_on_disk_serves_if_no_worker_has_a_snapshot(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(Memory(0, 8), callbacks=[keras.callbacks.BackupAndRestore(tmp_path, save_freq=1)])
+    memory = Memory(1, 3)
+    with pytest.raises(KeyboardInterrupt):
+        trained(memory, callbacks=[keras.callbacks.BackupAndRestore(tmp_path, save_freq=1)])
+    trained(memory, callbacks=[keras.callbacks.BackupAndRestore(tmp_path, save_freq=1)])
+    assert memory.commits == LAST - 8 - 1
+
+
+def test_a_model_without_a_strategy_is_refused() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(mr.errors.ContextError, match="belongs to no strategy"):
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[FitCallback(Memory())])
+
+
+def test_another_callback_after_it_is_refused() -> None:
+    with pytest.raises(mr.errors.ContextError, match="a Best follows"):
+        fit("seeded", replicas(1), FitCallback(Memory()), Best())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        0.1,
+        float("inf"),
+        "a",
+        (1, [2.5]),
+        {"a": {"b": 1}},
+        json.dumps,
+        np.float32(0.1),
+        np.arange(6).reshape(2, 3),
+    ],
+)
+def test_plain_data_is_kept(value: Any) -> None:
+    found = _decoded(_encoded(value))
+    assert type(found) is type(value)
+    np.testing.assert_equal(found, value)
+
+
+def test_a_deterministic_model_takes_the_same_steps_on_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "is_elastic", lambda: True)
+    (one, _), (two, _) = (fit("seeded", replicas(count, num_replicas=2, deterministic=True)) for count in (1, 2))
+    np.testing.assert_array_equal(one, two)
