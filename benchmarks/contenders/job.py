@@ -23,6 +23,7 @@ class Job:
         before: Told how many calls will follow.
         facts: What is known of it once it has run.
         weights: A training step's weights as they are now, by name.
+        state: All of mirrored's variables of a training step, for a checkpoint.
     """
 
     call: Callable[[], Any]
@@ -32,3 +33,4 @@ class Job:
     before: Callable[[int], None] = _nothing
     facts: Callable[[], dict[str, Any]] = dict
     weights: Callable[[], Mapping[str, Any]] = dict
+    state: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -39,6 +39,7 @@ def train(
     strategy: mr.Strategy | None = None,
     replicas: int | None = None,
     micro_batches: int = 1,
+    donate: bool = True,
 ) -> Job:
     """A training step, or several in one call; on the given strategy's devices, or on so many of this process.
 
@@ -86,7 +87,7 @@ def train(
         return Job(lambda: float(many(batches)[0]), steps=steps_per_call)
     if not compiled:
         return Job(lambda: float(step(x, y)))
-    jitted = mr.function(step)
+    jitted = mr.function(step, donate=donate)
 
     def facts() -> dict[str, Any]:
         program = jitted.lower(x, y).compile()
@@ -98,6 +99,7 @@ def train(
         jax.block_until_ready,
         facts=facts,
         weights=lambda: {k: p.numpy() for k, p in params.items()},
+        state={"params": params, "m": m, "v": v, "t": t},
     )
 
 
