@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -518,8 +519,15 @@ def _failed_value() -> jax.Array:
     def fail(_: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.jit(lambda x: jax.pure_callback(fail, shape, x))(jnp.float32(1.0))
+    # The operand is not ready when the failing program is dispatched, which therefore runs in the background; on a busy
+    # machine it may be ready by then, and the call itself fails.
+    wide, shape = jnp.ones((256, 256)), jax.ShapeDtypeStruct((), jnp.float32)
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 100, lambda _, y: jnp.tanh(y @ x), x)[0, 0])
+    failing = jax.jit(lambda x: jax.pure_callback(fail, shape, x))
+    for _ in range(20):
+        with contextlib.suppress(RuntimeError):
+            return failing(slow(wide))
+    raise AssertionError("each call of the failing program has raised its error at once")
 
 
 READS: dict[str, Callable[[Any], Any]] = {
@@ -534,6 +542,15 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.fixture
+def failures_are_awaited() -> Iterator[None]:
+    """Takes the errors that JAX otherwise prints at the end of the process."""
+    yield
+    with contextlib.suppress(RuntimeError):
+        jax.effects_barrier()
+
+
+@pytest.mark.usefixtures("failures_are_awaited")
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_read_that_finds_a_failed_step_names_the_lost_variable(read: Callable[[Any], Any]) -> None:
     with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
@@ -547,6 +564,7 @@ def test_a_read_that_finds_a_failed_step_names_the_lost_variable(read: Callable[
     assert v.numpy() == 2.0
 
 
+@pytest.mark.usefixtures("failures_are_awaited")
 def test_a_function_that_reads_a_failed_value_names_the_lost_variable() -> None:
     v, w = mr.Variable(0.0, name="v"), mr.Variable(1.0)
     step = mr.function(lambda: w.assign_add(v))

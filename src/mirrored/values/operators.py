@@ -143,7 +143,7 @@ class ArrayOperators:
         return round(self.read_value(), digits or 0)
 
     def __format__(self, spec: str) -> str:
-        return format(self.read_value(), spec) if spec else str(self)
+        return str(self) if not spec else str(self.converted(lambda value: format(value, spec)))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return self.converted(lambda value: np.array(value, dtype=dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,9 +90,17 @@ class VariableComponent(ArrayOperators):
 
     value = read_value
 
+    def converted(self, convert: Callable[[Any], Any]) -> Any:
+        """Returns the component as an object on the host, which `convert` makes of the array."""
+        try:
+            return convert(self.read_value())
+        except RuntimeError:
+            self._variable.stored()  # raises LostStateError if the step that computes the value has failed
+            raise
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns this replica's copy of the variable as a new NumPy array."""
-        return np.array(self.read_value())
+        return self.converted(np.array)  # type: ignore[no-any-return]
 
     def assign(self, value: object, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Replaces this replica's component of a sync-on-read variable, like `Variable.assign`.
