@@ -580,3 +580,8 @@ def test_a_function_that_reads_a_failed_value_names_the_lost_variable() -> None:
     for use in (lambda: v + 1, v.numpy, step):
         with pytest.raises(LostStateError, match="reading"):
             use()
+    sound = mr.Variable(0.0)
+    count = mr.function(lambda: sound.assign_add(1.0))
+    for _ in range(10):  # the steps that failed are not reported again
+        count()
+    assert float(sound) == 10.0

@@ -188,6 +188,11 @@ def drain() -> None:
         _wait_for_oldest()
 
 
+def forget() -> None:
+    """Forgets the steps in flight after one has failed; those after it have failed, too, and would raise that again."""
+    _pending.clear()
+
+
 def _wait_for_oldest() -> None:
     try:
         oldest = _pending.popleft()

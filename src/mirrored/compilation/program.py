@@ -284,6 +284,7 @@ class Program:
                 self._met.passed(results[-1])
             dispatch.launched(results[-1])
         except jax.errors.JaxRuntimeError as error:
+            dispatch.forget()
             # Only errors of the program are handled. After Ctrl-C the step has succeeded, and its values are stored.
             lose_failed((*self._donated, *self._kept), error, waits=self._several is None)
             for variable in self._kept:
