@@ -211,3 +211,54 @@ def test_mistakes_of_split_dataset():
         tf.keras.utils.split_dataset([np.arange(4), np.arange(5)], left_size=1)
     with pytest.raises(ValueError, match="left_size"):
         tf.keras.utils.split_dataset(np.arange(4), left_size=9)
+
+
+class Sampling(tf.keras.layers.Layer):
+    """A layer that computes with the size of the batch, as that of a variational autoencoder."""
+
+    def call(self, inputs):
+        mean, log_variance = inputs
+        batch, width = tf.shape(mean)[0], tf.shape(mean)[1]
+        noise = tf.random.stateless_normal((batch, width), seed=[1, 2])
+        return mean + tf.exp(0.5 * log_variance) * noise + tf.zeros([batch, 1]) / tf.cast(batch, tf.float32)
+
+
+def test_layers_compute_with_the_size_of_the_batch():
+    keras = tf.keras
+    strategy = tf.distribute.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        inputs = keras.Input((4,))
+        mean, log_variance = keras.layers.Dense(3)(inputs), keras.layers.Dense(3)(inputs)
+        sampled = Sampling()([mean, log_variance])
+        model = keras.Model(inputs, keras.layers.Dense(2)(sampled))
+        model.compile("sgd", "mse")
+    assert (sampled.shape, model.output_shape) == ((None, 3), (None, 2))
+    x, y = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
+    history = model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert model.predict(x[:3], verbose=0).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (lambda x: tf.reshape(x, [tf.shape(x)[0] * 3, 1]), (None, 1)),
+        (lambda x: tf.concat([x, tf.zeros([tf.shape(x)[0], 2])], 1), (None, 5)),
+        (lambda x: tf.ones([4, 2]) * tf.cast(tf.size(x), tf.float32), (4, 2)),
+    ],
+)
+def test_shapes_that_a_layer_computes_from_sizes(call, shape):
+    class Computing(tf.keras.layers.Layer):
+        def call(self, inputs):
+            return call(inputs)
+
+    assert Computing()(tf.keras.Input((3,))).shape == shape
+
+
+def test_a_layer_that_fits_no_size_shows_the_error_of_keras():
+    class Wrong(tf.keras.layers.Layer):
+        def call(self, inputs):
+            return tf.reshape(inputs, [tf.shape(inputs)[0], 2])
+
+    with pytest.raises(Exception, match="Could not automatically infer the output shape"):
+        Wrong()(tf.keras.Input((3,)))

@@ -28,6 +28,7 @@ from mirrored._jax.traces import Tracer, current_trace, eager, recording_parent
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.calls import converting_calls
+from mirrored.integrations.keras.open_shapes import inferred
 from mirrored.integrations.keras.private import Tracker, drop_initializer, in_stateless_scope, maker, stored_dtype
 from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.patches import replace
@@ -211,7 +212,7 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
     def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if ambient().store is not None:
             with converting_calls():
-                return compute(function, *args, **kwargs)
+                return inferred(compute, function, args, kwargs)
         store = FunctionStore()
 
         @functools.wraps(function)
@@ -220,7 +221,7 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
             with within(store=store, listeners=(*ambient().listeners, store)), converting_calls():
                 return function(*inner, **named)
 
-        return compute(with_store, *args, **kwargs)
+        return inferred(compute, with_store, args, kwargs)
 
     return compute_output_spec
 
