@@ -246,8 +246,8 @@ def _remove_backends() -> None:
 def collect_garbage() -> None:
     """Frees objects of earlier jobs that are in reference cycles; slow, so called only after a job's first step.
 
-    It also returns freed memory to the operating system. The programs and traces of an epoch are many small blocks, which
-    glibc keeps in its free lists: without this, a worker grows by some megabytes in each epoch.
+    It also returns freed memory to the operating system. The programs and traces of an epoch are many small blocks,
+    which glibc keeps in its free lists: without this, a worker grows by some megabytes in each epoch.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

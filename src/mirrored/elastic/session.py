@@ -18,8 +18,8 @@ from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.cluster.elastic_job import is_elastic
 from mirrored.collectives.host_allgather import host_allgather
-from mirrored.elastic.equality import description
 from mirrored.elastic.copies import SharedCopies
+from mirrored.elastic.equality import description
 from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
 from mirrored.elastic.pace import Pace
 from mirrored.elastic.snapshots import Snapshots, share

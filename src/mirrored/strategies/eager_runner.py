@@ -52,8 +52,7 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 #   of one original, the leaf is the original.
 # - `_separated`: arrays that count as each replica's own (results of an all-reduce, components of variables), although
 #   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
-# - `_outer`, with several processes: data from outside the run. All other data was made in the run and may differ
-#   between processes, so the leaf is a `PerReplica`.
+# - `_outer`, with several processes: data from outside the run. Data that was made in the run may differ.
 
 carry(lambda: excuse)
 
