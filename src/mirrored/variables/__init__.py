@@ -8,6 +8,7 @@ A read goes through `Variable.read_value` to `access.read`, an assignment throug
 - `rules`: synchronization, aggregation, and dtypes of assigned values.
 - `storage`, `state_lock`: the stored value, and the lock under which it is replaced.
 - `creation`, `copying`: creation by all replicas together, and copies.
+- `assigned`: finds the replicas' copies of an array that an assignment has returned outside of a run.
 - `scattering`, `slicing`: scatter updates, and slices that can be assigned.
 - `display`: HTML of variables for notebooks.
 """

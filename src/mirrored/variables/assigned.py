@@ -1,4 +1,4 @@
-"""Results of assignments outside `run`: which arrays they are, so that each replica's copy can be asked for."""
+"""Records which arrays are results of assignments outside `run`, to return each replica's copy of such an array."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _results: Final[dict[int, tuple[weakref.ref[Any], DeviceAssignment]]] = {}
 
 
 def as_result(value: Any, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns the new value of a variable as an array of which `copies_of_result` returns each replica's copy.
+    """Returns a variable's new value as a new array, for which `copies_of_result` returns each replica's copy.
 
     Args:
-        value: The stored array. The returned object is another one, because a read returns the stored array, too.
+        value: The stored array. The result is another object, because a read returns the stored array itself.
         device_assignment: The devices of the variable's replicas; None for a plain variable.
     """
     if device_assignment is None or device_assignment.num_replicas == 1 or isinstance(value, Tracer) or is_key(value):
