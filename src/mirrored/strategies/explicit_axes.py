@@ -68,7 +68,7 @@ def _refused(how: str, array: jax.Array) -> DeviceError:
     return DeviceError(
         "Strategy.run",
         found=f"{how}, an array {jax.typeof(array)} of the mesh {sharding.mesh}, which has explicit axes",
-        rule="a run has a mesh of its own, so it takes arrays whose sharding is no part of their type",
+        rule="a run has a mesh of its own, so it takes arrays whose sharding is not part of their type",
         remedy="copy the array before the run: jax.device_put(x, jax.devices()[0]), or make its mesh with "
         "axis_types=(jax.sharding.AxisType.Auto,)",
     )
