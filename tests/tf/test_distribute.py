@@ -122,3 +122,14 @@ def test_datasets_per_replica_come_from_a_function() -> None:
         lambda _: tf.data.Dataset.range(4).batch(2), options
     )
     assert [[one.tolist() for one in batch.values] for batch in batches] == [[[0, 1]] * 2, [[2, 3]] * 2]
+
+
+def test_the_older_name_of_the_multi_worker_strategy_takes_the_communication_first(monkeypatch):
+    """A public program passes the communication by position."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    experimental = tf.distribute.experimental
+    strategy = experimental.MultiWorkerMirroredStrategy(experimental.CollectiveCommunication.AUTO)
+    assert isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    assert strategy.run(lambda: tf.constant(2.0)) is not None
+    strategy = experimental.MultiWorkerMirroredStrategy(communication=experimental.CommunicationImplementation.NCCL)
+    assert strategy.cluster_resolver is not None

@@ -188,3 +188,18 @@ def test_only_the_first_replica_writes_tensors(tmp_path):
     assert strategy.experimental_local_results(strategy.run(replica)) == (True, False)
     writer.close()
     assert len(values_in(tmp_path)["id"]) == 1
+
+
+def test_a_trace_of_summaries_is_begun_and_exported(tmp_path):
+    with pytest.raises(ContextError, match=r"call tf.summary.trace_on\(\) first"):
+        tf.summary.trace_export("batch_1", step=1)
+    with pytest.raises(ContextError, match="profiler_outdir"):
+        tf.summary.trace_on(profiler=True)
+    tf.summary.trace_on(graph=True)
+    tf.summary.trace_on()  # has no effect, as in TensorFlow
+    tf.summary.trace_export("batch_1", step=1)
+    tf.summary.trace_off()  # no trace is active
+    tf.summary.trace_on(profiler=True, profiler_outdir=tmp_path)
+    tf.reduce_sum(tf.ones([2]))
+    tf.summary.trace_export("batch_2", step=2)
+    assert list(tmp_path.rglob("*.xplane.pb"))

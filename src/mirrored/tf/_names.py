@@ -17,6 +17,7 @@ from mirrored.tf._io import gfile as _gfile
 from mirrored.tf._io import printing as _printing
 from mirrored.tf._io import profiler as _profiler
 from mirrored.tf._io import summary as _summary
+from mirrored.tf._io import summary_trace as _summary_trace
 from mirrored.tf._module import Module, name_scope
 from mirrored.tf._ops import activations as _activations
 from mirrored.tf._ops import arrays as _arrays
@@ -115,6 +116,7 @@ NAMES: Final[dict[str, Any]] = {
     **_compat.NAMES,
     **_profiler.NAMES,
     **_summary.NAMES,
+    **_summary_trace.NAMES,
     **_exceptions(),
     **_dtype_names(),
     **{place: one.function for one in OPS.values() for place in one.places},
@@ -204,7 +206,9 @@ def _message(name: str) -> Callable[[], Any]:
 # Imported at the first access: modules that need optional packages or are slow to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
     "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
-    "distribute.experimental.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
+    "distribute.experimental.MultiWorkerMirroredStrategy": _from(
+        "mirrored.tf._distribute.multi_worker", "MultiWorkerMirroredStrategy"
+    ),
     "compat.v1.distribute.MirroredStrategy": _from("mirrored.tf._distribute.v1", "MirroredStrategy"),
     "compat.v1.distribute.OneDeviceStrategy": _from("mirrored.tf._distribute.v1", "OneDeviceStrategy"),
     "contrib.distribute.MirroredStrategy": _from("mirrored.tf._distribute.contrib", "MirroredStrategy"),
