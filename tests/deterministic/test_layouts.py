@@ -297,3 +297,32 @@ def test_a_gradient_of_what_the_replica_function_closes_over_is_refused(devices,
     ((x, y),) = list(strategy.experimental_distribute_dataset([(X, Y)]))
     with pytest.raises(TapeError, match=r"closes[\s\S]*pass the array to run as an argument"):
         step(x, y)
+
+
+def test_small_and_large_arrays_have_the_same_bits_on_devices_that_do_not_divide_the_replicas():
+    small, large = jnp.asarray(W), np.random.default_rng(1).normal(size=(200, 200)).astype(np.float32) / 200
+    found = {}
+    for devices in (1, 3, 5):
+        strategy = strategy_of(devices, 8)
+        with strategy.scope():
+            w, wide, half = mr.Variable(small), mr.Variable(large), mr.Variable(jnp.ones(3, jnp.float16))
+
+        def replica(x, y, w=w, wide=wide, half=half):
+            context = mr.get_replica_context()
+            with mr.GradientTape() as tape:
+                scale = 1 + (wide.read_value()[: W.shape[0], : W.shape[1]] * w).sum() + (wide**2).mean()
+                loss = mr.losses.average_loss(((x @ w * scale * half.astype(jnp.float32)[0] - y) ** 2).sum(-1))
+            gradients = context.all_reduce("SUM", tape.gradient(loss, [w, wide, half]))
+            for variable, gradient in zip([w, wide, half], gradients, strict=True):
+                variable.assign_sub((0.01 * gradient).astype(variable.dtype))
+            last, _ = jax.lax.scan(lambda c, _: (context.all_reduce("MEAN", c * 0.7 + x.sum(0)), None), x[0], length=2)
+            return last
+
+        step = mr.function(
+            lambda x, y, strategy=strategy: strategy.local_results(strategy.run(replica, args=(x, y)))[0]
+        )
+        for x, y in strategy.experimental_distribute_dataset([(X, Y)] * 2):
+            last = step(x, y)
+        found[devices] = [np.asarray(one).tobytes() for one in (last, w, wide, half)]
+    assert found[3] == found[1]
+    assert found[5] == found[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.jaxprs import equal_on_all_devices
-from mirrored.collectives.algorithm import CrossDeviceOps, over_small_buckets, unpack_buckets
+from mirrored.collectives.algorithm import SMALL_BYTES, CrossDeviceOps, over_small_buckets, unpack_buckets
+from mirrored.collectives.partial_sums import PartialSums, Pattern, partial_sums
 from mirrored.collectives.summation import (
     Group,
     isolate,
@@ -20,11 +22,8 @@ from mirrored.collectives.summation import (
     narrow,
     not_constant,
     stack_isolated,
-    sum_pairs,
-    tree_sum,
     widen,
 )
-from mirrored.topology.slots import Slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +37,11 @@ class OrderedTree(CrossDeviceOps):
     order. On D devices these are log2(D) exchanges of the whole arrays. On 4 simulated devices, the two exchanges take
     1.01 times as long as one all-reduce over all 4 *(measured with arrays of 7.4 MB)*.
 
-    The exchange in pairs needs complete subtrees on each device, and a complete tree over the devices: the number of
-    devices and the number of replicas per device must be powers of two. Otherwise each device first computes the levels
-    whose pairs all lie within devices. Then an all-to-all gives each device the same slice of every device's partial
-    sums. It computes the remaining levels for this slice, and an all-gather returns all slices to all devices. If the
-    devices have padded slots, the all-to-all exchanges all components, and the rows of padded slots are dropped.
+    The exchange in pairs needs one complete subtree on each device, and a complete tree over the devices: the number of
+    devices must be a power of two that divides the number of replicas into equal subtrees. Otherwise each device first
+    computes the nodes of the tree whose replicas are all its own (`collectives.partial_sums`): of 8 replicas on 3
+    devices it has at most two. Then an all-to-all gives each device the same slice of every device's partial sums. It
+    computes the remaining levels for this slice, and an all-gather returns all slices to all devices.
 
     Floats of at most 16 bits are summed in float32 and rounded once.
 
@@ -183,45 +182,34 @@ _all_sum.defvjp(_all_sum_forward, _all_sum_backward)
 
 def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
     """Sums non-empty arrays over all replicas, in the order of a fixed binary tree."""
-    levels, left = 0, group.local
-    # An odd count would pair a value with one of the next device; on a single device it is passed through.
-    while left > 1 and not group.padded and (left % 2 == 0 or group.axis is None):
-        levels, left = levels + 1, (left + 1) // 2
-    rows = _sum_locally(arrays, levels)
-    if group.axis is None:
-        return [values[0] for values in rows]
-    rows = [[not_constant(value) for value in values] for values in rows]
-    if left == 1 and not group.padded and group.devices & (group.devices - 1) == 0:
+    partial = PartialSums(group.slots)
+    if group.axis is None or (partial.is_complete and group.devices & (group.devices - 1) == 0):
+        totals = _sum_locally(arrays, group, partial)
+        if group.axis is None:
+            return totals
+        totals = [not_constant(value) for value in totals]
         pairs = functools.partial(_sum_by_pairs, axis=group.axis, devices=group.devices)
-        totals = [values[0] for values in rows]
         return over_small_buckets(pairs, totals, kernel=isolate) if group.spans_processes else pairs(totals)
-    exchange = functools.partial(_sum_own_piece, axis=group.axis, count=left, slots=group.slots)
-    return over_buckets_of_rows(exchange, rows, group.devices)
+    columns = [[not_constant(value) for value in components] for components in arrays]
+    exchange = functools.partial(_sum_own_pieces, axis=group.axis, partial=partial)
+    return _over_packed_rows(exchange, columns, functools.partial(_packed, group=group, partial=partial))
 
 
-def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]]:
-    """Computes the lowest `levels` levels of the tree, from the arrays of this device's replicas."""
-    if not levels:
-        return [list(components) for components in arrays]
-    count = -(-len(arrays[0]) // 2**levels)
-    flat = isolate_lists(_climber(levels), arrays, count)
-    return [flat[start : start + count] for start in range(0, len(flat), count)]
+def _sum_locally(arrays: Sequence[Sequence[Any]], group: Group, partial: PartialSums) -> list[Any]:
+    """Sums the arrays of this device's replicas, whose one partial sum this is."""
+    if group.local == 1:
+        return [components[0] for components in arrays]
+    return isolate_lists(_adder(partial.patterns[0], partial.rows), arrays, partial.rows)
 
 
 @functools.cache
-def _climber(levels: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """Returns a cached function that sums `levels` tree levels; JAX caches traced branches by function object."""
+def _adder(pattern: Pattern, rows: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
+    """Returns a cached function that computes partial sums; JAX caches traced branches by function object."""
 
-    def climb(lists: Sequence[Sequence[Any]]) -> list[Any]:
-        return [value for components in lists for value in _climb(components, levels)]
+    def add(lists: Sequence[Sequence[Any]]) -> list[Any]:
+        return [value for components in lists for value in partial_sums(components, pattern, rows)]
 
-    return climb
-
-
-def _climb(values: Sequence[Any], levels: int) -> Sequence[Any]:
-    for _ in range(levels):
-        values = sum_pairs(values)
-    return values
+    return add
 
 
 def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
@@ -237,40 +225,67 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
     return [equal_on_all_devices(total, axis) for total in totals]
 
 
-def over_buckets_of_rows(
-    collective: Callable[[jax.Array], jax.Array], arrays: Sequence[Sequence[Any]], multiple: int
+def _over_packed_rows(
+    collective: Callable[[Sequence[jax.Array]], jax.Array],
+    arrays: Sequence[Sequence[Any]],
+    pack: Callable[[Sequence[Sequence[Any]]], Sequence[jax.Array]],
 ) -> list[Any]:
-    """Sums the rows of each array by `collective`, after packing the arrays of each dtype into one buffer.
+    """Sums arrays by a collective of flat rows, with the small arrays of each dtype packed into one buffer.
 
-    The collective maps ``[rows, n]`` to ``[n]``. The arrays are not empty.
+    A fusion boundary lies on both sides: what computes the arrays, and what reads the results, is compiled as on one
+    device, where nothing is exchanged.
 
-    A fusion boundary lies on both sides of the packing: what computes the arrays, and what reads the results, is
-    compiled as on one device, where nothing is packed.
+    Args:
+        collective: Maps the rows of a device to the sum of all replicas, ``[n]``.
+        arrays: The components of each array, not empty.
+        pack: Maps the components of several arrays to rows, behind a fusion boundary.
     """
-    results: list[Any] = [values[0] for values in arrays]
-    for dtype in dict.fromkeys(values[0].dtype for values in arrays):
-        places = [i for i, values in enumerate(arrays) if values[0].dtype == dtype]
-        shapes = [arrays[i][0].shape for i in places]
-        pack = functools.partial(_pack_rows, num_arrays=len(places), multiple=multiple)
-        [rows] = isolate(pack, [row for i in places for row in arrays[i]])
-        parts = isolate(functools.partial(unpack_buckets, shapes=shapes), [collective(rows)])
+    results: list[Any] = [components[0] for components in arrays]
+    small = [i for i, (first, *_) in enumerate(arrays) if first.size * first.dtype.itemsize <= SMALL_BYTES]
+    dtypes = dict.fromkeys(arrays[i][0].dtype for i in small)
+    buckets = [[i for i in small if arrays[i][0].dtype == dtype] for dtype in dtypes]
+    for places in [*buckets, *([i] for i in range(len(arrays)) if i not in small)]:
+        unpack = functools.partial(unpack_buckets, shapes=[arrays[i][0].shape for i in places])
+        parts = isolate(unpack, [collective(pack([arrays[i] for i in places]))])
         for i, part in zip(places, parts, strict=True):
             results[i] = part
     return results
 
 
-def _pack_rows(rows: Sequence[Any], num_arrays: int, multiple: int) -> list[Any]:
-    """Concatenates the arrays row by row to one array ``[rows, n]``, padded so that n is a multiple of `multiple`."""
-    count = len(rows) // num_arrays
-    flat = jnp.stack([jnp.concatenate([jnp.ravel(row) for row in rows[k::count]]) for k in range(count)])
-    return [jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % multiple)))]
+def _packed(arrays: Sequence[Sequence[Any]], group: Group, partial: PartialSums) -> Sequence[jax.Array]:
+    """Returns the partial sums of this device as rows ``[n]``, with n a multiple of the number of devices.
 
-
-def _sum_own_piece(rows: jax.Array, axis: str, count: int, slots: Slots) -> Any:
-    """Sums the rows ``[count, n]`` of all devices to ``[n]``: each device adds some columns of all rows by the tree.
-
-    An all-gather joins the columns.
+    A row contains one partial sum of each array. The branch of a conditional computes it: that is a fusion boundary.
     """
-    pieces = rows.reshape(count, slots.devices, -1).swapaxes(0, 1)
-    exchanged = slots.rows(lax.all_to_all(pieces, axis, 0, 0).reshape(slots.devices * count, -1))
-    return lax.all_gather(tree_sum(list(exchanged)), axis, tiled=True)
+    patterns = list(dict.fromkeys(partial.patterns))
+    branches = [
+        functools.partial(_pack_rows, pattern=pattern, rows=partial.rows, multiple=group.devices)
+        for pattern in patterns
+    ]
+    lists = [list(components) for components in arrays]
+    if len(patterns) == 1:
+        flat = [component for components in lists for component in components]
+        return isolate(lambda values: branches[0](_split(values, group.local)), flat)
+    # Computed with scalars only: a constant array would be a value over which the derivative rule closes.
+    place = lax.axis_index(group.axis)
+    numbers = [jnp.where(place == device, patterns.index(one), 0) for device, one in enumerate(partial.patterns)]
+    return list(lax.switch(functools.reduce(operator.add, numbers), branches, lists))
+
+
+def _split(values: Sequence[Any], count: int) -> list[Sequence[Any]]:
+    return [values[start : start + count] for start in range(0, len(values), count)]
+
+
+def _pack_rows(arrays: Sequence[Sequence[Any]], pattern: Pattern, rows: int, multiple: int) -> list[Any]:
+    sums = [partial_sums(components, pattern, rows) for components in arrays]
+    flat = [jnp.concatenate([jnp.ravel(one[k]) for one in sums]) for k in range(rows)]
+    return [jnp.pad(row, (0, -row.size % multiple)) for row in flat]
+
+
+def _sum_own_pieces(rows: Sequence[jax.Array], axis: str, partial: PartialSums) -> Any:
+    """Sums the rows ``[n]`` of all devices to ``[n]``: each device joins all partial sums for some of the elements.
+
+    An all-to-all gives each device its elements of all devices' rows, and an all-gather joins the sums.
+    """
+    pieces = [lax.all_to_all(row.reshape(partial.slots.devices, -1), axis, 0, 0) for row in rows]
+    return lax.all_gather(partial.joined(pieces), axis, tiled=True)
