@@ -118,7 +118,8 @@ def copied(array: jax.Array) -> jax.Array:
     if is_key(array):
         return jnp.array(array, copy=True)
     if array.is_fully_addressable:
-        return jax.device_put(array, may_alias=False)
+        copy: jax.Array = jax.device_put(array, may_alias=False)
+        return copy
     parts = [jax.device_put(shard.data, may_alias=False) for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
@@ -137,7 +138,8 @@ def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:
         if wanted.kind == value.dtype.kind:
             host = aligned_empty(value.shape, wanted)
             host[...] = value
-            return jax.device_put(host)
+            array: jax.Array = jax.device_put(host)
+            return array
     if isinstance(value, jax.Array) and not isinstance(value, _core.Tracer) and (dtype is None or value.dtype == dtype):
         return copied(value)
     return jnp.array(owned(value), dtype=dtype, copy=True)

@@ -40,9 +40,9 @@ def _filled(jaxpr: Any, constants: int) -> list[np.ndarray[Any, Any]] | None:
         return None
     known: dict[Any, np.ndarray[Any, Any]] = {}
     for equation in jaxpr.eqns:
-        operand = equation.invars[0] if equation.invars else None
+        operand: Any = equation.invars[0] if equation.invars else None
         is_fill = equation.primitive.name == _FILLS and len(equation.invars) == 1 and isinstance(operand, Literal)
-        aval = equation.outvars[0].aval
+        aval: Any = equation.outvars[0].aval
         if not is_fill or aval.dtype.kind not in _PLAIN_KINDS or np.ndim(operand.val):
             return None
         known[equation.outvars[0]] = filled = aligned_empty(aval.shape, aval.dtype)
@@ -50,9 +50,10 @@ def _filled(jaxpr: Any, constants: int) -> list[np.ndarray[Any, Any]] | None:
     results = []
     for atom in jaxpr.outvars:
         if isinstance(atom, Literal):
-            if np.ndim(atom.val) or atom.aval.dtype.kind not in _PLAIN_KINDS:
+            literal: Any = atom.aval
+            if np.ndim(atom.val) or literal.dtype.kind not in _PLAIN_KINDS:
                 return None
-            results.append(np.asarray(atom.val, atom.aval.dtype))
+            results.append(np.asarray(atom.val, literal.dtype))
         elif atom in known:
             results.append(known[atom])
         else:

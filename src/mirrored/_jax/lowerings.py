@@ -24,14 +24,14 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive  # type: ignore[attr-defined]
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jaxlib.xla_client import Client as _Client
 
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import pxla as _pxla
 from mirrored._jax.private import sharding_impls as _sharding_impls
-from mirrored._jax.private import xla_bridge as _xla_bridge
 
 _MOST: Final = 16
 # Smaller programs are lowered again sooner than they are described.
@@ -47,6 +47,7 @@ _NO_SETTINGS: Final = ("__weakref__", "configs")
 _FLAT_TREES: Final = "jax._src.flattree"
 _FLAT_TREE_PARTS: Final = ("elts", "keys", "vals", "xs", "_tree", "val")
 _JAXPRS: Final = (Jaxpr, ClosedJaxpr)
+_UnspecifiedValue: Any = type(_sharding_impls.UNSPECIFIED)  # type: ignore[attr-defined]
 
 
 class Unknown(Exception):
@@ -377,7 +378,7 @@ _INHERITED: Final[tuple[tuple[type | tuple[type, ...], Callable[[_Writer, Any], 
     ((int, float, complex), _Writer.typed_number),
     (np.dtype, _Writer.dtype),
     (tuple, _Writer.items),
-    ((type, Primitive, _sharding_impls.UnspecifiedValue), _Writer.unique),
-    (_xla_bridge.xla_client.Client, _Writer.client),
+    ((type, Primitive, _UnspecifiedValue), _Writer.unique),
+    (_Client, _Writer.client),
     (jax.Device, _Writer.device),
 )

@@ -156,11 +156,13 @@ class ElasticSupervisor(Supervisor):
 
     def _refusal(self, member: Member, message: dict[str, Any]) -> str | None:
         """Returns why a new worker that has arrived cannot join: it differs from those of the job; None if it can."""
-        member.description = message.get("description", member.description)
+        own = message.get("description")
+        if own is None:
+            return None
+        member.description = own
         others = (one.description for one in self._members.values() if one.has_arrived and one is not member)
         expected = next((one for one in others if one is not None), None)
-        is_new = "description" in message and member.description is not None
-        return refusal(expected, member.description) if is_new and expected is not None else None
+        return None if expected is None else refusal(expected, own)
 
     def _refuse(self, key: WorkerKey, member: Member, why: str) -> Failure | None:
         """Ends a worker that differs from the others, whose replacement would differ as well."""
