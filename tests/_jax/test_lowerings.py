@@ -66,6 +66,13 @@ def test_which_operand_is_used_counts():
     assert describe(lambda a, b: a - b) == describe(lambda b, a: b - a)
 
 
+def test_a_function_that_is_called_twice_is_not_two_equal_functions():
+    inner = [jax.jit(lambda x: x * 2.0) for _ in range(2)]
+    once = traced(lambda x: inner[0](x) + inner[0](x), X)
+    twice = traced(lambda x: inner[0](x) + inner[1](x), X)
+    assert lowerings.description(once) != lowerings.description(twice)
+
+
 def test_shardings_count_with_the_ids_of_their_devices():
     meshes = [Mesh(np.array(jax.devices()[:2]), ("r",)), Mesh(np.array(jax.devices()[1:3]), ("r",))]
     spec = PartitionSpec("r")

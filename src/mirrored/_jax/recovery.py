@@ -38,6 +38,9 @@ from mirrored._threads import start
 from mirrored.errors import ContextError
 
 _SHUTDOWN_SECONDS: Final = 2
+# JAX ends a process whose connection to the service fails, also in a thread that was abandoned because another process
+# was lost. The limit is therefore that of the caller, who waits for the thread.
+_NEVER_SECONDS: Final = 7 * 24 * 3600
 _POLL_SECONDS: Final = 0.002
 _BACKEND_ATTEMPTS: Final = 3
 # With these, XLA aborts NCCL's communicators when a process is lost (JAX's guide to fault tolerance).
@@ -66,6 +69,7 @@ def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
         address,
         num_processes,
         heartbeat_timeout=heartbeat_seconds,
+        cluster_register_timeout=_NEVER_SECONDS,
         shutdown_timeout=_SHUTDOWN_SECONDS,
         recoverable=True,
     )
@@ -97,17 +101,18 @@ def why_not_in_living_processes() -> str | None:
     return f"NCCL cannot abort a collective without {missing[0]}" if missing else None
 
 
-def connect(address: str, num_processes: int, index: int, heartbeat_seconds: int, timeout_seconds: int) -> Any:
-    """Connects to the coordination service of a job, which another process hosts; waits until all processes have.
+def connect(address: str, index: int, heartbeat_seconds: int) -> Any:
+    """Connects to the coordination service of a job, which another process hosts; blocks until all processes have.
 
-    Context: a thread that may block. Nothing is changed in this process before `adopt`.
+    Context: a thread that may block for ever, if another process is lost before it connects. Nothing is changed in this
+    process before `adopt`.
 
     Returns:
         The client.
     """
     jax.config.update("jax_enable_recoverability", True)
     options: dict[str, Any] = {
-        "init_timeout": timeout_seconds,
+        "init_timeout": _NEVER_SECONDS,
         "heartbeat_timeout": heartbeat_seconds,
         "shutdown_timeout": _SHUTDOWN_SECONDS,
         "shutdown_on_destruction": False,

@@ -348,8 +348,11 @@ class _Worker:
         self._link.sockets.own = None
         if place.num_workers > 1:
             self._joining = recovery.Abandonable(lambda joining: self._connect(joining, place))
+            end = time.monotonic() + _CONNECT_SECONDS
             while not self._joining.wait(_POLL_SECONDS):
                 self._link.check()
+                if not distributed.is_connected() and time.monotonic() > end:
+                    raise _not_connected(place)
             joining, self._joining = self._joining, None
             if joining.error is not None:
                 raise joining.error
@@ -363,7 +366,7 @@ class _Worker:
 
     def _connect(self, joining: recovery.Abandonable, place: Place) -> None:
         address, count, rank = place.coordinator, place.num_workers, place.rank
-        client = recovery.connect(address, count, rank, HEARTBEAT_SECONDS.read(), _CONNECT_SECONDS)
+        client = recovery.connect(address, rank, HEARTBEAT_SECONDS.read())
         with self._link.sockets.observe():
             joining.enter(lambda: recovery.adopt(client, address, count, rank), must_finish=True)
             self._link.phases.begin("making backends")
@@ -447,6 +450,16 @@ def _name_deleted(error: BaseException, place: Place) -> None:
             f"mirrored: the array was created before the workers changed (this is epoch {place.epoch}); arrays of JAX "
             "belong to one call of the training function: create them in it, or keep NumPy arrays outside"
         )
+
+
+def _not_connected(place: Place) -> AbsentWorkerError:
+    return AbsentWorkerError(
+        "elastic.run",
+        found=f"not all {place.num_workers} workers of epoch {place.epoch} have connected to {place.coordinator} after "
+        f"{_CONNECT_SECONDS} s",
+        rule="all workers must connect before an epoch begins",
+        remedy="none is needed: the workers form another epoch",
+    )
 
 
 def _twice() -> ContextError:

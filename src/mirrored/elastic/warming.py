@@ -11,6 +11,7 @@ from mirrored.losses import average_loss
 from mirrored.optimizers import Adam
 from mirrored.strategies import MirroredStrategy
 from mirrored.tape import GradientTape
+from mirrored.topology.independent_processes import job_is_formed
 from mirrored.variables import Variable
 
 _ROWS = 4
@@ -24,6 +25,7 @@ def warm_up() -> None:
 
     Context: a new process of an elastic job, before it arrives.
     """
+    job_is_formed()  # it trains by itself on purpose: no warning of independent processes
     _train()
     distributed.reset_for_another_job()
     for array in recovery.live_arrays():
