@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from mirrored._jax import recovery
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.elastic.snapshots import packed, unpacked
-from mirrored.settings import COPY_FDS
+from mirrored.settings import COPY_FDS, ELASTIC_RECOVERY
 
 PLACES: Final = 2
 _MAGIC: Final = b"mirrored"
@@ -32,6 +33,16 @@ def create() -> tuple[int, ...]:
     if not hasattr(os, "memfd_create"):
         return ()
     return tuple(os.memfd_create("mirrored-copy") for _ in range(PLACES))
+
+
+def why_restart(num_workers: int) -> str | None:
+    """Returns why the processes of a job must restart after a failure, instead of leaving the epoch; None if they can.
+
+    Context: after the backend was made.
+    """
+    if ELASTIC_RECOVERY.read() == "restart":
+        return f"{ELASTIC_RECOVERY.name}=restart"
+    return recovery.why_not_in_living_processes() if num_workers > 1 else None
 
 
 class SharedCopies:

@@ -6,7 +6,6 @@ import functools
 import importlib
 import os
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, overload
 
@@ -18,14 +17,15 @@ from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.cluster.elastic_job import is_elastic
 from mirrored.collectives.host_allgather import host_allgather
-from mirrored.elastic.copies import SharedCopies
+from mirrored.elastic.copies import SharedCopies, why_restart
 from mirrored.elastic.equality import description
+from mirrored.elastic.exceptions import chain, drop_frames
 from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_description, is_elastic_worker
 from mirrored.elastic.pace import Pace
 from mirrored.elastic.snapshots import Snapshots, share
 from mirrored.elastic.warming import warm_up
 from mirrored.errors import AbsentWorkerError, ArgumentError, ContextError, LostStateError
-from mirrored.settings import ELASTIC_RECOVERY, HEARTBEAT_SECONDS, RESTART
+from mirrored.settings import HEARTBEAT_SECONDS, RESTART
 from mirrored.watchdog.fail_fast_exit import is_lost_peer, launcher_channel
 
 T = TypeVar("T")
@@ -331,7 +331,7 @@ class _Worker:
                 if not self._is_change(error):
                     _name_deleted(error, place)
                     raise
-                _drop_frames(error)
+                drop_frames(error)
             self._leave(place)
 
     def _completed(self, step: int) -> None:
@@ -357,7 +357,7 @@ class _Worker:
             if joining.error is not None:
                 raise joining.error
         self._link.joined()
-        reason = _why_restart(place)
+        reason = why_restart(place.num_workers)
         if reason is not None:
             self._link.must_restart(reason)
         self._writes_copies = reason is not None and place.rank == 0
@@ -389,7 +389,7 @@ class _Worker:
             return True
         if not isinstance(error, Exception):
             return False
-        if any(_is_of_collective(one) for one in _chain(error)):
+        if any(_is_of_collective(one) for one in chain(error)):
             return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=True)
         return self._link.suspect(_NEWS_SECONDS, tell=False)
 
@@ -416,31 +416,8 @@ class _Worker:
             self._link.hold(place.epoch)
 
 
-def _why_restart(place: Place) -> str | None:
-    """Returns why the processes of an epoch must restart after a failure, instead of leaving the epoch."""
-    if ELASTIC_RECOVERY.read() == "restart":
-        return f"{ELASTIC_RECOVERY.name}=restart"
-    return recovery.why_not_in_living_processes() if place.num_workers > 1 else None
-
-
 def _is_of_collective(error: BaseException) -> bool:
     return is_lost_peer(error) or isinstance(error, (AbsentWorkerError, LostStateError))
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _drop_frames(error: BaseException) -> None:
-    """Drops the local variables of the training function, which hold arrays of the epoch's devices."""
-    for one in _chain(error):
-        traceback.clear_frames(one.__traceback__)
-        one.__traceback__ = None
-        one.__cause__ = one.__context__ = None
 
 
 def _name_deleted(error: BaseException, place: Place) -> None:

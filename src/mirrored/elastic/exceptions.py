@@ -1,0 +1,22 @@
+"""Exceptions that end an epoch: their causes, and the arrays that their tracebacks hold."""
+
+from __future__ import annotations
+
+import traceback
+
+
+def chain(error: BaseException | None) -> list[BaseException]:
+    """Returns an exception with its causes and contexts."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def drop_frames(error: BaseException) -> None:
+    """Drops the local variables of the training function, which hold arrays of the epoch's devices."""
+    for one in chain(error):
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
+        one.__cause__ = one.__context__ = None
