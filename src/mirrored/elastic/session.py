@@ -317,7 +317,7 @@ class _Worker:
         distributed.interrupt_waits_by(self._link.check)
         own: dict[str, str] | None = description()
         keep_lowerings()
-        if RESTART.read():
+        if RESTART.read() and not self._snapshots.steps:  # with a copy, all processes restart and wait for each other
             warm_up()
         while True:
             place, own = self._link.arrive(self._snapshots.steps, own), None
