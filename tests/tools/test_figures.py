@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ from figures.layout import Box, Drawing
 from figures.source import LEVELS as LEVELS_FILE
 from figures.source import ROOT, SOURCES, drawn, faults_of
 from figures.text import spans_of, width_of, wrapped
+from figures.timeline import source_of_log
 
 from test_layers import LEVELS, SOURCE
 
@@ -126,6 +128,34 @@ def test_a_file_without_levels_is_refused(tmp_path):
     path.write_text("OTHER = []")
     with pytest.raises(ValueError, match="does not define LEVELS"):
         levels_in(path)
+
+
+LOG = """
+{"at": 100.0, "event": "started", "worker": 0}
+{"at": 101.0, "event": "arrived", "worker": 0}
+{"at": 102.0, "event": "stepped", "worker": 0, "phases": [["waiting", 101.0, 0.5], ["first step", 101.5, 0.5]]}
+{"at": 110.0, "event": "lost", "worker": 0}
+{"at": 110.1, "event": "started", "worker": 0}
+{"at": 112.0, "event": "leave", "worker": 1}
+{"at": 113.0, "event": "arrived", "worker": 0}
+{"at": 115.0, "event": "stepped", "worker": 0, "phases": [["meeting", 113.0, 0.5], ["creating", 113.5, 1.0]]}
+"""
+
+
+def test_the_timeline_of_a_log(tmp_path):
+    log = tmp_path / "elastic.jsonl"
+    log.write_text(LOG.strip())
+    source = tomllib.loads(source_of_log(log, 109.5, "A", "B"))
+    assert source["timeline"] == {
+        "worker 0": [
+            ["trains", -1.0, 0.5],
+            ["starts", 0.6, 3.5],
+            ["joins", 3.5, 4.0],
+            ["restores", 4.0, 5.0],
+            ["trains", 5.5, 6.5],
+        ]
+    }
+    assert [mark["at"] for mark in source["marks"]] == [0.0, 2.5]
 
 
 def figure_of(tmp_path: Path, text: str) -> str:

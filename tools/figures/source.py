@@ -2,7 +2,8 @@
 
 A file has a `title`, a `description` for readers who do not see the figure, and a `body`: a list of boxes (see
 `figures.layout.Box`), one below the other. Optional: `arrows` between boxes, a `legend`, and `packages` for the figure
-of layers, which precede the body.
+of layers, which precede the body. A file with a `timeline` has rows of bars instead (see `figures.timeline`), with
+`ticks` and `marks`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from figures.canvas import WIDTH, Area, Canvas
 from figures.layers import boxes_of_levels, levels_in
 from figures.layout import Box, Drawing
 from figures.text import LINE, spans_of, width_of
+from figures.timeline import draw_timeline, legend_of_timeline
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = ROOT / "docs" / "figures"
 LEVELS: Final = ROOT / "tests" / "test_layers.py"
 _KEYS: Final = {"title", "description", "body", "arrows", "legend", "packages", "body_arrows", "margin", "gap"}
+_KEYS_OF_TIMELINES: Final = {"title", "description", "timeline", "ticks", "marks"}
 _MARGIN: Final = 16
 _SWATCH: Final = 14
 
@@ -33,9 +36,13 @@ def drawn(path: Path) -> str:
         ValueError: The file has an unknown key, or text overlaps other text or an arrow, or is cut off.
     """
     source = tomllib.loads(path.read_text(encoding="utf-8"))
-    if unknown := source.keys() - _KEYS:
+    keys = _KEYS_OF_TIMELINES if "timeline" in source else _KEYS
+    if unknown := source.keys() - keys:
         raise ValueError(f"{path.name} has unknown keys: {', '.join(sorted(unknown))}")
     canvas = Canvas()
+    if "timeline" in source:
+        area = draw_timeline(canvas, source, Area(_MARGIN, _MARGIN, WIDTH - 2 * _MARGIN, 0))
+        return _finished(canvas, source, legend_of_timeline(source), area, path)
     drawing = Drawing(canvas)
     body = _body(source)
     margin = source.get("margin", _MARGIN)
@@ -43,7 +50,14 @@ def drawn(path: Path) -> str:
     drawing.box(body, area)
     for arrow in source.get("arrows", ()):
         drawing.arrow(arrow)
-    height = _legend(canvas, source.get("legend", ()), area) + _MARGIN
+    return _finished(canvas, source, source.get("legend", ()), area, path)
+
+
+def _finished(
+    canvas: Canvas, source: Mapping[str, Any], legend: Sequence[Mapping[str, str]], area: Area, path: Path
+) -> str:
+    """Draws the legend, checks the figure, and returns its text."""
+    height = _legend(canvas, legend, area) + _MARGIN
     faults = faults_of(canvas, height)
     if faults:
         raise ValueError(f"{path.name}: {'; '.join(faults)}")
