@@ -32,6 +32,7 @@ HEARTBEAT_SECONDS = 4
 _MARGIN_STEPS = 150
 _TOLERANCE = 1e-5
 _NAMED_SECONDS = 30.0
+_CALM_SECONDS = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +253,7 @@ def slow_down(run: ElasticRun, moments: random.Random) -> Episode:
     if not is_named() or run.epoch != epoch:
         raise SystemExit(f"FAILED: worker {slot} was slow and not named\n{''.join(run.lines[-40:])}")
     print(f"worker {slot} was slowed tenfold: named after {named:.1f} s, {run.steps[-1].step - first} steps meanwhile")
+    time.sleep(_CALM_SECONDS)  # a worker is named again only after it was as fast as the others
     return Episode("slow", 0, named, 0.0)
 
 
