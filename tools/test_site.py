@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""Opens the built documentation site in headless Chromium: console messages, search, pictures of pages.
+"""Opens the built documentation site in headless Chromium: console messages, layout, search, pictures of pages.
 
     make docs-test
     python tools/test_site.py docs/_build/html --pictures site_pictures
 
 Chromium resolves no host but localhost, so a page that needs anything from the network fails. The tool fails if a page
-logs an error or has a part that another host serves, or if the search does not find one of ten terms.
+logs an error or has a part that another host serves, if something on it is cut off or sticks out of the window, or if
+the search does not find one of ten terms.
 """
 
 from __future__ import annotations
@@ -39,10 +40,45 @@ PAGES = (
     ),
     *("coming_from_tensorflow", "errors", "reference/variables"),
 )
-WIDTHS = {"desktop": (1300, 1600), "phone": (500, 1600)}  # Chromium's window is at least 500 wide.
+WIDTHS = {"desktop": 1300, "phone": 390}
+HEIGHT = 1600
+SMALLEST_WINDOW = 500  # Of Chromium. A narrower page is shown in a frame.
+# Shows a page in a frame of a given width, and logs what does not fit: elements that stick out of the window, and those
+# that hide a part of their content without a scroll bar.
+FRAME = """<!doctype html><body style="margin: 0; background: #999">
+<iframe style="width: WIDTHpx; height: HEIGHTpx; border: 0; background: #fff" src="/PAGE"></iframe>
+<script>
+document.querySelector("iframe").addEventListener("load", (event) => {
+  const page = event.target.contentDocument, width = page.documentElement.clientWidth;
+  const scrolls = (one) => one && (["auto", "scroll"].includes(getComputedStyle(one).overflowX) || scrolls(one.parentElement));
+  const shown = (one) => one.offsetParent !== null && getComputedStyle(one).visibility !== "hidden";
+  const name = (one) => `${one.tagName} "${(one.innerText || one.alt || "").trim().slice(0, 40)}"`;
+  for (const one of page.querySelectorAll("article *")) {
+    if (!(one instanceof event.target.contentWindow.HTMLElement) || !shown(one)) continue;
+    if (one.getBoundingClientRect().right > width + 1 && !scrolls(one))
+      console.error(`LayoutError: ${name(one)} sticks out of the window`);
+    if (getComputedStyle(one).overflowX === "hidden" && one.clientWidth > 2 && one.scrollWidth > one.clientWidth + 1)
+      console.error(`LayoutError: ${name(one)} is cut off`);
+  }
+  for (const one of page.images) if (!one.complete || !one.naturalWidth) console.error(`LayoutError: ${name(one)} is missing`);
+});
+</script>"""
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        """Serves the files of the site, and frames of a width: ``/frame/390/tutorials/quickstart.html``."""
+        frame = re.fullmatch(r"/frame/(\d+)/(.*)", self.path)
+        if frame is None:
+            return super().do_GET()
+        page = FRAME.replace("WIDTH", frame[1]).replace("HEIGHT", str(HEIGHT)).replace("PAGE", frame[2]).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+        return None
+
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
 
@@ -74,7 +110,7 @@ def chromium(*arguments: str) -> tuple[str, str]:
             ],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     return done.stdout, done.stderr
@@ -89,9 +125,10 @@ def errors_in(log: str) -> list[str]:
 def faults_of(address: str, page: str, pictures: pathlib.Path) -> list[str]:
     """Opens a page at each width, and returns what is wrong with it."""
     faults = []
-    for kind, (width, height) in WIDTHS.items():
+    for kind, width in WIDTHS.items():
         picture = pictures / f"{page.replace('/', '_')}_{kind}.png"
-        _, log = chromium(f"--window-size={width},{height}", f"--screenshot={picture}", f"{address}/{page}.html")
+        window = f"--window-size={max(width, SMALLEST_WINDOW)},{HEIGHT}"
+        _, log = chromium(window, f"--screenshot={picture}", f"{address}/frame/{width}/{page}.html")
         faults += [f"{page}, {kind}: {text}" for text in errors_in(log)]
         if not picture.exists():
             faults.append(f"{page}, {kind}: no picture")

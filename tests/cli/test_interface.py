@@ -44,6 +44,7 @@ def started(
         (2, ["devices", "--replicas", "0"]),
         (2, ["demo", "--replicas", "many"]),
         (2, ["run"]),
+        (2, ["run", "--worker", "2", "train.py"]),
         (2, ["new"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
@@ -51,6 +52,12 @@ def started(
 def test_exit_status(status, arguments):
     assert CliRunner().invoke(main, arguments).exit_code == status
     assert re.search(rf"^\| {status} \|", PAGE, re.MULTILINE)
+
+
+def test_a_misspelt_option_of_run_is_not_taken_for_the_program():
+    done = CliRunner().invoke(main, ["run", "--worker", "2", "train.py"])
+    assert re.search(r"No such option:? '?--worker\b", done.output)
+    assert "--workers" in done.output
 
 
 def test_exit_status_after_an_interrupt(monkeypatch):

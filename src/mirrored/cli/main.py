@@ -126,7 +126,7 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
 
 
 @main.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     short_help="Run a program on replicas, workers or machines.",
     epilog=_examples(
         "mirrored run --replicas 4 train.py",
