@@ -1,4 +1,4 @@
-"""Every code block of the README and the pages runs: Python as programs, commands as far as this machine has their parts.
+"""The Python blocks of the README and the pages run as programs, and their commands name what exists.
 
 The programs of the error pages run in `test_error_pages.py`, that of the README in `test_readme.py`.
 """

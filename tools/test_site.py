@@ -38,7 +38,8 @@ PAGES = (
         "troubleshooting",
         "design/0004_replication_check",
     ),
-    *("coming_from_tensorflow", "errors", "reference/variables"),
+    *("coming_from_tensorflow", "frameworks", "guides/multi_worker", "guides/elastic", "installation"),
+    *("errors", "reference/variables"),
 )
 WIDTHS = {"desktop": 1300, "phone": 390}
 HEIGHT = 1600
@@ -50,17 +51,19 @@ FRAME = """<!doctype html><body style="margin: 0; background: #999">
 <script>
 document.querySelector("iframe").addEventListener("load", (event) => {
   const page = event.target.contentDocument, width = page.documentElement.clientWidth;
-  const scrolls = (one) => one && (["auto", "scroll"].includes(getComputedStyle(one).overflowX) || scrolls(one.parentElement));
+  const overflow = (one) => getComputedStyle(one).overflowX;
+  const scrolls = (one) => one && (["auto", "scroll"].includes(overflow(one)) || scrolls(one.parentElement));
   const shown = (one) => one.offsetParent !== null && getComputedStyle(one).visibility !== "hidden";
   const name = (one) => `${one.tagName} "${(one.innerText || one.alt || "").trim().slice(0, 40)}"`;
   for (const one of page.querySelectorAll("article *")) {
     if (!(one instanceof event.target.contentWindow.HTMLElement) || !shown(one)) continue;
     if (one.getBoundingClientRect().right > width + 1 && !scrolls(one))
       console.error(`LayoutError: ${name(one)} sticks out of the window`);
-    if (getComputedStyle(one).overflowX === "hidden" && one.clientWidth > 2 && one.scrollWidth > one.clientWidth + 1)
+    if (overflow(one) === "hidden" && one.clientWidth > 2 && one.scrollWidth > one.clientWidth + 1)
       console.error(`LayoutError: ${name(one)} is cut off`);
   }
-  for (const one of page.images) if (!one.complete || !one.naturalWidth) console.error(`LayoutError: ${name(one)} is missing`);
+  for (const one of page.images)
+    if (!one.complete || !one.naturalWidth) console.error(`LayoutError: ${name(one)} is missing`);
 });
 </script>"""
 
