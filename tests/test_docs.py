@@ -94,3 +94,34 @@ def test_every_page_is_in_a_table_of_contents() -> None:
             assert found, f"{path} lists {entry}, which does not exist"
             listed |= set(found)
     assert pages - listed == set()
+
+
+DOCS = PAGE.parent
+LINKED = [*DOCS.rglob("*.md"), *(DOCS / "tutorials").glob("*.py"), *DOCS.parent.glob("*.md")]
+
+
+def anchors_of(page: pathlib.Path) -> set[str]:
+    """The anchors of a page's headings, as MyST and GitHub make them."""
+    headings = re.findall(r"^(?:# )?#{1,6} (.*)$", page.read_text(encoding="utf-8"), re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", [page for page in LINKED if "_build" not in page.parts], ids=lambda page: page.name)
+def test_links_lead_to_pages_and_headings(page: pathlib.Path) -> None:
+    """`make docs` checks them, too, but needs Sphinx and minutes."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors_of(found), f"{page.name} links to {target}"
+
+
+def test_the_page_of_changes_resolves_the_links_of_the_changelog() -> None:
+    """They are relative to the repository, and the page is in docs/."""
+    assert ":relative-docs: docs/\n" in (DOCS / "changes.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)\s]+)\)", (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert [link for link in links if not re.match(r"https?:|docs/", link)] == []

@@ -74,7 +74,9 @@ def test_public_name_is_there_and_documented(name):
 
 # The public modules. The names of `mirrored.tf` have a table instead of examples (`test_names_of_the_facade...`); the
 # errors have a page with a wrong and a right program (tests/test_error_pages.py).
-PUBLIC_MODULES = ("checkpoint", "cluster", "collectives", "config", "data", "losses", "optimizers", "testing")
+PUBLIC_MODULES = (
+    *("checkpoint", "cluster", "collectives", "config", "data", "elastic", "losses", "optimizers", "testing"),
+)
 
 
 def public_names_of(module: types.ModuleType) -> list[str]:

@@ -10,7 +10,8 @@
 # # From one device to four replicas
 #
 # This tutorial starts from a training loop in plain JAX and optax, and turns it into a loop on 4 replicas that computes
-# the same losses. It takes ten minutes and needs no GPU: the replicas run on simulated CPU devices.
+# the same losses. It takes ten minutes and needs no GPU: the replicas run on simulated CPU devices. The data and the
+# figure need scikit-learn and matplotlib (`pip install '.[demo]'`).
 
 # %%
 import mirrored as mr
