@@ -28,7 +28,7 @@ from mirrored.cli import main
 BLOCKS = [block for page in code_blocks.pages() for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 COMMANDS = [block for block in BLOCKS if block.language in ("bash", "") and block.page.parent.name != "errors"]
-LANGUAGES = {"python", "bash", "text", "yaml", ""}
+LANGUAGES = {"python", "bash", "text", "yaml", "diff", ""}
 SECTIONS_OF_ERROR_PAGES = ("Wrong program", "Right program")
 
 
@@ -88,6 +88,9 @@ def test_blocks_are_found(tmp_path):
         (18, "python", "x = 1\n\ny = 2\n", "the page shows no data"),
         (24, "text", "```\n", None),
     ]
+    tutorial = tmp_path / "tutorial.py"
+    tutorial.write_text('# %% [markdown]\n# ```python\n# x = 1\n#\n# ```\n# %%\ny = "```"\n', encoding="utf-8")
+    assert [(block.line, block.text) for block in blocks_of(tutorial)] == [(2, "x = 1\n\n")]
     page.write_text("```python\nx = 1\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r":1: the code block has no end"):
         blocks_of(page)

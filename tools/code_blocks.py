@@ -40,15 +40,20 @@ class CodeBlock:
 
 def pages() -> list[Path]:
     """Returns the pages that users and contributors read."""
-    docs = (
-        path for path in (ROOT / "docs").rglob("*") if path.suffix in {".md", ".rst"} and "_build" not in path.parts
-    )
-    return [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS", "examples/README")), *sorted(docs)]
+    found = (path for path in (ROOT / "docs").rglob("*") if path.suffix in {".md", ".rst"})
+    docs = sorted(path for path in found if "_build" not in path.parts)
+    docs += sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+    return [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS", "examples/README")), *docs]
 
 
 def blocks_of(page: Path) -> list[CodeBlock]:
-    """Returns the code blocks of a page in order. Directives like ``{toctree}`` are no code."""
+    """Returns the code blocks of a page in order. Directives like ``{toctree}`` are no code.
+
+    Of a tutorial, these are the blocks in its Markdown cells.
+    """
     lines = page.read_text(encoding="utf-8").splitlines()
+    if page.suffix == ".py":
+        lines = [line[2:] if line.startswith("#") else "code" for line in lines]
     found = list(_fenced(page, lines))
     fenced = {number for block in found for number in range(block.line, block.line + block.text.count("\n") + 2)}
     if page.suffix == ".md":

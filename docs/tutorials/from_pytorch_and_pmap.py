@@ -138,6 +138,8 @@ print(f"loss {functional[0]:.6f} -> {functional[-1]:.6f}")
 # This is the same training in PyTorch, one process per device (`torchrun --nproc-per-node 4 train.py`). This page is
 # built without PyTorch, so the program is shown, not executed.
 #
+# <!-- excerpt: PyTorch is not installed where the site and the tests run -->
+#
 # ```python
 # torch.distributed.init_process_group("gloo")
 # rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -160,6 +160,8 @@ warnings_of(lambda: strategy.run(mr.function(mean_step), args=batch))
 # %% [markdown]
 # To turn a category into an error, for example in tests:
 #
+# <!-- excerpt: a filter for the reader's own tests, which would turn the next cells' warnings into errors -->
+#
 # ```python
 # warnings.simplefilter("error", mr.errors.LossScaleWarning)
 # ```
