@@ -25,9 +25,9 @@ from mirrored.values.distributed_values import PerReplica
 
 
 def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | PerReplica | None = None) -> jax.Array:
-    """Returns this replica's share of the mean loss over all examples of all replicas.
+    """Returns this replica's part of the mean loss over all examples of all replicas.
 
-    Summed over replicas, the parts are the mean, also where per-replica batches differ in size, are empty or are
+    The sum of all replicas' parts is the mean, also where per-replica batches differ in size, are empty or are
     padded. No gradient flows through the divisor. A mean over no examples is 0.
 
     Context: any. In replica context it returns this replica's part. It needs no collective if the divisor is known
@@ -44,7 +44,7 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
             the derivative of `jnp.log` at 0). Mask their inputs too: ``jnp.log(jnp.where(mask, x, 1.0))``.
 
     Returns:
-        ``f32[]``, with the dtype of `per_example`.
+        A scalar with the dtype of `per_example`.
 
     Raises:
         ArgumentError: `per_example` is a scalar.

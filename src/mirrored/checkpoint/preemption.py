@@ -129,7 +129,10 @@ class Preemption:
             self._due = max(polls) + 1
 
     def begin_again(self) -> None:
-        """Takes part in another job, after this process has left one; a signal received meanwhile counts."""
+        """Starts to watch for SIGTERM in the job that this process has joined, after it has left another one.
+
+        A signal that arrived between the jobs also makes the new job save and exit.
+        """
         if self._stopped.is_set():
             self._begin()
 

@@ -88,7 +88,7 @@ def _apart_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, An
 
 
 def apart(value: Any, is_real: Any) -> Any:
-    """Returns a value unchanged, as a padded slot receives it: no gradient flows back if `is_real` is False.
+    """Returns `value` for one slot; stops its gradient if `is_real` is False, which means that the slot is padded.
 
     The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
     """

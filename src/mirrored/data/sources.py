@@ -112,7 +112,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def of_worker(self, share: WorkerShare, called: str) -> Source | None:
-        """Returns a source with one worker's share of the data; None if all workers read the same global batches.
+        """Returns a source with the data that one worker reads; None if all workers read the same global batches.
 
         Raises:
             ArgumentError: The data cannot be divided among the workers.

@@ -1,8 +1,11 @@
 """Copies of the newest snapshot in shared memory, from which restarted processes of an elastic job continue.
 
+Only a job whose processes restart after a failure writes copies (``MIRRORED_ELASTIC_RECOVERY=restart``, or collectives
+that cannot be aborted); its worker of rank 0 writes them. Otherwise the living workers' own snapshots suffice.
+
 The launcher creates the memory (`os.memfd_create`), so that it outlives the workers and is freed with the job, however
-that ends. There are two places. A copy is written to the one with the older copy, whose header is cleared first and
-written last, so that a process that is killed at any moment leaves the previous copy or the new one.
+that ends. There are two places. A copy replaces the older one of the two: its header is cleared first and written last,
+so that a process that is killed at any moment leaves the previous copy or the new one.
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ _PROBE_SLEEP_SECONDS: Final = 0.01
 
 
 class WorkersChanged(BaseException):
-    """Interrupts the training function of an elastic job when a worker is lost or joins; it is then called again.
+    """Interrupts the training function of an elastic job, which is called again, when a worker is lost or joins.
 
-    It is not an `Exception`, so that the program's ``except Exception`` lets it pass.
+    It is not an `Exception`, so an ``except Exception`` in the program does not catch it.
 
     Example:
         >>> issubclass(WorkersChanged, Exception)
         False
 
-    TensorFlow has nothing like it.
+    TensorFlow: no equivalent.
     """
 
 
@@ -76,10 +76,10 @@ class Link:
 
     Args:
         channel: The socket to the launcher.
-        heartbeat_seconds: How long the launcher waits for a heartbeat of this worker.
+        heartbeat_seconds: The launcher kills this worker if it receives no heartbeat for this long.
 
     Attributes:
-        phases: The phases of the change of the workers in which this worker takes part.
+        phases: The phases of the current change of the workers, as this worker sees them.
         sockets: The sockets of the collectives.
     """
 

@@ -25,8 +25,9 @@ class Epoch:
     Attributes:
         number: The number of the epoch, from 1.
         members: The workers by rank.
-        step: The step of the snapshot from which all members continue: the newest that any of them has, which may be
-            newer than the committed step. None if none of them has one.
+        step: The step of the snapshot from which all members continue: the newest that any of them has. It may be newer
+            than the committed step, because the snapshots of one step are equal on all workers: they train in
+            lock-step. None if no member has a snapshot.
         source: The rank of a member that has the snapshot.
         receivers: The ranks of the members that do not have it.
     """
@@ -82,8 +83,9 @@ class Membership:
         epoch: The newest epoch; None before the first.
         is_running: Whether its members train. Otherwise the next epoch is being formed.
         has_ended: Whether the training function has returned on all workers, or the job has failed.
-        committed: The newest committed step: every member had a complete snapshot of it or of a later one. Waiting
-            workers join when it advances. None before the first.
+        committed: The newest step of which every member has had a complete snapshot, or one of a later step. (The
+            method `Session.commit` ends a step; the step is committed only then.) Waiting workers join when it
+            advances. None before the first.
     """
 
     def __init__(self, first: int, minimum: int = 1, limit: int = UNPRODUCTIVE_LIMIT) -> None:

@@ -39,7 +39,7 @@ _MARGIN_SECONDS: Final = 2.0
 
 
 class Session:
-    """The first argument of the training function of `run`, with which it restores the state and commits steps.
+    """The first argument of the training function of `run`: restores its state, and takes snapshots of it.
 
     Attributes:
         epoch: How many times the workers have changed, plus 1.
@@ -58,7 +58,7 @@ class Session:
         >>> train()
         (1, 1)
 
-    TensorFlow has nothing like it. Horovod: `hvd.elastic.State`.
+    TensorFlow: no equivalent. Horovod: `hvd.elastic.State`.
     """
 
     def __init__(self, place: Place | None, snapshots: Snapshots | None, link: Link | None, every: int | None) -> None:
@@ -71,21 +71,21 @@ class Session:
         self._pace = Pace(every, 0, _proposals)
 
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], T] | None = None) -> T | None:
-        """Restores the state of the newest snapshot, if there is one; otherwise calls `otherwise`.
+        """Restores the newest snapshot that any worker has; calls `otherwise` if there is none.
 
         Context: once per call of the training function, on all workers, before the first step.
 
         Args:
             checkpoint: All state of the training: variables, optimizers, the data iterator, the step.
-            otherwise: Called if no worker has a snapshot, which is so at the start of the job:
-                `CheckpointManager.restore_latest`, for instance.
+            otherwise: Called if no worker has a snapshot, as at the start of the job. For example
+                `CheckpointManager.restore_latest`.
 
         Returns:
             What `otherwise` returns; None if it is not called.
 
         Raises:
-            ContextError: It is called twice.
-            CheckpointMismatchError: The training function has created other state than before.
+            ContextError: It was called before in this call of the training function.
+            CheckpointMismatchError: The training function has created other state than in its previous call.
         """
         if self._checkpoint is not None:
             raise _twice()
@@ -111,10 +111,10 @@ class Session:
     def commit(self) -> None:
         """Ends a training step, and takes a snapshot of the state if one is due.
 
-        When the workers change, training continues from the newest snapshot: the steps after it are repeated.
+        When the workers change, training continues from the newest snapshot, and repeats the steps after it.
 
-        Context: the main thread of all workers, after each step. All state in the checkpoint, including the step
-        counter, must be that after the step.
+        Context: the main thread of all workers, after each step, when the checkpoint's state (also its step counter and
+        its data iterator) is that after the step.
 
         Raises:
             ContextError: `resume` has not been called.
@@ -134,12 +134,12 @@ class Session:
             self._pace.taken(self._steps, self._snapshot())
 
     def fit_callback(self) -> Any:
-        """Makes a callback with which `keras.Model.fit` restores its state and commits its steps.
+        """Returns a callback with which `keras.Model.fit` restores its state, and takes snapshots of it.
 
         Context: once per call of the training function, instead of `resume` and `commit`. The model is created and
-        compiled in the scope of the strategy, and the callback is the last one. After a change of the workers `fit`
-        continues with the next step of its epoch. The other callbacks get the numbers, texts and arrays in their
-        attributes back, `EarlyStopping` and the history, for instance.
+        compiled in the scope of the strategy, and this callback is the last in the list. After a change of the workers
+        `fit` continues in the middle of its epoch. For the other callbacks, such as `EarlyStopping` and the history,
+        the numbers, texts and arrays in their attributes are restored.
 
         Returns:
             A `keras.callbacks.Callback`.
@@ -161,7 +161,7 @@ class Session:
             >>> train()
             2
 
-        TensorFlow has nothing like it. `keras.callbacks.BackupAndRestore` restores from disk after a restart.
+        TensorFlow: no equivalent. `keras.callbacks.BackupAndRestore` restores from disk after a restart.
         """
         return importlib.import_module("mirrored.integrations.keras.elastic_fit").FitCallback(self)
 
@@ -191,18 +191,18 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None 
 
     Under ``mirrored run --elastic`` the function is called with a `Session` as its first argument, and called again
     whenever the workers change. It creates the strategy, the variables, the dataset and the `Checkpoint`, calls
-    `Session.resume`, and calls `Session.commit` after each step. All arrays of JAX that it creates belong to one call.
-    Without ``--elastic`` it is called once.
+    `Session.resume`, and calls `Session.commit` after each step. When the workers change, all its JAX arrays are
+    deleted. Without ``--elastic`` it is called once.
 
-    The state and the examples of each step count exactly once. Side effects of Python (prints, logs) of the steps after
-    the newest snapshot happen again.
+    The state and the examples of each step count exactly once (`mirrored.elastic` explains why). Python side effects
+    (prints, logs) of the steps after the newest snapshot happen again.
 
     Context: the main thread of every worker, before JAX's first operation, once per process.
 
     Args:
         train: The training function.
-        snapshot_every: The number of steps between two snapshots, which stay in the memory of each worker. Default: it
-            is chosen, from 10 to 1000, such that snapshots take about 1 % of the time.
+        snapshot_every: The number of steps between two snapshots, which each worker keeps in host memory. Default: a
+            number from 10 to 1000 with which snapshots take about 1 % of the time.
 
     Returns:
         The function, which returns what the training function returns.
@@ -228,7 +228,7 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None 
         >>> train(3)
         3.0
 
-    TensorFlow has nothing like it. Horovod: `hvd.elastic.run`, whose batch changes with the number of workers.
+    TensorFlow: no equivalent. Horovod: `hvd.elastic.run`, whose global batch changes with the number of workers.
     """
     is_count = isinstance(snapshot_every, int) and not isinstance(snapshot_every, bool) and snapshot_every > 0
     if snapshot_every is not None and not is_count:

@@ -28,7 +28,7 @@ _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 
 
 class Snapshots:
-    """The newest snapshots by step, oldest first. A thread completes them, one after another.
+    """The newest 3 snapshots of this worker, by step. A thread completes them, one after another.
 
     Args:
         completed: Called, in that thread, with the step of each completed snapshot.
@@ -56,7 +56,7 @@ class Snapshots:
         return self._kept[step]
 
     def add(self, step: int, pending: Pending) -> None:
-        """Adds a snapshot, which is completed in the background."""
+        """Adds a snapshot; a thread waits for the devices and copies its arrays to this host."""
         with self._settled:
             self._open += 1
         self._pending.put((step, pending))
@@ -85,7 +85,7 @@ class Snapshots:
                 self.seconds = 2 * (time.perf_counter() - began)
                 self._completed(step)
             except Exception:
-                pass
+                pass  # a step has failed, or the copy does not fit into memory: older snapshots remain
             finally:
                 pending = None  # type: ignore[assignment]  # it holds arrays of the backend
                 with self._settled:

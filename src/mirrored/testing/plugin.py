@@ -72,5 +72,5 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 def strategy(way: Way) -> object:
-    """A pytest fixture that returns the strategy of the fixture `way`."""
+    """A pytest fixture that returns a new strategy per test: `way.strategy`, for tests that need only the strategy."""
     return way.strategy

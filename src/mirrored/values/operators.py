@@ -76,7 +76,7 @@ class ArrayOperators:
         raise NotImplementedError(type(self).__name__)
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns the value as an object on the host, which `convert` makes of the array."""
+        """Returns `convert(array)` for the array that holds the value: an object on the host, such as a NumPy array."""
         return convert(self.read_value())
 
     for _name in (

@@ -18,7 +18,7 @@ _results: Final[dict[int, tuple[weakref.ref[Any], DeviceAssignment]]] = {}
 
 
 def as_result(value: Any, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns a variable's new value as a new array, for which `copies_of_result` returns each replica's copy.
+    """Copies a variable's new value into a new array, and registers the array so that `copies_of_result` recognizes it.
 
     Args:
         value: The stored array. The result is another object, because a read returns the stored array itself.

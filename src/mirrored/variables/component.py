@@ -91,7 +91,7 @@ class VariableComponent(ArrayOperators):
     value = read_value
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns the component as an object on the host, which `convert` makes of the array."""
+        """Returns `convert(array)` for the array of the component: an object on the host, such as a NumPy array."""
         try:
             return convert(self.read_value())
         except RuntimeError:

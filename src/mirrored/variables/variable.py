@@ -258,7 +258,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self.converted(np.array)  # type: ignore[no-any-return]
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns the value as an object on the host, which `convert` makes of the array.
+        """Returns `convert(array)` for the array that holds the value: an object on the host, such as a NumPy array.
 
         Raises:
             LostStateError: The value is lost: a step that owned its buffer failed.
@@ -299,13 +299,19 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def assign_add(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Adds `delta`, reduced over replicas by the variable's aggregation if any, to the value."""
+        """Adds `delta`, reduced over replicas by the variable's aggregation if any, to the value.
+
+        Otherwise like `assign`: the same context, arguments, result and errors.
+        """
         return self._update("assign_add", delta, read_value)
 
     def assign_sub(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Subtracts `delta`, reduced over replicas by the variable's aggregation if any, from the value."""
+        """Subtracts `delta`, reduced over replicas by the variable's aggregation if any, from the value.
+
+        Otherwise like `assign`: the same context, arguments, result and errors.
+        """
         return self._update("assign_sub", delta, read_value)
 
     def _update(self, method: str, value: object, read_value: bool) -> Any:

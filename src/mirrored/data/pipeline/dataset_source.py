@@ -77,7 +77,7 @@ class DatasetSource(Source):
             )
 
     def of_worker(self, share: WorkerShare, called: str) -> Source | None:
-        """Returns a source with this worker's share of the data; None if all workers read the same batches."""
+        """Returns a source with the data that this worker reads; None if all workers read the same batches."""
         policy = self.dataset.options().experimental_distribute.auto_shard_policy
         if policy not in (AutoShardPolicy.OFF, AutoShardPolicy.FILE):
             return None

@@ -1,9 +1,9 @@
 """Runs steps that a model overrides as in TensorFlow: ``train_step(self, data)``, also in `fit` on several replicas.
 
-Keras' own step on JAX is a pure function of (state, data). A step in TensorFlow's form takes only the data, records the
+Keras' own step on JAX is a pure function of (state, data). A TensorFlow-style step takes only the data, records the
 loss with a tape, and assigns variables. Here such a step is a replica function: `fit` passes it to `strategy.run`, as
-Keras does on TensorFlow, in one compiled function that reads and assigns the variables themselves. So all variables
-that the step uses take part: those of several optimizers, of metrics, and plain `mirrored` variables.
+Keras does on TensorFlow, in one compiled function that reads and assigns the variables themselves. The step can
+therefore use any variables: those of several optimizers, of metrics, and plain `mirrored` variables.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_step", defa
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
-    """Returns whether a model takes steps in TensorFlow's form: it overrides them so, or is deterministic and elastic.
+    """Returns whether the model's step is TensorFlow-style: if overridden so, or in a deterministic elastic job.
 
     The bits of Keras' own step depend on the number of devices, which changes in an elastic job.
 
@@ -75,7 +75,7 @@ def kind_of_state(which: dict[str, bool]) -> str:
 
 
 def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return no state for a step in TensorFlow's form, which assigns variables."""
+    """Wraps `Trainer._get_jax_state` to return no state for a TensorFlow-style step, which assigns variables itself."""
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
@@ -104,7 +104,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
     """Returns what Keras calls for each batch: a function of the state and the iterator over batches.
 
     Args:
-        model: A model that overrides the step in TensorFlow's form.
+        model: A model with a TensorFlow-style step.
         kind: The kind of step.
     """
     strategy = strategy_of(model) or get_strategy()
@@ -175,7 +175,7 @@ def _scaled_losses() -> Iterator[None]:
 
 
 def in_step() -> bool:
-    """Returns whether a step in TensorFlow's form is running, in which Keras' losses are parts of a global mean."""
+    """Returns whether a TensorFlow-style step is running, in which each loss is divided by the number of replicas."""
     return _in_step.get()
 
 
@@ -193,7 +193,7 @@ def _unscale(value: Any) -> Any:
 
 
 def connect_steps(model_class: type[Model]) -> None:
-    """Patches Keras so that steps in TensorFlow's form can call the inherited ones, and losses are scaled in them."""
+    """Patches Keras so that TensorFlow-style steps divide losses by the replica count, and can call inherited steps."""
     replace("keras", losses_module, "scale_loss_for_distribution", _scale)
     replace("keras", losses_module, "unscale_loss_for_distribution", _unscale)
     additional = model_class._aggregate_additional_loss
