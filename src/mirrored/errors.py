@@ -6,7 +6,8 @@
     ├── DeviceError (ValueError)           a list of devices or a number of replicas that is invalid
     ├── StructureError (ValueError)        structures, shapes or dtypes that do not match
     ├── ArgumentError (ValueError)         any other argument with an invalid value
-    │   └── SignatureError (TypeError)     arguments that do not match the `input_signature` of a function
+    │   ├── SignatureError (TypeError)     arguments that do not match the `input_signature` of a function
+    │   └── UnsupportedOptionError (NotImplementedError)  an option that the called method does not have
     ├── ArgumentTypeError (TypeError)      an argument of a type that is not supported there
     ├── ReplicaDivergenceError (ValueError)  a mirrored value that would differ between replicas
     ├── VariableError (ValueError)         an assignment or read that the variable's rules do not allow
@@ -101,7 +102,7 @@ class ArgumentTypeError(MirroredError, TypeError):
 
 
 class UnsupportedOptionError(ArgumentError, NotImplementedError):
-    """Error raised when an option is not available for a method, although others have it."""
+    """Error raised when the called method does not support an option that other methods support."""
 
 
 class ReplicaDivergenceError(MirroredError, ValueError):
@@ -160,7 +161,7 @@ class MissingCheckpointError(CheckpointError, FileNotFoundError):
 
 
 class DamagedCheckpointError(CheckpointError, ValueError):
-    """Error raised when a checkpoint is damaged, as its content differs from what was written."""
+    """Error raised when a checkpoint is damaged: its content differs from what was written."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError, AssertionError):

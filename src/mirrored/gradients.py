@@ -44,7 +44,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
         >>> [None if gradient is None else float(gradient) for gradient in total]
         [3.0, 3.0, None]
 
-    TensorFlow: `tf.add_n` per variable; or, in the contrib era, `optimizer` over the same list twice.
+    TensorFlow: no equivalent; programs call `tf.add_n` once per variable.
     """
     structures: list[tuple[list[Any], Any]] = [
         jax.tree.flatten(one, is_leaf=lambda leaf: leaf is None) for one in gradients
@@ -116,6 +116,9 @@ class GradientAccumulator:
         reduction: The loss that the gradients belong to: ``"mean"`` for the mean loss over a micro-batch on one
             replica, ``"sum"`` for the sum.
         name: The first part of the accumulator's variable names.
+
+    Raises:
+        ArgumentError: `reduction` is neither ``"mean"`` nor ``"sum"``.
 
     Example:
         >>> import mirrored as mr

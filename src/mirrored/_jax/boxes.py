@@ -24,8 +24,7 @@ returns a `ReadTracer` where JAX builds a jaxpr that it may cache (`jit`, `scan`
 `custom_vjp`, derivative rules), so each call of the cached function reads the variable again. Under `grad` and `vmap`
 alone the read returns a box, if the tape watches the variable.
 
-Relies on these private parts of JAX 0.10 to 0.12: the attributes of `ArrayImpl`, the table of array methods, the value
-handlers, and `dimension_as_value`.
+Relies on private parts of JAX 0.10 to 0.12: `ArrayImpl`'s attributes and methods, value handlers, `dimension_as_value`.
 """
 
 from __future__ import annotations
@@ -434,7 +433,7 @@ def another_object(array: object) -> Any:
 
 
 def _is_symbolic_dim(v: Any) -> bool:
-    """JAX's function, which takes every object with `dimension_as_value` for a dimension: a tracked array is none."""
+    """Replaces JAX's test for symbolic dimensions, which accepts any object with `dimension_as_value`, even a `Box`."""
     return type(v) is not Box and getattr(v, "dimension_as_value", None) is not None
 
 

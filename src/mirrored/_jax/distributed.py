@@ -106,9 +106,9 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
 
 
 def next_slice(seconds: float) -> float:
-    """Returns how much of a wait may pass before the next call; raises an exception if the workers change.
+    """Returns for how many of the given `seconds` to wait before the next call; raises an exception if workers change.
 
-    Context: the main thread, while it waits for input. Outside of elastic jobs it is the whole wait.
+    Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
     """
     if _Waits.check is None:
         return seconds

@@ -323,7 +323,7 @@ class _Writer:
         self._put("called again" if self._once(value, _Writer.new_jaxpr) else "called")
 
     def new_jaxpr(self, value: Any) -> None:
-        """Writes equations with numbers for variables; names, sources and positions in the code do not count."""
+        """Writes equations with numbers for variables; ignores names, sources and positions in the code."""
         closed, value = value, getattr(value, "jaxpr", value)
         self._put("jaxpr", len(value.eqns), bool(getattr(value, "is_high", False)))
         self.write(tuple(getattr(closed, "consts", ())))

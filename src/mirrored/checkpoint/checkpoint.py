@@ -304,7 +304,7 @@ class Checkpoint:
         return self.restore_from(save_path, called="Checkpoint.read")
 
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
-        """Restores like `restore`; with `strict`, also raises if a saved value has no match here, or the reverse."""
+        """Restores like `restore`; with `strict`, raises an error unless checkpoint and program have the same names."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         settled(called, "wait for pending saves", self._writer.wait)  # another worker may write what this one restores

@@ -54,7 +54,7 @@ class Match:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every saved value has a match in the program, and the reverse, with the same shape and dtype."""
+        """Whether the checkpoint and the program have the same names, with equal kinds, shapes and dtypes."""
         return not (self.missing or self.unexpected or self.misfits)
 
     def report(self) -> str:
@@ -202,7 +202,7 @@ class RestoreStatus:
         return self._look().report()
 
     def assert_consumed(self) -> RestoreStatus:
-        """Raises an error if a saved value has no match in the program, or the reverse.
+        """Raises an error unless the checkpoint and the program have the same names.
 
         Raises:
             CheckpointMismatchError: A name is missing on one side.

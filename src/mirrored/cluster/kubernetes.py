@@ -19,6 +19,8 @@ class ExecutableLocation(enum.Enum):
         >>> from mirrored.cluster import ExecutableLocation
         >>> [one.name for one in ExecutableLocation]
         ['WITHIN_CLUSTER', 'OFF_CLUSTER']
+
+    TensorFlow: the enum of this name in the module of `KubernetesClusterResolver`.
     """
 
     WITHIN_CLUSTER = 0

@@ -189,7 +189,7 @@ def drain() -> None:
 
 
 def forget() -> None:
-    """Forgets the steps in flight after one has failed; those after it have failed, too, and would raise that again."""
+    """Stops tracking steps in flight after one has failed: the later ones would raise the same error again."""
     _pending.clear()
 
 
@@ -261,7 +261,7 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the watchdog's collective log that the program was dispatched, and runs until `token` is ready."""
+        """Records in the watchdog's collective log that the program was dispatched; it runs until `token` is ready."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:

@@ -254,7 +254,12 @@ class Function(Code):
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.
 
-        Its HLO is `.compile().as_text()`.
+        Args:
+            *args: Arrays and static arguments, as for a call.
+            **kwargs: The same, by name.
+
+        Returns:
+            A `jax.stages.Lowered`: `lower(x).compile().as_text()` is the optimized HLO.
         """
         strategies = ambient().strategies
         arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
@@ -263,15 +268,15 @@ class Function(Code):
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """Traces this function for the given arguments, and returns the traced program as a `ConcreteFunction`.
 
-        All other arguments are fixed.
+        The result takes only the arrays; it keeps the static arguments (numbers, strings, other objects) given here.
 
         Args:
             *args: Arrays, descriptions of arrays (objects with `shape` and `dtype`), and static arguments. Default:
                 `input_signature`.
             **kwargs: The same, by name.
 
-        TensorFlow: `tf.function(f).get_concrete_function`. The result has no graph. With unknown sizes, it is traced
-        when it is called.
+        TensorFlow: `tf.function(f).get_concrete_function`. The result has no graph. If a shape has an
+        unknown size, the function is traced when the result is called.
         """
         if not args and not kwargs and self._input_signature is not None:
             args = tuple(self._input_signature)
@@ -378,15 +383,15 @@ def function(
     traced a second time, and only the second program runs, from the first call on. Python code such as
     ``if self.w is None`` then takes the branch of every later call.
 
-    Tapes: a function is traced again when it is called under a tape if it reads a variable after assigning it, because
-    such a read has the derivative of the variable, or if it calls `run` of a deterministic strategy, which then sums
-    cotangents in a fixed order. `trace_count` does not count that trace.
+    Tapes: the first call under a tape traces two kinds of functions once more, which `trace_count` does not count. One
+    reads a variable after assigning it: such a read has the derivative of the variable. The other calls `run` of a
+    deterministic strategy, which then sums cotangents in a fixed order.
 
     Errors: an error during tracing leaves all variables unchanged. After a later exception, such as Ctrl-C, all
     variables have their values from before or all have those from after the call. Several threads can call the
     function; one runs at a time.
 
-    Context: cross-replica, or none. Inside a replica or another function, it runs as ordinary code of the caller.
+    Context: cross-replica, or without a strategy. Inside a replica or another function, it runs as part of the caller.
 
     Args:
         func: The function. Inside it, `strategy.run` runs on all replicas in one program.

@@ -34,7 +34,7 @@ def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
-    """Checks that a program with ordered printing has one replica, so that every layout refuses the same programs.
+    """Refuses ordered printing in a program with several replicas, whatever the number of devices.
 
     Raises:
         ContextError: There are several replicas.

@@ -32,7 +32,7 @@ class PerReplicaSpec:
         >>> dataset.element_spec
         PerReplicaSpec(ArraySpec(int64[None]), ArraySpec(int64[None]))
 
-    TensorFlow: `PerReplicaSpec`.
+    TensorFlow: the private class `PerReplicaSpec`, which is the element spec of a `DistributedDataset`.
     """
 
     components: tuple[ArraySpec, ...]
@@ -46,17 +46,19 @@ def distribute_dataset(
 ) -> DistributedDataset:
     """Distributes a dataset: splits each global batch over the replicas, and prefetches batches to the devices.
 
-    Args:
-        strategy: The strategy whose replicas receive the batches.
-        dataset: A `Dataset`, a Grain dataset or DataLoader, a PyTorch DataLoader, a Hugging Face dataset, a NumPy
-            pytree (with ``InputOptions(batch_size=n)``), or any re-iterable of batches.
-        options: See `InputOptions`.
-
     Each element must be a global batch. An element that cannot be a batch raises an error: a scalar, arrays that differ
     in their first dimension, or a row of a `Dataset` without a batching step. A vector of features and a batch of
     numbers have the same type. If a list, generator or loader yields bare vectors of one length, each vector is
     therefore split as a batch, and a warning is logged if the vectors do not split evenly. Batch examples first
     (`Dataset.from_generator(f).batch(n)`, `numpy.stack`).
+
+    Context: cross-replica.
+
+    Args:
+        strategy: The strategy whose replicas receive the batches.
+        dataset: A `Dataset`, a Grain dataset or DataLoader, a PyTorch DataLoader, a Hugging Face dataset, a NumPy
+            pytree (with ``InputOptions(batch_size=n)``), or any re-iterable of batches.
+        options: See `InputOptions`.
 
     Raises:
         ArgumentError: `dataset` is not one of these types or can be read only once, or an option has no effect here.
@@ -70,6 +72,8 @@ def distribute_dataset(
         ...     [part.tolist() for part in strategy.experimental_local_results(batch)]
         [[0.0, 1.0], [2.0, 3.0]]
         [[4.0, 5.0], [6.0, 7.0]]
+
+    TensorFlow: the method `experimental_distribute_dataset` of the strategy, which takes a `tf.data.Dataset`.
     """
     called = "Strategy.experimental_distribute_dataset"
     options = _checked(options, called, from_function=False)

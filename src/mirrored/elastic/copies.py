@@ -62,7 +62,7 @@ class SharedCopies:
 
     @classmethod
     def of_job(cls) -> SharedCopies:
-        """Returns the copies of the job that has started this process; without memory there are none."""
+        """Returns the copies of the job that has started this process; none if the job has no shared memory."""
         return cls(COPY_FDS.read())
 
     def write(self, step: int, manifest: Manifest) -> None:

@@ -42,7 +42,7 @@ def description(environment: Mapping[str, str] | None = None, cpu_info: Path = _
 
 
 def _schedulable() -> int:
-    """Returns on how many processors this process may run."""
+    """Returns the number of processors on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -68,7 +68,7 @@ class Place:
 
 
 class Link:
-    """The connection of this worker to its launcher, which decides about the membership.
+    """The connection of this worker to its launcher, which decides which workers form each epoch.
 
     One thread receives the launcher's commands, one sends heartbeats. When this worker must leave its epoch, a third
     thread shuts down the connections of Gloo repeatedly until the main thread has left the epoch, so that every wait of
@@ -158,12 +158,12 @@ class Link:
         self._send(kind="snapshot", step=step)
 
     def has_stepped(self) -> None:
-        """Tells the launcher that this worker has ended the first step of its epoch, and what it took."""
+        """Tells the launcher that this worker has ended the first step of its epoch, and how long each phase took."""
         phases, programs = self.phases.end()
         self._send(kind="stepped", phases=phases, programs=programs)
 
     def finish(self) -> None:
-        """Tells the launcher that the training function has returned, and waits until it has on all workers.
+        """Tells the launcher that the training function has returned, and waits until it has returned on all workers.
 
         Raises:
             WorkersChanged: A worker was lost before.

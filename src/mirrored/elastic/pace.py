@@ -1,4 +1,4 @@
-"""When a worker takes snapshots: after a given number of steps, or as often as they cost a hundredth of the time."""
+"""When workers take snapshots: every given number of steps, or so often that snapshots take about 1 % of the time."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def steps_between_snapshots(snapshot_seconds: float, step_seconds: float) -> int
     """Returns the number of steps between two snapshots with which they take about 1 % of the time.
 
     Args:
-        snapshot_seconds: What a snapshot costs.
+        snapshot_seconds: How long a snapshot delays training.
         step_seconds: The time of a step.
     """
     return min(_MOST, max(_FIRST, math.ceil(snapshot_seconds / (_SHARE * max(1e-9, step_seconds)))))
 
 
 class Pace:
-    """The schedule of the snapshots in one epoch; all workers make the same one.
+    """The schedule of the snapshots in one epoch, which is the same on all workers.
 
     Args:
         fixed: The number of steps between two snapshots. None: chosen such that snapshots take about 1 % of the time.
         step: The step with which the epoch begins.
-        agree: Returns the numbers that all workers propose, given that of this worker.
+        agree: Takes the number of steps that this worker proposes, and returns the proposals of all workers.
         clock: Returns the time in seconds.
     """
 
@@ -52,11 +52,11 @@ class Pace:
         return step >= self._next
 
     def taken(self, step: int, seconds: float) -> None:
-        """Plans the next snapshot; sometimes chooses the number of steps until then anew, with all workers.
+        """Plans the next snapshot; at some snapshots all workers first agree on a new number of steps in between.
 
         Args:
             step: The step of the snapshot that was taken.
-            seconds: What a snapshot costs, as far as it is known.
+            seconds: How long a snapshot delays training, as far as it is known.
         """
         self._count += 1
         now = self._clock()

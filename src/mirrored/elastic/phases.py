@@ -27,7 +27,7 @@ PHASES: Final = (
 
 
 class Phases:
-    """When the phases of a change have begun on this worker; each ends when the next one begins.
+    """Records when each phase of a change of the workers begins on this worker; a phase ends when the next one begins.
 
     Args:
         clock: Returns the time in seconds since 1970, which all processes of the machine share.

@@ -166,7 +166,7 @@ class Session:
         return importlib.import_module("mirrored.integrations.keras.elastic_fit").FitCallback(self)
 
     def _snapshot(self) -> float:
-        """Takes a snapshot, and returns what one costs, in seconds."""
+        """Takes a snapshot, and returns by how many seconds it delays training."""
         if self._snapshots is None or self._checkpoint is None:
             return 0.0
         began = time.perf_counter()
@@ -384,7 +384,7 @@ class _Worker:
     # Leaving
 
     def _is_change(self, error: BaseException) -> bool:
-        """Returns whether an exception has its cause in a change of the workers, and not in the program."""
+        """Returns whether an exception is caused by a change of the workers, not by the program."""
         if isinstance(error, WorkersChanged):
             return True
         if not isinstance(error, Exception):

@@ -136,7 +136,7 @@ def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
 
 
 def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
-    """Returns the snapshot for its description and the bytes of all of its arrays."""
+    """Returns the snapshot that `packed` has converted to a description and bytes."""
     described, aliases, groups = json.loads(head)
     leaves, at = {}, 0
     for name, (kind, what, shape, dtype, value) in described.items():

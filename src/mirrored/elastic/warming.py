@@ -18,7 +18,7 @@ _ROWS = 4
 
 
 def warm_up() -> None:
-    """Trains a small model for a step on this process alone, and removes its devices, programs and arrays again.
+    """Trains a small model for one step in this process alone, and then removes its devices, programs and arrays.
 
     So Python has imported and executed the code of tracing, lowering, compiling and dispatching, and JAX has made the
     tables that do not depend on devices.

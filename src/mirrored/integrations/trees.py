@@ -108,7 +108,7 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
 def unmirror(tree: PyTree) -> Any:
     """Returns a copy of a model or pytree with arrays in place of its `mirrored` variables.
 
-    Use it for code that checks for array types (`equinox.filter_jit`, `jax.vmap` outside a tape).
+    Use it for code that accepts only arrays (`equinox.filter_jit`, `jax.vmap` outside a tape).
 
     Context: any. A tape records the reads, so gradients with respect to `tree` flow through computations on the result.
 

@@ -1,4 +1,4 @@
-"""What the supervisor of an elastic job knows of a worker process, and how it describes a change of the workers."""
+"""What the supervisor of an elastic job knows about a worker process, and how it describes a change of the workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CAUSE_SECONDS: Final = 0.5
 
 @dataclasses.dataclass
 class Member:
-    """A worker process with what the launcher knows of it.
+    """A worker process, and what the launcher knows about it.
 
     Attributes:
         worker: The process.
@@ -49,14 +49,14 @@ class Member:
 
 
 def wait_for_end(workers: Iterable[Worker]) -> None:
-    """Waits for a moment until it is visible that a process has ended, whose sockets the kernel has closed before."""
+    """Waits briefly until the exit status of one process is available: the kernel closes its sockets before that."""
     living, end = list(workers), time.monotonic() + _CAUSE_SECONDS
     while time.monotonic() < end and all(one.code is None for one in living):
         time.sleep(0.005)
 
 
 def words_for_change(cause: str, epoch: Epoch, seconds: float, restart_reason: str | None) -> str:
-    """Describes the begin of an epoch after a change of the workers.
+    """Describes the start of an epoch after a change of the workers.
 
     Args:
         cause: What has happened.

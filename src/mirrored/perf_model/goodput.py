@@ -1,4 +1,4 @@
-"""Predicts goodput: the share of the time in which a job with failures makes steps that count.
+"""Predicts goodput: the fraction of its time that a job with failures spends on steps that are not lost and repeated.
 
 **Model.** Failures are independent, one in `M` seconds on average, at any moment. The job saves its state after every
 `T` seconds of training, and a save delays training by `d` seconds. After a failure it needs `R` seconds until it trains
@@ -70,14 +70,14 @@ class FailureCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Goodput:
-    """The predicted goodput of a job that recovers from failures in one way.
+    """The predicted goodput of a job with one way of recovery from failures.
 
     Attributes:
         way: `DISK`, `MEMORY` or `ELASTIC`.
         interval_seconds: The time of training between two saves.
         interval_steps: The number of steps between two saves.
         lost_seconds: What a failure costs on average: the recovery, and the steps that are repeated.
-        goodput: The share of the time in which the job makes steps that count, at full speed.
+        goodput: The fraction of the time that goes into steps that are not repeated, at full speed.
     """
 
     way: str
@@ -114,7 +114,7 @@ def goodput_of(interval_seconds: float, save_seconds: float, recovery_seconds: f
         failure_seconds: The mean time between two failures.
 
     Returns:
-        The share of the time in which the job makes steps that count.
+        The fraction of the time that goes into steps that are not repeated.
 
     Example:
         >>> round(goodput_of(910.0, 30.0, 120.0, 4 * 3600.0), 3)

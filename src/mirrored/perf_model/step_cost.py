@@ -245,7 +245,7 @@ def _nbytes(variable: VariableLike) -> int:
 
 
 def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
-    """Returns the local devices of the assignment's platform, with its own devices first."""
+    """Returns the local devices of the assignment's platform, those of the assignment first."""
     if device_assignment is None:
         return tuple(jax.local_devices())
     own = device_assignment.addressable_devices

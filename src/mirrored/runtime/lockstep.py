@@ -260,7 +260,7 @@ class LockStep:
 
 
 def _check_same_merge(called: str, merge: Merge, other: Merge, index: int) -> None:
-    """Raises an error if replica `index` has called another collective or `merge_call` than replica 0.
+    """Raises an error if replica `index` has called a different collective or `merge_call` than replica 0.
 
     Raises:
         MergeError: The operation, an argument that must be equal, or the number of recording tapes differs.

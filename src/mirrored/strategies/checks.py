@@ -110,7 +110,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that a compiled run assigns a variable created outside a scope once, an eager run once per replica.
+    """Warns of assigning a variable created outside a scope: a compiled run does it once, an eager one per replica.
 
     Args:
         variable: A variable that was created outside any scope.

@@ -252,7 +252,7 @@ class EagerRunner(ReplicaRunner):
         return value
 
     def _movable(self, components: Sequence[Any]) -> list[Any]:
-        """Prepares components to be combined outside the run; an object that several replicas share stays one."""
+        """Uncommits components from their devices, to combine them outside the run; shared objects stay shared."""
         if len(self.device_assignment.devices) == 1:
             return list(components)
         found = {id(component): movable(component) for component in components}

@@ -73,6 +73,20 @@ class DistributesInput(abc.ABC):
         Returns:
             A re-iterable of per-replica batches. A batch of m rows over n replicas gives ceil(m / n) rows each; the
             last replicas get fewer, or none.
+
+        Raises:
+            ArgumentError: `dataset` is not a dataset or can be read only once, or an option has no effect here.
+            ContextError: The call is inside a replica.
+            StructureError: While reading: the dataset is not batched.
+
+        Example:
+            >>> import mirrored as mr
+            >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+            >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(6).batch(4))
+            >>> [[part.tolist() for part in batch.values] for batch in dataset]
+            [[[0, 1], [2, 3]], [[4], [5]]]
+
+        TensorFlow: `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         refuse_in_replica("experimental_distribute_dataset")
         return hooks.distribute_dataset(self, dataset, options)
@@ -85,8 +99,18 @@ class DistributesInput(abc.ABC):
         Context: cross-replica.
 
         Args:
-            dataset_fn: A function from an `InputContext` to a dataset of per-replica batches.
+            dataset_fn: A function from an `InputContext` to a dataset of per-replica batches. It is called once per
+                process; in the mode `InputReplicationMode.PER_REPLICA` once per replica.
             options: See `mirrored.InputOptions`.
+
+        Returns:
+            A re-iterable of per-replica batches.
+
+        Raises:
+            ArgumentError: `dataset_fn` does not return a dataset, or an option has no effect here.
+            ContextError: The call is inside a replica.
+
+        TensorFlow: `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
         refuse_in_replica("distribute_datasets_from_function")
         return hooks.distribute_from_function(self, dataset_fn, options)
@@ -99,6 +123,11 @@ class DistributesInput(abc.ABC):
         Args:
             value_fn: A function from a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or
                 structure.
+
+        Raises:
+            ContextError: The call is inside a replica.
+
+        TensorFlow: `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         refuse_in_replica("experimental_distribute_values_from_function")
         device_assignment = self.device_assignment

@@ -23,8 +23,8 @@ class MirroredStrategy(Strategy):
             accelerators, or all CPU devices if there are none.
         cross_device_ops: The algorithm that reduces values over replicas. Default: an all-reduce.
         num_replicas: The number of replicas, at least the number of devices. Several replicas on one device are virtual
-            replicas. Default: one per device. If the number of devices does not divide it, the first devices have one
-            replica more than the others, and a compiled step takes as long as if every device had this many.
+            replicas. Default: one per device. If it is not divisible by the number of devices, the first devices have
+            one replica more than the others, and a compiled step takes as long as if every device had this many.
         deterministic: Whether sums have one fixed order, so that results are bit-identical on any number of devices.
             Keras' `fit` then computes each batch whole, on the first device. A known limit, with the flag that removes
             it, is in docs/architecture.md, "Why results are bit-identical on any number of devices".

@@ -1,4 +1,4 @@
-"""Keeps what padded slots compute inside them: gradients to values from outside, and calls of Python functions.
+"""Isolates padded slots: no gradient flows from them to values computed outside, and they call no Python functions.
 
 If the number of devices does not divide the number of replicas, the program of every device has a slot that some
 devices do not need (`topology.slots`). There it is *padded*: it computes the same as the slot before it, from the same
@@ -138,7 +138,7 @@ class _Contained:
         return atom.val if isinstance(atom, Literal) else self._known[atom]
 
     def _read_apart(self, atom: Any) -> Any:
-        """Returns the operand of an equation of the last slot; a value from outside of the slot is set apart."""
+        """Returns an operand of the last slot; if the slot is padded, no gradient flows to a value computed outside."""
         if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
             return self._read(atom)
         if atom not in self._apart:

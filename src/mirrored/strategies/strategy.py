@@ -273,8 +273,10 @@ class Strategy(DistributesInput, OlderNames):
         """Returns a tuple of this process's components of a distributed value, one per local replica.
 
         Context: cross-replica. The result for a structure is a tuple of structures, one for each replica, and for a
-        plain value a tuple of one element. What an assignment of a mirrored variable has returned outside `run` and
-        compiled functions has one component per replica.
+        plain value a tuple of one element. The array that `assign` of a mirrored variable returns, outside `run` and
+        compiled functions, is not a plain value: the result has one copy of it per replica.
+
+        TensorFlow: `tf.distribute.Strategy.experimental_local_results`.
         """
         if isinstance(value, DistributedValues):
             return tuple(value.values)

@@ -63,6 +63,11 @@ def custom_gradient(function: F) -> F:
     Returns:
         A function of the same arguments that returns the result.
 
+    Raises:
+        ArgumentError: While differentiating: the number of gradients is not that of the positional arguments.
+        ArgumentTypeError: `function` reads trainable variables, and its gradient function does not accept
+            ``variables=``.
+
     Example:
         >>> from mirrored.tape import GradientTape
         >>> @custom_gradient
@@ -164,7 +169,7 @@ class _Call:
             return self._unless_merged(read.variables)
 
     def _unless_merged(self, variables: list[Any]) -> Any:
-        """Returns `_by_jax` of the variables; of a function that calls `merge_call`, the result without a gradient.
+        """Returns the result of `_by_jax`; for a function that calls `merge_call`, the result without a gradient.
 
         JAX traces a function with a custom gradient by itself, where replicas cannot wait for each other. In the trace
         of the replica function they can, and no tape inside it is open. A tape around the run gets an error.

@@ -291,7 +291,7 @@ def target_value(target: jax.Array | ReadableVariable) -> Any:
 
 
 def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
-    """Returns the gradient of a source, to which a variable that the tape has not seen contributes as a target."""
+    """Returns the gradient of a source; adds the derivative of the target by itself if both are the same variable."""
     if getattr(source, "announced", source) is not getattr(target, "announced", target):
         return gradient
     seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else payload_of(weight)

@@ -5,8 +5,7 @@ A `PerReplica` has one of three representations:
 - *stacked*: one array ``[slots, ...]``, sharded over the devices, with one row per replica (`topology.slots`). Compiled
   steps take and return it.
 - *components*: one object per replica; shapes can differ. Eager runs return it.
-- *local*: inside a compiled run, the components of the replicas that share a device. One SPMD program represents all
-  devices.
+- *local*: inside a compiled run, the components of one device's replicas. One SPMD program represents all devices.
 """
 
 from __future__ import annotations
@@ -43,6 +42,8 @@ class DistributedValues(abc.ABC):
         >>> squares = strategy.experimental_distribute_values_from_function(square)
         >>> isinstance(squares, mr.DistributedValues), [int(one) for one in squares.values]
         (True, [0, 1])
+
+    TensorFlow: `tf.distribute.DistributedValues`.
     """
 
     @property
@@ -275,9 +276,7 @@ class PerReplica(_NotAnArray):
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components as one array ``[slots, ...]``, sharded over the devices.
-
-        The row of a padded slot (`topology.slots`) is unspecified.
+        """Returns the components as one array ``[slots, ...]``, sharded over the devices; padded rows are unspecified.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
@@ -290,7 +289,7 @@ class PerReplica(_NotAnArray):
         return self._stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
-        """Returns a value of other components ``[slots, ...]``, with the devices and the provenance of this one."""
+        """Returns a per-replica value with other components ``[slots, ...]``, but the same devices and provenance."""
         assert self._device_assignment is not None
         value = PerReplica.from_stacked(stacked, self._device_assignment, self.made_by)
         value.of_uneven_batch = self.of_uneven_batch
@@ -313,8 +312,6 @@ def _shape_of(component: object) -> tuple[int, ...] | None:
 
 class LocalPerReplica(PerReplica):
     """A per-replica value inside a compiled run, which holds one tracer for each replica on this device.
-
-    Every device runs the same program.
 
     Args:
         local: The components of this device's replicas.

@@ -272,7 +272,7 @@ class Awaiting:
     _array: Any
 
     def initial(self) -> Any:
-        """Returns the stored value as it is, even if a restored checkpoint has a value for the variable."""
+        """Returns the stored value, and ignores a value that a restored checkpoint has for the variable."""
         return self._array
 
     def await_value(self) -> None:

@@ -123,7 +123,7 @@ class Scattering:
         )
 
     def _new_values(self: Any, method: str, updates: Operand, wanted: tuple[int, ...]) -> jax.Array:
-        """Returns updates as an array, after checking their shape, because JAX would broadcast another one silently."""
+        """Returns updates as an array, after checking their shape, because JAX silently broadcasts other shapes."""
         check_kind(updates, self.dtype, f"{self.name}.{method}", self.name)
         values = as_array(updates, self.dtype)
         if values.shape == wanted:

@@ -180,7 +180,7 @@ def _get_note(file: h5py.File) -> str | None:
 
 
 def _read_along(callback: BackupAndRestore) -> None:
-    """Takes part in the collectives by which another worker's backup reads variables that are means over replicas."""
+    """Joins the collectives with which the backup of another worker reads variables that are means over replicas."""
     with tempfile.TemporaryDirectory() as folder:
         callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
 
