@@ -102,7 +102,7 @@ def why_not_in_living_processes() -> str | None:
 
 
 def connect(address: str, index: int, heartbeat_seconds: int) -> Any:
-    """Connects to the coordination service of a job, which another process hosts; blocks until all processes are connected.
+    """Connects to the coordination service of a job, which another process hosts; blocks until all are connected.
 
     Context: a thread that may block forever if another process is lost before it connects. Nothing is changed in this
     process before `adopt`.
