@@ -91,6 +91,8 @@ def functions_run_eagerly() -> bool:
         >>> import mirrored as mr
         >>> mr.functions_run_eagerly()
         False
+
+    TensorFlow: `tf.config.functions_run_eagerly`.
     """
     return _settings.eager_functions
 

@@ -29,6 +29,8 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
         >>> mr.checkpoint.checkpoints_in(folder.name) == written
         True
         >>> folder.cleanup()
+
+    TensorFlow: `tf.train.get_checkpoint_state(directory).all_model_checkpoint_paths`.
     """
     settle()
     folder = Path(directory)

@@ -89,6 +89,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
         >>> sorted(mr.checkpoint.read_manifest(path).leaves)
         ['save_counter', 'w']
         >>> folder.cleanup()
+
+    TensorFlow: `tf.train.list_variables` returns the names and shapes.
     """
     directory = Path(directory)
     path = directory / FILE

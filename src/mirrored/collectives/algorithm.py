@@ -325,6 +325,8 @@ class AllReduce(CrossDeviceOps):
         >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
         >>> float(strategy.reduce("SUM", ids, axis=None))
         10.0
+
+    TensorFlow: no equivalent; the default there is `tf.distribute.NcclAllReduce`.
     """
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:

@@ -62,6 +62,8 @@ class OrderedTree(CrossDeviceOps):
         >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
         >>> float(strategy.reduce("SUM", ids, axis=None))
         10.0
+
+    TensorFlow: no equivalent.
     """
 
     @property

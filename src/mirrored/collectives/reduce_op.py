@@ -268,6 +268,8 @@ class Median(ReduceOp):
         >>> import jax.numpy as jnp
         >>> Median()(jnp.asarray([[1.0, 2.0], [3.0, 4.0], [100.0, -100.0]])).tolist()
         [3.0, 2.0]
+
+    TensorFlow: no equivalent.
     """
 
     def __call__(self, per_replica: jax.Array) -> Any:
@@ -292,6 +294,8 @@ class TrimmedMean(ReduceOp):
         >>> import jax.numpy as jnp
         >>> TrimmedMean(1)(jnp.asarray([1.0, 2.0, 4.0, 100.0])).tolist()
         3.0
+
+    TensorFlow: no equivalent.
     """
 
     k: int = 1
@@ -335,6 +339,8 @@ class Adasum(ReduceOp):
         [1.0, 1.0]
         >>> Adasum()(jnp.asarray([[1.0, 0.0], [1.0, 0.0]])).tolist()
         [1.0, 0.0]
+
+    TensorFlow: no equivalent. Horovod: `hvd.Adasum`.
     """
 
     def __call__(self, per_replica: jax.Array) -> Any:

@@ -119,6 +119,8 @@ def unmirror(tree: PyTree) -> Any:
         >>> import mirrored as mr
         >>> unmirror(mr.mirror({"w": jnp.ones(2)}))
         {'w': Array([1., 1.], dtype=float32)}
+
+    TensorFlow: no equivalent.
     """
     bridges = _bridges()
     return _map(tree, bridges, lambda bridge, value, _: bridge.unmirror(value), lambda leaf, _: _read(leaf))
@@ -142,6 +144,8 @@ def assign(tree: PyTree, values: PyTree) -> None:
         >>> mr.assign(params, {"w": jnp.zeros(2)})
         >>> params["w"].numpy().tolist()
         [0.0, 0.0]
+
+    TensorFlow: no equivalent.
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
     given, other = jax.tree.flatten(values, is_leaf=_is_leaf)

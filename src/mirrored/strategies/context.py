@@ -143,6 +143,8 @@ class ReplicaContext:
             ArgumentError: `reduce_op` is not a valid reduction, or booleans or typed PRNG keys are to be summed or
                 averaged.
             MergeError: Not all replicas call it.
+
+        TensorFlow: `tf.distribute.ReplicaContext.all_reduce`. Custom reductions are an extension.
         """
         self._check("all_reduce")
         op = as_reduce_op(reduce_op)
@@ -184,6 +186,8 @@ class ReplicaContext:
         Raises:
             ArgumentError: A value is a scalar, or the axis is out of range.
             StructureError: The replicas pass values of different structures or dtypes.
+
+        TensorFlow: `tf.distribute.ReplicaContext.all_gather`.
         """
         self._check("all_gather")
         leaves, treedef = structures.flatten(value, also=SparseRows)

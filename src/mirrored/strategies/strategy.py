@@ -92,6 +92,14 @@ class Strategy(DistributesInput, OlderNames):
 
         Raises:
             ContextError: It is entered inside `run`, or inside the scope of another strategy.
+
+        Example:
+            >>> import mirrored as mr
+            >>> with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+            ...     len(mr.Variable(1.0).values)
+            2
+
+        TensorFlow: `tf.distribute.Strategy.scope`.
         """
         return Scope(self)
 
@@ -160,6 +168,9 @@ class Strategy(DistributesInput, OlderNames):
               0: 0,
               1: 10
             }
+
+        TensorFlow: `tf.distribute.Strategy.run`. There, variables that were assigned before an exception stay assigned,
+        and all results are per replica.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(
@@ -250,6 +261,8 @@ class Strategy(DistributesInput, OlderNames):
             >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
             >>> float(strategy.reduce("SUM", ids, axis=None))
             3.0
+
+        TensorFlow: `tf.distribute.Strategy.reduce`. Custom reductions are an extension.
         """
         refuse_in_replica("reduce")
         refuse_mixing(self, "reduce")
@@ -261,9 +274,25 @@ class Strategy(DistributesInput, OlderNames):
 
         Context: cross-replica, eager or compiled.
 
+        Args:
+            value: A per-replica value, or a structure of per-replica values.
+            axis: The dimension; may be negative.
+
+        Returns:
+            Arrays in the structure of `value`, equal on all replicas.
+
         Raises:
             ArgumentError: The components are scalars or differ in other dimensions, or the axis is out of range.
             ContextError: The call is inside a replica.
+
+        Example:
+            >>> import mirrored as mr
+            >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+            >>> dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(3).batch(3))
+            >>> strategy.gather(next(iter(dataset)), axis=0).tolist()
+            [0, 1, 2]
+
+        TensorFlow: `tf.distribute.Strategy.gather`.
         """
         refuse_in_replica("gather")
         refuse_mixing(self, "gather")

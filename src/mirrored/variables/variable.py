@@ -78,7 +78,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
             projection.
 
     Raises:
-        ArgumentError: The initial value is missing, or an option does not fit.
+        ArgumentError: The initial value is missing or traced, or an option is invalid for its shape or dtype.
 
     Example:
         >>> v = Variable([1.0, 2.0], name="v")
