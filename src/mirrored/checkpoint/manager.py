@@ -64,7 +64,7 @@ class CheckpointManager:
             resumes with `restore_latest`. Default: True if `mirrored run` started the program. `mirrored run` kills a
             program that does not end in time.
 
-    All workers of a job call each method together, at the same step.
+    Context: all workers of a job call each method together, at the same step.
 
     Raises:
         ArgumentError: `max_to_keep` or `save_interval_steps` is less than 1.

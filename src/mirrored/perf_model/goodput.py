@@ -51,12 +51,12 @@ class FailureCosts:
 
     Attributes:
         checkpoint_seconds: How long a checkpoint on disk delays training.
-        write_seconds: How long it takes until it is complete.
+        write_seconds: How long it takes until the checkpoint is complete.
         snapshot_seconds: How long a snapshot in memory delays training.
         restart_seconds: From a failure to the first step of restarted processes.
         recovery_seconds: From a failure to the next step of an elastic job, in its living processes.
         join_seconds: From a failure until a replacement has joined. The others train more slowly meanwhile.
-        pause_seconds: How long training pauses while it joins.
+        pause_seconds: How long training pauses while a replacement joins.
     """
 
     checkpoint_seconds: float

@@ -65,7 +65,7 @@ _MIB = 2**20
 class Machine:
     """The measured compute rate and memory bandwidth of one device.
 
-    They serve to compare the costs of programs that cannot run here.
+    The two rates serve to compare the costs of programs that cannot run here.
 
     Attributes:
         flops_per_second: The rate of a large matrix product in float32.

@@ -48,11 +48,22 @@ class StrategyExtended:
     def reduce_to(self, reduce_op: Any, value: Operand, destinations: Any, options: Any = None) -> Any:
         """Reduces a per-replica value over all replicas; every replica gets the result, whatever `destinations` is.
 
+        Context: cross-replica, such as in a function passed to `merge_call`.
+
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, a `VariableAggregation` of that name, or a custom reduction.
             value: A per-replica value, or a structure of per-replica values.
             destinations: A variable, a value or a device name. It does not change where the result is: on all replicas.
             options: Accepted for compatibility with TensorFlow and ignored.
+
+        Returns:
+            The structure of `value` with `Mirrored` leaves; with arrays if `destinations` is a device name.
+
+        Raises:
+            ArgumentError: As for `Strategy.reduce`.
+            ContextError: The call is inside a replica.
+
+        TensorFlow: `tf.distribute.StrategyExtended.reduce_to`, whose result is only on the devices of `destinations`.
         """
         refuse_in_replica("extended.reduce_to")
         reduced = reducing.reduce_structure(self._strategy, reduce_op, value, None, "StrategyExtended.reduce_to")
@@ -76,7 +87,12 @@ class StrategyExtended:
     ) -> list[Any]:
         """Reduces many per-replica values over all replicas, with one collective for all of them.
 
-        Otherwise like `reduce_to`.
+        Otherwise like `reduce_to`: the same context, result for each value, and errors.
+
+        Args:
+            reduce_op: As in `reduce_to`.
+            value_destination_pairs: Pairs of a value and its `destinations`, as in `reduce_to`.
+            options: Accepted for compatibility with TensorFlow and ignored.
         """
         refuse_in_replica("extended.batch_reduce_to")
         values = [value for value, _ in value_destination_pairs]
@@ -150,7 +166,15 @@ class StrategyExtended:
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
-        """Calls ``fn(*args, **kwargs)`` once, in cross-replica context, to update state common to all replicas."""
+        """Calls ``fn(*args, **kwargs)`` once, in cross-replica context, to update state common to all replicas.
+
+        Args:
+            colocate_with: Accepted for compatibility with TensorFlow and ignored.
+            fn: The function.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            group: Whether to return the result once. False: a tuple that repeats it once per local replica.
+        """
         result = self._cross_replica(lambda: fn(*args, **(kwargs or {})))
         return result if group else (result,) * self.num_local_replicas
 
@@ -185,7 +209,7 @@ class StrategyExtended:
             yield
 
     def non_slot_devices(self, var_list: object) -> Any:
-        """Returns the names of the devices for variables that are not optimizer slots: the devices of all replicas."""
+        """Returns `parameter_devices`, because variables that are not optimizer slots are on the same devices."""
         return self.parameter_devices
 
     # Devices
@@ -215,7 +239,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold variables: the devices of all replicas."""
+        """The names of the devices that hold this worker's copies of variables: those of its replicas."""
         return self.worker_devices
 
     @property

@@ -132,9 +132,7 @@ class Channel:
     def receive(self) -> Iterator[dict[str, Any]]:
         """Yields the received messages until the connection ends or a message fails authentication.
 
-        A message that is too long also ends it.
-
-        An authentic message that is not a JSON object is ignored.
+        A message that is too long also ends the connection. An authentic message that is not a JSON object is ignored.
         """
         number = 0
         for line in _lines(self._connection, self._rest, _MESSAGE_BYTES):

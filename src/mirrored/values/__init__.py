@@ -2,7 +2,7 @@
 
 - `distributed_values`: the two classes, and the form that a per-replica value has inside a compiled run.
 - `stacking`: components to one array ``[replicas, ...]`` over all devices, and back.
-- `structures`: pytrees of distributed values: a replica's part of them, and the results of replicas regrouped.
+- `structures`: pytrees of distributed values: selects one replica's part, and regroups the replicas' results.
 - `provenance`: where a per-replica value comes from, for messages.
 - `operators`: arithmetic on variables and mirrored values.
 - `index_checks`: finds out-of-range indices in eager code.

@@ -24,6 +24,16 @@ class VariableComponent(ArrayOperators):
 
     Reading it does not aggregate. Assigning it does not change the other replicas' copies, so only sync-on-read
     variables allow it.
+
+    Example:
+        >>> import mirrored as mr
+        >>> with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        ...     seen = mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+        >>> _ = seen.values[1].assign(3.0)
+        >>> [float(one) for one in seen.values], float(seen)
+        ([0.0, 3.0], 3.0)
+
+    TensorFlow: an element of `values` of a distributed variable, which is a `tf.Variable` there.
     """
 
     __slots__ = ("_replica", "_variable")
