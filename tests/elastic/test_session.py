@@ -79,7 +79,7 @@ def test_input_of_single_workers_is_refused_in_an_elastic_job():
 
 def test_an_array_that_outlives_its_epoch_is_named():
     from mirrored.elastic.link import Place
-    from mirrored.elastic.session import _name_deleted
+    from mirrored.elastic.worker import _name_deleted
 
     error = RuntimeError("Array has been deleted with shape=float32[2].")
     _name_deleted(error, Place(2, 0, ("a:1",), "a:1", None, 0, ()))

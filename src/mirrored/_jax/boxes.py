@@ -35,10 +35,10 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax import lax as _lax
 from jax.extend.core import primitives
 
 from mirrored._jax import caches
+from mirrored._jax.empty_slices import connected, connected_at
 from mirrored._jax.private import ad as _ad
 from mirrored._jax.private import ad_util as _ad_util
 from mirrored._jax.private import array as _array
@@ -188,38 +188,6 @@ def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
     differentiated: Any = object.__new__(_ad.JVPTracer)
     differentiated.tangent = None
     return [("value", differentiated)]
-
-
-def connected(part: jax.Array, whole: jax.Array) -> Any:
-    """Returns the slice `part` of `whole`, connected so that gradients flow to `whole` even if the slice is empty.
-
-    JAX creates an empty result without using `whole`, so it would have no gradient.
-    """
-    if part.size or not whole.size or not _dtypes.issubdtype(whole.dtype, np.inexact):
-        return part
-    nothing = _lax.slice(_lax.reshape(whole, (whole.size,)), (0,), (0,))
-    return _lax.reshape(nothing, part.shape)
-
-
-class _ConnectedRef(_array_methods._IndexUpdateRef):
-    """The result of `array.at[index]`, whose `get()` is connected to `array` even if it returns no elements."""
-
-    __slots__ = ()
-
-    def get(self, **options: Any) -> Any:
-        return connected(super().get(**options), self.array)
-
-
-class _ConnectedAt(_array_methods._IndexUpdateHelper):
-    """The value of `array.at`, for an array that a tape tracks: `array.at[index]` is a `_ConnectedRef`."""
-
-    __slots__ = ()
-
-    def __getitem__(self, index: object) -> _ConnectedRef:
-        return _ConnectedRef(self.array, index)
-
-
-connected_at: Any = property(_ConnectedAt, doc="`jax.Array.at`.")
 
 
 class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax.extend.core import set_current_trace as set_current_trace
 
-from mirrored._jax.boxes import connected, connected_at, contents_of_stand_in, payload_of
+from mirrored._jax.boxes import contents_of_stand_in, payload_of
+from mirrored._jax.empty_slices import connected, connected_at
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import partial_eval as _partial_eval

@@ -26,6 +26,7 @@ from mirrored.errors import ValuesError
 from mirrored.values import html
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.provenance import Batch, Makers
+from mirrored.values.reprs import distributed_repr, outline_of, traced_repr
 from mirrored.values.stacking import stack_components, unequal, unstacked
 
 if TYPE_CHECKING:
@@ -65,24 +66,6 @@ class DistributedValues(abc.ABC):
     def _is_traced(self) -> bool:
         """Whether components are tracers, on which an operation would be recorded in the trace."""
         return any(isinstance(component, Tracer) for component in self.values)
-
-
-def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
-    """Returns the repr of a distributed value during tracing: ``<Name of 2 replicas: float32[3] (traced)>``."""
-    distinct = ", ".join(dict.fromkeys(outlines))  # nearly always one shape and dtype
-    return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {distinct} (traced)>"
-
-
-def outline_of(value: object) -> str:
-    """Formats a value briefly for messages: dtype and shape (``float32[3]``) of an array, else the `repr`."""
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
-    return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
-
-
-def distributed_repr(name: str, components: Sequence[Any]) -> str:
-    """Returns the repr of a distributed value as TensorFlow prints it: ``Name:{``, one line per component, ``}``."""
-    lines = ",\n".join(f"  {i}: {component!r}" for i, component in enumerate(components))
-    return f"{name}:{{\n{lines}\n}}"
 
 
 def _refuse(operation: str) -> Callable[..., NoReturn]:

@@ -20,8 +20,9 @@ from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored._typing import DTypeLike, Operand
 from mirrored.errors import ArgumentError, LostStateError
 from mirrored.runtime.ambient import ambient, announce_read, announce_write
-from mirrored.values.distributed_values import DistributedValues, distributed_repr
+from mirrored.values.distributed_values import DistributedValues
 from mirrored.values.operators import ArrayOperators
+from mirrored.values.reprs import distributed_repr
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables import access, copying
 from mirrored.variables.component import VariableComponent
