@@ -241,3 +241,26 @@ def test_commands_name_what_exists(block):
 def test_a_command_that_does_not_exist_is_found(command):
     with pytest.raises((AssertionError, KeyError, OSError, click.UsageError)):
         check(shlex.split(command))
+
+
+def runs_on_this_machine(command: list[str]) -> bool:
+    """Whether a command is one of ours that needs no other machine. `demo` and `plan` have tests of their own."""
+    ours = command[0].removeprefix(".venv/bin/") == "mirrored" and command[1] in {"devices", "doctor", "new", "run"}
+    return ours and "--nodes" not in command
+
+
+STARTED = [(block, [one for one in commands_of(block) if runs_on_this_machine(one)]) for block in COMMANDS]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("block", "commands"), [pytest.param(*pair, id=str(pair[0])) for pair in STARTED if pair[1]])
+@pytest.mark.long
+def test_commands_run(block, commands, tmp_path):
+    """In a folder with a program of the user, which a job of any size runs in little time."""
+    (tmp_path / "train.py").write_text("print('trained')\n", encoding="utf-8")
+    for command in commands:
+        done = started(("-m", "mirrored.cli", *command[1:]), tmp_path)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        if command[1] == "run" and "train.py" in command:
+            assert "trained" in done.stdout
