@@ -237,7 +237,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     """Applies `function` to a list of arrays, so that XLA fuses none of the function's operations with other code.
 
     Use it in traces: every eager call compiles again, because JAX keys compiled programs by the identity of the branch
-    functions, of which one is new. `isolate_lists` avoids that.
+    functions, and each call makes a new one. `isolate_lists` avoids that.
 
     Args:
         function: Maps the list to a list of results of any shapes and dtypes.

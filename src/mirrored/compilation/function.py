@@ -55,6 +55,8 @@ class Function(Code):
         >>> _ = double(jnp.ones(4))
         >>> double.trace_count
         2
+
+    TensorFlow: the result of `tf.function`.
     """
 
     def __init__(

@@ -173,12 +173,12 @@ def run(*, snapshot_every: int | None = None) -> Callable[[Callable[..., T]], Ca
 
 
 def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None = None) -> Any:
-    """Decorator of a training function that continues when workers are lost or join, in the living processes.
+    """Decorator of a training function that continues in the living processes when workers are lost or join.
 
     Under ``mirrored run --elastic`` the function is called with a `Session` as its first argument, and called again
     whenever the workers change. It creates the strategy, the variables, the dataset and the `Checkpoint`, calls
-    `Session.resume`, and calls `Session.commit` after each step. When the workers change, all its JAX arrays are
-    deleted. Without ``--elastic`` it is called once.
+    `Session.resume`, and calls `Session.commit` after each step. When the workers change, the JAX arrays of a
+    call are deleted. Without ``--elastic`` it is called once.
 
     The state and the examples of each step count exactly once (`mirrored.elastic` explains why). Python side effects
     (prints, logs) of the steps after the newest snapshot happen again.

@@ -203,7 +203,7 @@ def _read(value: PyTree, other: PyTree, block: Block) -> Any:
 
 
 def _with_rows(value: PyTree, other: PyTree) -> Any:
-    """Returns a `TensorArray` without rows with zeros in rows of the shape that `other` has; other values unchanged."""
+    """Returns `value`; if it is a `TensorArray` without rows, with rows of zeros in the shape of `other`'s rows."""
     grow = getattr(type(value), "__grown__", None)
     if grow is None or type(value) is not type(other) or jax.tree.leaves(value):
         return value
