@@ -1,4 +1,4 @@
-"""Slices that are connected to the array they are taken from even if they are empty, so that it has a gradient.
+"""Empty slices of tape-tracked arrays that stay connected to the array, so that its gradient is zeros instead of None.
 
 Supports JAX 0.10 to 0.12: the classes of `array.at` and `array.at[index]`, which JAX does not export.
 """

@@ -1,4 +1,4 @@
-"""Exceptions that end an epoch: their causes, and the arrays that their tracebacks hold."""
+"""Functions on exceptions that end an epoch: find their causes, and free the arrays that their tracebacks hold."""
 
 from __future__ import annotations
 

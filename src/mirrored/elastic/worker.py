@@ -1,4 +1,4 @@
-"""One worker of an elastic job: what it does from one epoch, in which the same workers train, to the next."""
+"""The loop of one worker of an elastic job over epochs: periods in which a fixed set of workers trains."""
 
 from __future__ import annotations
 
