@@ -90,8 +90,8 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         10.0
 
     TensorFlow: `tf.distribute.HierarchicalCopyAllReduce`, which copies along a fixed tree of DGX-1 links.
-    Source: two-level reduce-scatter, P. Sanders et al., "Two-tree algorithms for full bandwidth broadcast, reduction
-    and scan", Parallel Computing 35 (2009), section 2, and NVIDIA NCCL's hierarchical rings.
+    Source: hierarchical all-reduce, X. Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision:
+    Training ImageNet in Four Minutes", arXiv:1807.11205 (2018).
     """
 
     num_packs: int = 1
