@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Counts the pages, programs, documented names and figures of the documentation.
 
-    python tools/count_docs.py
+    python tools/count_docs.py             # prints the counts
+    python tools/count_docs.py --write     # and writes them into the table of `docs/is_this_for_me.md`
 
-`docs/is_this_for_me.md` shows the counts beside those of other projects; `tests/tools/test_count_docs.py` compares.
+The table shows them beside those of other projects; `tests/tools/test_count_docs.py` compares it with the counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
+PAGE: Final = DOCS / "is_this_for_me.md"
 EXAMPLES: Final = DOCS.parent / "examples" / "README.md"
 _EXAMPLE: Final = re.compile(r"^## \[\w+\.py\]", re.MULTILINE)
 _IMAGE: Final = re.compile(r"!\[[^\]]*\]\(|<img |^\.\. (?:image|figure)::", re.MULTILINE)
@@ -78,10 +80,22 @@ def counts() -> dict[str, int]:
     }
 
 
+def written(page: str, found: dict[str, int]) -> str:
+    """Returns the page with the counts in the first column of its table."""
+    for name, count in found.items():
+        page, replaced = re.subn(rf"^(\| {re.escape(name)} \|) \d+ \|", rf"\1 {count} |", page, flags=re.MULTILINE)
+        if replaced != 1:
+            raise ValueError(f"the table has {replaced} rows {name!r}")
+    return page
+
+
 def main() -> None:
-    """Prints the counts."""
-    for name, count in counts().items():
+    """Prints the counts, and writes them with the option ``--write``."""
+    found = counts()
+    for name, count in found.items():
         sys.stdout.write(f"{name}: {count}\n")
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 
 import count_docs
+import pytest
 
 
 def test_the_table_has_the_counts():
     text = (count_docs.DOCS / "is_this_for_me.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \|", text.partition("## The documentation, by counts")[2], re.MULTILINE)
-    assert {name: int(count) for name, count in rows} == count_docs.counts()
+    found = count_docs.counts()
+    assert {name: int(count) for name, count in rows} == found, "run tools/count_docs.py --write"
+    outdated = text.replace(f"| pages | {found['pages']} |", "| pages | 1 |")
+    assert outdated != text
+    assert count_docs.written(outdated, found) == text
+    with pytest.raises(ValueError, match="the table has 0 rows 'pages'"):
+        count_docs.written("", found)
 
 
 def test_names_without_an_example_are_errors_warnings_and_constants():
