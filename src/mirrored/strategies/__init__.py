@@ -10,7 +10,7 @@
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
 - `checks`, `gathered_shapes`: check contexts, diverging assignments and `out_specs`; the shapes of gathered arrays.
-- `explicit_axes`: the error for arrays of a mesh with explicit axes.
+- `other_meshes`: the errors for nested meshes and shardings in a run, and for arrays of a mesh with explicit axes.
 """
 
 from mirrored.strategies.context import ReplicaContext as ReplicaContext

@@ -42,6 +42,7 @@ from mirrored.strategies.checks import (
     would_differ,
 )
 from mirrored.strategies.fusing import fuse
+from mirrored.strategies.other_meshes import refuse_other_meshes
 from mirrored.strategies.padding import contain
 from mirrored.strategies.tracing_runner import Passed, TracingRunner
 from mirrored.topology.device_assignment import AXIS
@@ -111,7 +112,9 @@ class _Run:
 
         with within(listeners=(self._runner.store,)):
             axes = [(AXIS, len(self._device_assignment.devices))]
-            body = contain(stage(flat_body, shapes, axes=axes), self._runner, shapes, axes)
+            traced = stage(flat_body, shapes, axes=axes)
+            refuse_other_meshes(traced)
+            body = contain(traced, self._runner, shapes, axes)
             body = fuse(body, self._runner, axes)
         self._outermost.rereads |= self._runner.store.rereads
         body = self._without_gradients(self._without_enclosed(body))

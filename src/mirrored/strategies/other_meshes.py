@@ -1,4 +1,9 @@
-"""Explains why a run refuses arrays whose sharding is a part of their type: those of a mesh with explicit axes."""
+"""Refuses other meshes in a run: nested `jax.shard_map` and `jax.pmap`, shardings, arrays of a mesh with explicit axes.
+
+A compiled run is one `shard_map` over the strategy's devices, and its body is the program of one device. JAX accepts a
+nested mesh there only if it is that of the run. For others it raises errors about its own mesh, and XLA aborts the
+process if `jax.pmap` uses the devices of the run.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
+from mirrored._jax.inlining import Staged
+from mirrored._jax.placements import placements_in
 from mirrored.errors import DeviceError, MirroredError
 from mirrored.runtime.function_key import key_of
 from mirrored.values import structures
@@ -48,6 +55,25 @@ def explicit_axes_explained(
             if value is not None and _is_explicit(value):
                 raise _refused(f"the function uses {name!r}", value) from error
         raise
+
+
+def refuse_other_meshes(program: Staged) -> None:
+    """Raises an error if the traced program of a run's replicas places arrays on several devices.
+
+    Raises:
+        DeviceError: It contains such an operation, in any layout of the replicas.
+    """
+    placement = next(placements_in(program.jaxpr), None)
+    if placement is None:
+        return
+    where = f" at {placement.line}" if placement.line else ""
+    raise DeviceError(
+        "Strategy.run",
+        found=f"the compiled function contains {placement.what}{where}",
+        rule="a replica is one program on one device, so inside run no array can be placed on several devices",
+        remedy="compute on the replica's own arrays (jax.vmap in place of jax.pmap or jax.shard_map, no sharding), "
+        "exchange values with get_replica_context().all_reduce or all_gather, or call the function outside of run",
+    )
 
 
 def _refuse_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception | None) -> None:
