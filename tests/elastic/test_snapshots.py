@@ -102,21 +102,22 @@ def test_a_snapshot_keeps_its_bits_on_the_way_to_another_worker():
             assert got.value == saved.value
 
 
+class Step:
+    def __init__(self, fails):
+        self.fails = fails
+
+    def wait(self):
+        """The devices are done."""
+
+    def finish(self):
+        if self.fails:
+            raise RuntimeError("Gloo all-reduce failed")
+        return Manifest({}, {}, {})
+
+
 def test_the_newest_snapshots_are_kept_and_failed_ones_are_not():
     done = []
-    snapshots = Snapshots(done.append)
-
-    class Step:
-        def __init__(self, fails):
-            self.fails = fails
-
-        def wait(self):
-            """The devices are done."""
-
-        def finish(self):
-            if self.fails:
-                raise RuntimeError("Gloo all-reduce failed")
-            return Manifest({}, {}, {})
+    snapshots = Snapshots(done.append, lambda error: True)
 
     for step in range(0, 60, 10):
         snapshots.add(step, Step(fails=step == 40))
@@ -125,3 +126,34 @@ def test_the_newest_snapshots_are_kept_and_failed_ones_are_not():
     assert done == [0, 10, 20, 30, 50]
     snapshots.forget_all_but(30)
     assert snapshots.steps == [30]
+
+
+@pytest.mark.parametrize("is_change", [False, True])
+def test_a_snapshot_that_fails_is_logged_unless_the_workers_change(caplog, is_change):
+    asked = []
+    snapshots = Snapshots(lambda step: None, lambda error: asked.append(error) or is_change)
+    with caplog.at_level("WARNING", "mirrored.elastic"):
+        snapshots.add(10, Step(fails=True))
+        snapshots.settle()
+        snapshots.add(20, Step(fails=False))
+        snapshots.add(30, Step(fails=True))
+        snapshots.settle()
+    assert snapshots.steps == [20]
+    assert [str(error) for error in asked] == ["Gloo all-reduce failed"] * 2
+    failed = "failed: RuntimeError: Gloo all-reduce failed; if the workers change, training continues from"
+    expected = [
+        f"the snapshot after step 10 {failed} the beginning or the newest checkpoint",
+        f"the snapshot after step 30 {failed} step 20",
+    ]
+    assert [record.getMessage() for record in caplog.records] == ([] if is_change else expected)
+
+
+def test_an_error_after_the_copy_is_logged_too(caplog):
+    def completed(step):
+        raise MemoryError("no space for the copy")
+
+    snapshots = Snapshots(completed)
+    with caplog.at_level("WARNING", "mirrored.elastic"):
+        snapshots.add(10, Step(fails=False))
+        snapshots.settle()
+    assert "MemoryError: no space for the copy" in caplog.text

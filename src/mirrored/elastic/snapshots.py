@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import queue
 import threading
 import time
@@ -17,8 +18,10 @@ from mirrored._threads import start
 from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.memory import AllComponents, Pending
+from mirrored.compilation.dispatch import first_line
 from mirrored.elastic.link import Place
 
+_log: Final = logging.getLogger("mirrored.elastic")
 _KEPT: Final = 3
 _CHUNK_BYTES: Final = 1 << 24
 _LEAST_BYTES: Final = 1 << 12
@@ -32,15 +35,19 @@ class Snapshots:
 
     Args:
         completed: Called, in that thread, with the step of each completed snapshot.
+        is_change: Called, in that thread, with the exception of a snapshot that failed; returns whether its cause is a
+            change of the workers. Other failures are logged as warnings.
 
     Attributes:
         seconds: The estimated time of the last snapshot's copies: twice the copy to this host, because the copy on the
             devices takes about as long.
     """
 
-    def __init__(self, completed: Callable[[int], object]) -> None:
+    def __init__(
+        self, completed: Callable[[int], object], is_change: Callable[[Exception], bool] = lambda error: False
+    ) -> None:
         self.seconds = 0.0
-        self._completed = completed
+        self._completed, self._is_change = completed, is_change
         self._kept: dict[int, Manifest] = {}
         self._pending: queue.SimpleQueue[tuple[int, Pending]] = queue.SimpleQueue()
         self._open = 0
@@ -75,6 +82,16 @@ class Snapshots:
         kept = {**self._kept, step: manifest}
         self._kept = {one: kept[one] for one in sorted(kept)[-_KEPT:]}
 
+    def _failed(self, step: int, error: Exception) -> None:
+        # When a worker is lost, the news may come after the error of a collective.
+        if not self._is_change(error):
+            _log.warning(
+                "the snapshot after step %d failed: %s; if the workers change, training continues from %s",
+                step,
+                first_line(error),
+                f"step {max(self._kept)}" if self._kept else "the beginning or the newest checkpoint",
+            )
+
     def _work(self) -> None:
         while True:
             step, pending = self._pending.get()
@@ -84,8 +101,8 @@ class Snapshots:
                 self.put(step, pending.finish())
                 self.seconds = 2 * (time.perf_counter() - began)
                 self._completed(step)
-            except Exception:
-                pass  # a step has failed, or the copy does not fit into memory: older snapshots remain
+            except Exception as error:
+                self._failed(step, error)
             finally:
                 pending = None  # type: ignore[assignment]  # it holds arrays of the backend
                 with self._settled:

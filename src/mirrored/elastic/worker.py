@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._snapshots = Snapshots(self._completed)
+        self._snapshots = Snapshots(self._completed, self._has_lost_worker)
         self._copies = SharedCopies.of_job()
         self._writes_copies = False
         copy = self._copies.newest()
@@ -71,6 +71,10 @@ class Worker:
         if self._writes_copies:
             self._copies.write(step, self._snapshots[step])
         self._link.has_snapshot(step)
+
+    def _has_lost_worker(self, _: Exception) -> bool:
+        """Called, in a thread, with the exception of a failed snapshot: returns whether the workers change."""
+        return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=False)
 
     # Joining
 
