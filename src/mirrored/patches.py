@@ -128,8 +128,11 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "tf.keras": frozenset(
         {
             "Model.export",
+            "keras._tf_keras.keras.utils.set_random_seed",
             "keras._tf_keras.keras.utils.split_dataset",
+            "keras.src.random.seed_generator.global_seed_generator",
             "keras.src.utils.timeseries_dataset_utils.tf",
+            "keras.utils.set_random_seed",
             "keras.utils.split_dataset",
         }
     ),

@@ -9,11 +9,14 @@ import sys
 
 import mirrored.integrations.keras as _connected
 import mirrored.tf as _tf
+from mirrored.integrations.keras.private import seed_module as _seeds
 from mirrored.integrations.keras.private import sizes_of_parts as _sizes_of_parts
 from mirrored.integrations.keras.private import tensorflow_names as _tensorflow_names
 from mirrored.integrations.keras.private import timeseries as _timeseries
 from mirrored.patches import replace as _replace
 from mirrored.tf._data.splitting import splitting as _splitting
+from mirrored.tf._ops.seeding import drawing as _drawing
+from mirrored.tf._ops.seeding import seeding as _seeding
 from mirrored.tf._saved_model.exporting import exporting as _exporting
 
 _keras = _tensorflow_names()
@@ -25,5 +28,9 @@ for _name in ("losses", "metrics"):
 _replace("tf.keras", _timeseries, "tf", _tf)
 for _utils in (_connected.keras.utils, _keras.utils):
     _replace("tf.keras", _utils, "split_dataset", _splitting(_utils.split_dataset, _sizes_of_parts))
+# On TensorFlow, Keras draws unseeded random numbers and seeds from the state that is TensorFlow's.
+for _utils in (_connected.keras.utils, _keras.utils):
+    _replace("tf.keras", _utils, "set_random_seed", _seeding(_utils.set_random_seed))
+_replace("tf.keras", _seeds, "global_seed_generator", _drawing(_seeds.global_seed_generator))
 _replace("tf.keras", _connected.keras.Model, "export", _exporting(_connected.keras.Model.export))
 sys.modules[__name__] = _keras

@@ -98,6 +98,10 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     counts_replicas = False
     """Whether one update in a compiled run has the effect of one per replica, because it depends on their number."""
 
+    words_of_step: Callable[[], Any] | None = None
+    """Returns a new key and counter, ``uint32[3]``, for one training step of Keras; None unless it is a random stream.
+    """
+
     numbered = False
     """Whether its name is generated, with the number of unnamed variables that the process has created."""
 

@@ -21,6 +21,7 @@ import jax
 from mirrored._jax.dispatch import CacheMisses, Dispatch, consume
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
 from mirrored.integrations.keras.private import keras_state, set_loop_state
 from mirrored.integrations.keras.variables import lose_deleted
 from mirrored.runtime.ambient import ambient, entered
@@ -41,15 +42,23 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def making(self: Model, step_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if isinstance(step_function, _JITTED) and strategy_of(self) is not None:
+        if not isinstance(step_function, _JITTED):
+            return make(self, EagerStep(step_function), *args, **kwargs)
+        protected: Callable[[Any], Any] = _itself
+        if strategy_of(self) is not None:
             # Keras jits a bound method, such as `self.train_step`. JAX finds programs by equality of functions, and the
             # method equals that of an earlier `compile()`, whose function may still be alive: in a reference cycle, or
             # in a variable of the user. Without this line its program, with the former loss, would run again.
             step_function.clear_cache()  # type: ignore[attr-defined]
-            step_function = _Step(step_function, vars(self).setdefault(_NEWEST, deque(maxlen=1)))
-        return make(self, step_function, *args, **kwargs)
+            newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
+            protected = functools.partial(_Step, newest=newest)
+        return make(self, DrawingStep(self, step_function, protected), *args, **kwargs)
 
     return making
+
+
+def _itself(jitted: Callable[..., Any]) -> Callable[..., Any]:
+    return jitted
 
 
 def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,6 +43,8 @@ backend: Any = keras.src.backend
 # Keras' training loops look up `distribute_data_input` here for each batch.
 backend_distribution: Any = keras.src.backend.distribution_lib
 timeseries: Any = keras.src.utils.timeseries_dataset_utils
+# Its `global_seed_generator` is called for random numbers without a seed.
+seed_module: Any = keras.src.random.seed_generator
 # Maps two sizes (numbers or fractions) and the number of examples to the numbers of examples in the two parts.
 sizes_of_parts: Callable[..., tuple[int, int]] = keras.src.utils.dataset_utils._rescale_dataset_split_sizes
 
@@ -156,6 +158,20 @@ def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
     model._jax_state = state
     if state is not None:
         model._jax_state_synced = False
+
+
+def shardings_of_state(model: Model, count: int) -> Any:
+    """Returns the shardings of a step's state, as Keras gives them to `jax.jit`; None without a distribution.
+
+    Args:
+        model: The model.
+        count: The number of groups of variables in the state: 4 in `fit`, 3 in `evaluate`, 2 in `predict`.
+    """
+    if keras.distribution.distribution() is None:
+        return None
+    trainable, non_trainable, optimizer, metrics = model._get_state_sharding_spec()
+    groups = {4: (trainable, non_trainable, optimizer, metrics), 3: (trainable, non_trainable, metrics)}
+    return groups.get(count, (trainable, non_trainable))
 
 
 # The distribution that training loops consult: what a strategy's distribution inherits from.

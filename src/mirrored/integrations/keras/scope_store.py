@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mirrored._jax.traces import Trace
 from mirrored._typing import Operand
+from mirrored.integrations.keras.drawing import step_keys
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.variable_store import VariableLike, VariableStore, restoring_item
 from mirrored.variables import Variable
@@ -25,6 +26,8 @@ class ScopeStore(VariableStore):
         scope: The Keras scope.
         views: The Keras views of our variables that have a value in the scope, by the `id` of the variable.
         base_trace: The JAX trace in which the scope was entered.
+
+    The state of a random stream belongs to the scope too, if a training step of Keras has entered it.
     """
 
     captures = True
@@ -33,9 +36,16 @@ class ScopeStore(VariableStore):
         self._scope = scope
         self._views = views
         self.base_trace = base_trace
+        keys = step_keys()
+        self._streams: dict[int, Any] = {}
+        self._later: Callable[[Variable], Any] | None = None
+        if keys is not None:
+            self._streams, self._later = keys.entered()
 
     def whole(self, variable: VariableLike) -> Any:
         """Returns a variable's value in the `StatelessScope`, or the ordinary value if the scope has none."""
+        if self._is_drawn(variable):
+            return self._streams[id(variable)]
         view = self._view(variable)
         if view is None:
             check_readable(cast(Variable, variable), None, ambient())
@@ -46,7 +56,9 @@ class ScopeStore(VariableStore):
         """Assigns a variable in the `StatelessScope`, or as usual if the scope has no value for the variable."""
         self.note(variable)
         view = self._view(variable)
-        if view is None:
+        if self._is_drawn(variable):
+            self._streams[id(variable)] = value
+        elif view is None:
             check_writable(cast(Variable, variable), None, f"assigning {variable.name}")
             variable.store(value)
         else:
@@ -62,6 +74,8 @@ class ScopeStore(VariableStore):
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
         """Returns a function that sets a variable back to the value that it has now."""
+        if self._is_drawn(variable):
+            return restoring_item(self._streams, id(variable), self._streams[id(variable)])
         view = self._view(variable)
         if view is None:
             stored = variable.stored()
@@ -70,6 +84,14 @@ class ScopeStore(VariableStore):
 
     def created(self, variable: VariableLike) -> None:
         """Does nothing for a new variable: variables are created eagerly, also in a trace."""
+
+    def _is_drawn(self, variable: VariableLike) -> bool:
+        """Returns whether a variable is a random stream whose state the scope holds; begins the stream if needed."""
+        if self._later is None or cast(Variable, variable).words_of_step is None:
+            return False
+        if id(variable) not in self._streams:
+            self._streams[id(variable)] = self._later(cast(Variable, variable))
+        return True
 
     def _view(self, variable: VariableLike) -> Any:
         return None if variable.per_replica else self._views.get(id(variable))

@@ -8,6 +8,7 @@ variable, compiled functions carry it like any other state.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import weakref
 from typing import TYPE_CHECKING, Any, Self, SupportsInt
@@ -80,6 +81,13 @@ def _of_replica(key: jax.Array) -> jax.Array:
     return jnp.where(index == 0, key, jax.random.fold_in(key, index))
 
 
+def _words_of_step(state: weakref.ref[Variable]) -> np.ndarray[Any, Any]:
+    """Draws a key from a stream, for all draws of one training step of Keras."""
+    stream = state()
+    assert stream is not None
+    return np.append(np.asarray(jax.random.key_data(_advance(stream))), np.uint32(0))
+
+
 class Generator:
     """A random number generator whose state is a variable (`tf.random.Generator`).
 
@@ -109,6 +117,7 @@ class Generator:
             raise ValueError("Generator requires copy_from or state; Generator.from_seed(1) makes one from a seed")
         self._state = Variable(jnp.asarray(state, jnp.uint32), trainable=False, name="random_generator_state")
         self._state.counts_replicas = True
+        self._state.words_of_step = functools.partial(_words_of_step, weakref.ref(self._state))
 
     @classmethod
     def from_seed(cls, seed: int, alg: object = None) -> Self:
@@ -262,6 +271,8 @@ class _Global:
         self._entropy = secrets.randbits(64)
         self._outside: Variable | None = None
         self._inside: weakref.WeakKeyDictionary[Any, Variable] = weakref.WeakKeyDictionary()
+        # The words of the next training step of Keras, on the host; None until the first such step.
+        self._steps: np.ndarray[Any, Any] | None = None
 
     def state(self) -> Variable:
         """Returns the stream of the current context."""
@@ -277,6 +288,7 @@ class _Global:
     def set_seed(self, seed: int) -> None:
         """Restarts all streams from a seed."""
         self.seed = int(seed)
+        self._steps = None
         streams = [(None, self._outside), *self._inside.items()]
         for strategy, state in streams:
             if state is not None:
@@ -291,7 +303,28 @@ class _Global:
         with eager(), entered(_outside_of_everything(strategy)):
             made = Variable(self._start(strategy), trainable=False, name="global_random_state")
             made.internal = True
+            made.words_of_step = self.words_of_step
             return made
+
+    def words_of_step(self) -> np.ndarray[Any, Any]:
+        """Returns a new key and counter for one training step of Keras.
+
+        They are counted on the host, because a draw from a variable would take longer than a short step.
+        """
+        if self._steps is None:
+            self._steps = self._start_of_steps()
+        words = self._steps.copy()
+        self._steps[2] += 1
+        return words
+
+    def _start_of_steps(self) -> np.ndarray[Any, Any]:
+        if self.seed is not None:
+            return _initial_state(self.seed ^ (1 << 62))
+        strategy = next(reversed(ambient().strategies), None)
+        if strategy is None or not getattr(strategy.device_assignment, "spans_processes", False):
+            return _initial_state(self._entropy ^ (1 << 62))
+        # The random bits of the workers differ; a new variable has those of the first worker.
+        return np.array(self._made(strategy).read_value()) ^ np.array([1 << 30, 0, 0], np.uint32)
 
     def _start(self, strategy: Strategy | None) -> jax.Array:
         seed = self._entropy if self.seed is None else self.seed

@@ -1,0 +1,169 @@
+"""Random streams in Keras' own training steps: the layers of a model may call `tf.random.normal` and similar functions.
+
+A stream is a variable, but not one of the model's weights, so its state is not part of the state that Keras passes from
+step to step. Instead, each step receives a new key of every stream that it draws from, as an input besides the batch.
+Which streams these are is known when the step is traced: a draw from a stream without a key interrupts the trace, and
+the step is traced again with the key as an input. Steps that draw nothing have no such input.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import eager
+from mirrored._typing import PyTree
+from mirrored.integrations.keras.private import shardings_of_state
+
+if TYPE_CHECKING:
+    from keras import Model
+
+    from mirrored.variables import Variable
+
+
+class MissingKey(BaseException):
+    """Interrupts the trace of a step that draws from a stream whose key it has not received.
+
+    It is no `Exception`, because Keras and users' code catch those.
+    """
+
+    def __init__(self, stream: Variable) -> None:
+        super().__init__(stream.name)
+        self.stream = stream
+
+
+class StepKeys:
+    """The keys of the random streams for one step.
+
+    Args:
+        words: By the `id` of the stream: two words of a key and a counter, ``uint32[3]``.
+        missing: Returns the words of a stream that is not in `words`, or raises `MissingKey`.
+    """
+
+    def __init__(self, words: dict[int, Any], missing: Callable[[Variable], Any]) -> None:
+        self._words = words
+        self._missing = missing
+        self._scopes = 0
+
+    def entered(self) -> tuple[dict[int, Any], Callable[[Variable], Any]]:
+        """Returns the initial states of all streams in a new `StatelessScope`, and a function for any other stream.
+
+        Each scope of a step has other states, because it begins anew: forward pass, loss, metrics.
+        """
+        number, self._scopes = self._scopes, self._scopes + 1
+
+        def later(stream: Variable) -> Any:
+            with eager():
+                return _started(self._missing(stream), number)
+
+        return {stream: _started(words, number) for stream, words in self._words.items()}, later
+
+
+def _started(words: Any, number: int) -> Any:
+    """Returns the state of a stream at its first draw: a key derived from all of `words`, and a counter.
+
+    The counter depends on the number of the step alone: operations with their own seed use it, but not the key.
+    """
+    words = jnp.asarray(words)
+    key, zero = (jax.random.wrap_key_data(two, impl="threefry2x32") for two in (words[:2], jnp.zeros_like(words[:2])))
+    own, counting = (jax.random.fold_in(jax.random.fold_in(one, words[2]), number) for one in (key, zero))
+    return jnp.append(jax.random.key_data(own), jax.random.bits(counting, dtype=jnp.uint32))
+
+
+_keys: contextvars.ContextVar[StepKeys | None] = contextvars.ContextVar("_keys", default=None)
+
+
+def step_keys() -> StepKeys | None:
+    """Returns the keys of the training step that is being traced or run; None outside Keras' own steps."""
+    return _keys.get()
+
+
+@contextmanager
+def _drawing(keys: StepKeys) -> Iterator[None]:
+    token = _keys.set(keys)
+    try:
+        yield
+    finally:
+        _keys.reset(token)
+
+
+def _interrupt(stream: Variable) -> Any:
+    raise MissingKey(stream)
+
+
+def _new_words(stream: Variable) -> Any:
+    assert stream.words_of_step is not None
+    return np.asarray(stream.words_of_step(), np.uint32)
+
+
+class EagerStep:
+    """A step that is not compiled (``run_eagerly=True``), and draws from the streams as it goes.
+
+    Args:
+        step: The step, from (state, batch) to (logs, state).
+    """
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self._step = step
+
+    def __call__(self, state: PyTree, data: PyTree) -> Any:
+        """Runs the step on a batch."""
+        words: dict[int, Any] = {}
+
+        def fetched(stream: Variable) -> Any:
+            if id(stream) not in words:
+                words[id(stream)] = _new_words(stream)
+            return words[id(stream)]
+
+        with _drawing(StepKeys({}, fetched)):
+            return self._step(state, data)
+
+
+class DrawingStep:
+    """A compiled step that receives new keys of the random streams that it draws from.
+
+    Args:
+        model: The Keras model.
+        jitted: The step as Keras has compiled it, from (state, batch) to (logs, state).
+        protected: Returns what calls a jitted step, see `mirrored.integrations.keras.newest`.
+    """
+
+    def __init__(self, model: Model, jitted: Any, protected: Callable[[Any], Callable[..., Any]]) -> None:
+        self._model = model
+        self._function = jitted.__wrapped__
+        self._protected = protected
+        self._step = protected(jitted)
+        self._streams: list[Variable] = []
+
+    def __call__(self, state: PyTree, data: PyTree) -> Any:
+        """Runs the step on a batch, with new keys; traces it again for each stream that it meets first."""
+        words: list[Any] = []
+        while True:
+            words += [_new_words(stream) for stream in self._streams[len(words) :]]
+            try:
+                if self._streams:
+                    return self._step(state, (data, tuple(words)))
+                with _drawing(StepKeys({}, _interrupt)):
+                    return self._step(state, data)
+            except MissingKey as found:
+                self._streams = [*self._streams, found.stream]
+                self._step = self._protected(self._with_keys(state))
+
+    def _with_keys(self, state: Sequence[Any]) -> Any:
+        function, streams = self._function, self._streams
+
+        def with_keys(state: PyTree, data_and_words: tuple[PyTree, tuple[Any, ...]]) -> Any:
+            data, words = data_and_words
+            known = {id(stream): one for stream, one in zip(streams, words, strict=True)}
+            with _drawing(StepKeys(known, _interrupt)):
+                return function(state, data)
+
+        shardings = shardings_of_state(self._model, len(state))
+        out_shardings = None if shardings is None else (None, shardings)
+        return jax.jit(with_keys, donate_argnums=0, out_shardings=out_shardings)
