@@ -20,6 +20,7 @@ from mirrored.errors import LossScaleWarning
 BATCH, FEATURES, CLASSES, REPLICAS = 24, 3, 5, 4
 SCALE = jnp.float32(0.5)
 LAYOUTS = pytest.mark.parametrize("devices", [2, 4], ids=["2x2", "4x1"])
+ALL_LAYOUTS = pytest.mark.parametrize("devices", [1, 2, 3, 4], ids=["1x4", "2x2", "uneven", "4x1"])
 
 
 def logits(w: Any, x: Any) -> Any:
@@ -246,6 +247,39 @@ def test_every_optimizer_that_sums_warns(make):
 def test_deterministic_sums_warn_too():
     with pytest.warns(LossScaleWarning, match="SGD.apply_gradients sums the gradients of 4 replicas"):
         run(taped, WRONG["jnp.mean of everything"], strategy_of(2, deterministic=True))
+
+
+def reduced_first(op: str) -> Any:
+    """A step whose gradients are reduced before the optimizer sums them."""
+
+    def make(loss_of: Any) -> Any:
+        w, optimizer = mr.Variable(start()), mr.optimizers.SGD(0.1)
+
+        def step(x: Any, y: Any) -> Any:
+            with mr.GradientTape() as tape:
+                loss = loss_of(w, x, y)
+            gradient = mr.get_replica_context().all_reduce(op, tape.gradient(loss, w))
+            optimizer.apply_gradients([(jnp.clip(gradient, -9.0, 9.0), w)])
+            return loss
+
+        return step
+
+    return make
+
+
+@ALL_LAYOUTS
+@pytest.mark.parametrize(("name", "op"), [("mean of optax losses", "MEAN"), ("average_loss", "SUM")])
+def test_gradients_that_are_reduced_twice_are_warned_of(name, op, devices):
+    loss_of = {**WRONG, **RIGHT}[name]
+    with pytest.warns(LossScaleWarning, match="omit the all_reduce"):
+        run(reduced_first(op), loss_of, strategy_of(devices))
+
+
+@ALL_LAYOUTS
+def test_a_mean_over_replicas_that_is_summed_is_right(devices):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        run(reduced_first("MEAN"), RIGHT["average_loss"], strategy_of(devices))
 
 
 def test_gradients_that_are_divided_by_the_replicas_are_right():

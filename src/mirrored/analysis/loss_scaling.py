@@ -64,7 +64,7 @@ class _Value:
             times, the first shape that may be the batch counts, or else the last one. None if there was no broadcast.
         depends: Whether the value depends on the per-replica batch.
         means: The means over the batch whose derivatives the value contains.
-        rescaled: Whether the value, which contains such a derivative, was then divided by the number of replicas.
+        rescaled: Whether the value, which depends on the batch, was divided by the number of replicas.
     """
 
     constant: float | None = None
@@ -107,9 +107,19 @@ class LossScaling:
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """
         values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
-        if any(value.rescaled for value in values):
+        if any(value.rescaled and value.means for value in values):
             return []
         return sorted({mean for value in values for mean in value.means}, key=str)
+
+    def are_totals(self, gradients: Sequence[Any]) -> bool:
+        """Returns whether gradients that are equal on all replicas already have the scale of the whole batch.
+
+        Their sum over replicas is then too large. It is right if they are a mean over replicas of gradients that are
+        to be summed: they were divided by the number of replicas, and their loss is not a mean over the per-replica
+        batch. Gradients that do not depend on the batch are equal on all replicas anyway: the result is False.
+        """
+        values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
+        return bool(values) and all(value.depends and (not value.rescaled or value.means) for value in values)
 
     def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], line: str | None) -> None:
         for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, None), strict=True):
@@ -139,7 +149,7 @@ class LossScaling:
         if depends:
             means |= self._means_formed(eqn, operands, line)
         rescaled = any(operand.rescaled for operand in operands) or self._rescales(name, operands)
-        return _Value(depends=depends, means=means, rescaled=bool(means) and rescaled)
+        return _Value(depends=depends, means=means, rescaled=depends and rescaled)
 
     def _broadcast_of(
         self, name: str, operands: Sequence[_Value], divisor: float | None, shape: tuple[int, ...]
@@ -197,9 +207,9 @@ class LossScaling:
         return None
 
     def _rescales(self, name: str, operands: Sequence[_Value]) -> bool:
-        if name not in ("mul", "div") or len(operands) != 2 or not operands[0].means | operands[1].means:
+        if name not in ("mul", "div") or len(operands) != 2 or not (operands[0].depends or operands[1].depends):
             return False
-        factor = operands[1].constant if operands[0].means else operands[0].constant
+        factor = operands[1].constant if operands[0].depends else operands[0].constant
         if factor is None or not factor:
             return False
         return _among(abs(factor) if name == "div" else 1 / abs(factor), {float(self._replicas)})

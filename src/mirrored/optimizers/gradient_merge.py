@@ -53,9 +53,10 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owne
         return
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        rows = [list(components) for components in zip(*payloads, strict=True)]
         with within(replica=None):
-            update(runner.reduce(ReduceOp.SUM, [list(components) for components in zip(*payloads, strict=True)]))
-        runner.note_summed(called, payloads[0])  # not for an update that raises
+            update(runner.reduce(ReduceOp.SUM, rows))
+        runner.note_summed(called, rows)  # not for an update that raises
         return [[]] * len(payloads)
 
     run_merge(Merge(called, run, given=(same_object(owner, type(owner).__name__),)), arrays)
@@ -102,7 +103,7 @@ def update_with_sums_of(
         with within(replica=None):
             sums = runner.reduce(ReduceOp.SUM, [*rows, *extras])
             update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
-        runner.note_summed(called, [row[0] for row in rows])  # not for an update that raises
+        runner.note_summed(called, rows)  # not for an update that raises
         return [absent] * len(payloads)
 
     own = [(None if gradient is None else as_array(gradient), variable) for gradient, variable in pairs]

@@ -69,8 +69,13 @@ class ReplicaRunner(abc.ABC):
         if not self.in_place and recording_parent(current_trace()) is not self.base_trace:
             caches.tell_replicas_apart(self.trace_key(local))
 
-    def note_summed(self, called: str, gradients: Sequence[Any]) -> None:  # noqa: B027
-        """Records which gradients an optimizer sums over replicas, so that a compiled run can check the loss scale."""
+    def note_summed(self, called: str, rows: Sequence[Sequence[Any]]) -> None:  # noqa: B027
+        """Records which gradients an optimizer sums over replicas, so that a compiled run can check the loss scale.
+
+        Args:
+            called: The optimizer's method.
+            rows: The gradients of the local replicas, or that of the first one alone, for each variable.
+        """
 
     @abc.abstractmethod
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:

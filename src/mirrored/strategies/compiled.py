@@ -142,18 +142,28 @@ class _Run:
 
         Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
         """
-        count = len(body.jaxpr.outvars) - sum(len(gradients) for _, gradients in self._runner.summed)
+        count = len(body.jaxpr.outvars) - sum(len(row) for _, rows in self._runner.summed for row in rows)
         if count == len(body.jaxpr.outvars):
             return body
         labels = len(body.constants)
         batched = [False] * labels + [True] * (len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels)
-        scale = LossScaling(body.jaxpr, batched, body.constants, self._device_assignment.num_replicas)
+        replicas = self._device_assignment.num_replicas
+        scale = LossScaling(body.jaxpr, batched, body.constants, replicas)
+        analysis = self._analysis(body)
         gradients = iter(body.jaxpr.outvars[count:])
         for called, summed in self._runner.summed:
-            means = scale.means_in([next(gradients) for _ in summed])
+            rows = [[next(gradients) for _ in row] for row in summed]
+            means = scale.means_in([row[0] for row in rows])
             if means:
-                _warn_of_mean(called, means[0], self._device_assignment.num_replicas)
+                _warn_of_mean(called, means[0], replicas)
+            elif scale.are_totals([row[0] for row in rows]) and all(map(self._is_total(analysis), rows)):
+                _warn_of_totals(called, replicas)
         return body.giving(range(count))
+
+    def _is_total(self, analysis: ReplicationCheck) -> Callable[[Sequence[Any]], bool]:
+        """Returns a function that tells whether the gradients of all replicas are known to be equal."""
+        several = self._device_assignment.num_replicas > 1
+        return lambda row: several and len(row) == self._local and analysis.same(row)
 
     def _trace(
         self,
@@ -178,7 +188,7 @@ class _Run:
         for entry in runner.store.staged.values():
             self._assigned.append(entry)
             flat.extend([runner.store.local(entry.variable, k) for k in range(self._local)])
-        flat.extend(gradient for _, gradients in runner.summed for gradient in gradients)
+        flat.extend(gradient for _, rows in runner.summed for row in rows for gradient in row)
         flat.extend(array for replicas in zip(*runner.enclosed, strict=True) for _, _, array in replicas)
         return [jnp.asarray(leaf) for leaf in flat]
 
@@ -403,6 +413,18 @@ def _origin(constant: object) -> Origin:
     if isinstance(constant, Tracer):
         return Origin("a value from outside run", varies=False)
     return Origin.constant(constant)
+
+
+def _warn_of_totals(called: str, replicas: int) -> None:
+    warnings.warn(
+        f"{called} sums the gradients of {replicas} replicas, and they are equal on all replicas, because they were "
+        f"reduced before: the step is {replicas} times too large\n"
+        "  rule:   the gradients of all replicas are reduced once\n"
+        f"  remedy: omit the all_reduce, because {called} sums over replicas; or, to change the sums first, pass "
+        "skip_gradients_aggregation=True",
+        LossScaleWarning,
+        stacklevel=user_stacklevel(),
+    )
 
 
 def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:

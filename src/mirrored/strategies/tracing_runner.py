@@ -76,7 +76,7 @@ class TracingRunner(ReplicaRunner):
         self.group_info = group_of(self.device_assignment)
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1, padded=0)
-        self.summed: list[tuple[str, list[Any]]] = []
+        self.summed: list[tuple[str, list[list[Any]]]] = []
         self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
         self._lockstep = LockStep("Strategy.run")
@@ -145,9 +145,9 @@ class TracingRunner(ReplicaRunner):
 
     # ReplicaRunner
 
-    def note_summed(self, called: str, gradients: Sequence[Any]) -> None:
-        own = [gradient for gradient in gradients if belongs_to(gradient, self.base_trace)]
-        self.summed.append((called, own))
+    def note_summed(self, called: str, rows: Sequence[Sequence[Any]]) -> None:
+        traced = [list(row) for row in rows if all(belongs_to(gradient, self.base_trace) for gradient in row)]
+        self.summed.append((called, traced))
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         self.enclosed[ambient().replica.local_index] += [

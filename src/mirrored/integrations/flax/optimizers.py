@@ -66,7 +66,7 @@ def _summed(grads: PyTree) -> Any:
     leaves, structure = jax.tree.flatten(grads)
     runner = ambient().runner
     if runner is not None and context.local_index == 0:
-        runner.note_summed("nnx.Optimizer.update", leaves)
+        runner.note_summed("nnx.Optimizer.update", [[leaf] for leaf in leaves])
     return jax.tree.unflatten(structure, context.all_reduce(ReduceOp.SUM, leaves))
 
 

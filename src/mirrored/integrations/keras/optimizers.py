@@ -166,7 +166,7 @@ def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
         return grads
     runner = ambient().runner
     if runner is not None and context.local_index == 0:
-        runner.note_summed(f"{type(optimizer).__name__}.apply_gradients", grads)
+        runner.note_summed(f"{type(optimizer).__name__}.apply_gradients", [[gradient] for gradient in grads])
     return list(context.all_reduce(ReduceOp.SUM, grads))
 
 
