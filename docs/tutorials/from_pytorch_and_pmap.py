@@ -163,7 +163,7 @@ print(f"loss {functional[0]:.6f} -> {functional[-1]:.6f}")
 # | `DistributedDataParallel(model)` | the model is created in `strategy.scope()` |
 # | `DistributedSampler`, `sampler.set_epoch` | `experimental_distribute_dataset`: the global batch, divided |
 # | the mean over each rank's batch, then over the ranks | `average_loss`: the mean over the global batch |
-# | `loss.backward()`, hooks average the gradients | `tape.gradient`; the optimizer sums the gradients |
+# | `loss.backward()`, hooks average the gradients | `tape.gradient`; the optimizer sums them: without `all_reduce` |
 # | `no_sync()` for accumulation | `mr.GradientAccumulator` |
 # | `find_unused_parameters=True` | not needed: a variable without a gradient gets none on every replica |
 # | buffers are broadcast from rank 0 | `BatchStat`, sync-on-read variables: the mean when read outside `run` |

@@ -87,7 +87,7 @@ print(f"{len(expected)} steps, loss {expected[0]:.4f} -> {expected[-1]:.4f}")
 # %% [markdown]
 # ## The same loop on four replicas
 #
-# Four things change:
+# Five things change:
 #
 # | plain JAX | mirrored |
 # |---|---|
@@ -95,6 +95,10 @@ print(f"{len(expected)} steps, loss {expected[0]:.4f} -> {expected[-1]:.4f}")
 # | `jax.value_and_grad` | a `GradientTape` around the forward pass |
 # | the mean over the batch | `average_loss`: the replica's part of the mean over the *global* batch |
 # | `jax.jit` | `mr.function`: one compiled program for all devices |
+# | `optax.adam(1e-2)` | `mr.optimizers.Adam(1e-2)`, or `mr.optimizers.Optimizer(transform)` for any optax transform |
+#
+# `optimizer.apply(gradients, params)` and `optimizer.apply_gradients([(gradient, variable), ...])` are the same step: the
+# gradients of all replicas are summed, so no `all_reduce` comes before.
 
 # %%
 strategy = mr.MirroredStrategy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import ContextError
+from mirrored.errors import ContextError, OutOfScopeWarning
 from mirrored.integrations.keras import keras
 
 pytestmark = [
@@ -202,3 +203,39 @@ def test_compiled_and_eager_steps_share_an_optimizer_that_is_made_outside() -> N
     step(even)
     step(uneven)
     jax.tree.map(np.testing.assert_array_equal, [np.asarray(one) for one in variables], before)
+
+
+@pytest.mark.parametrize("parts", ["model", "model and optimizer"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_a_model_that_is_made_outside_of_the_scope_is_updated_once_with_a_warning(compiled, parts) -> None:
+    """Otherwise, the replicas of an eager run would apply the sum of all gradients one after another."""
+    owner = mr.MirroredStrategy(jax.devices()[:2], num_replicas=4)
+
+    def model_of() -> Any:
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+
+    def optimizer_of() -> Any:
+        return keras.optimizers.SGD(0.125, momentum=0.5)
+
+    with owner.scope():
+        right, optimizer_inside = (model_of(), optimizer_of()), optimizer_of()
+    outside = model_of(), optimizer_of() if "optimizer" in parts else optimizer_inside
+    outcomes = []
+    for model, optimizer in (right, outside):
+        variables = model.trainable_variables
+
+        def replica(x: Any, model: Any = model, optimizer: Any = optimizer, variables: Any = variables) -> None:
+            with mr.GradientTape() as tape:
+                loss = mr.losses.average_loss((model(x) ** 2)[:, 0])
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        step = lambda x, replica=replica: owner.run(replica, args=(x,))  # noqa: E731
+        step = mr.function(step) if compiled else step
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for batch in owner.experimental_distribute_dataset([X] * 3):
+                step(batch)
+        assert any(one.category is OutOfScopeWarning for one in caught) == (model is outside[0])
+        assert int(optimizer.iterations.value) == 3
+        outcomes.append([np.asarray(one) for one in variables])
+    jax.tree.map(np.testing.assert_array_equal, *outcomes)

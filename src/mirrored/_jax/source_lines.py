@@ -32,14 +32,27 @@ _described: dict[tuple[tuple[str, int, int], ...], str] = {}
 
 
 def user_line() -> str:
-    """Returns the source line of the innermost caller outside JAX and this package: ``file.py:12 in step``."""
+    """Returns the innermost source line of user code: ``file.py:12 in step``.
+
+    Lines of installed packages (Keras, for instance) count only if there is no other line outside JAX and this package.
+    """
     frame: FrameType | None = sys._getframe(1)
+    installed: FrameType | None = None
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith((_OURS, _JAX)) and not filename.startswith("<frozen"):
+        name = frame.f_code.co_filename
+        if _is_of_user(name):
             return _described_line(frame)
+        if installed is None and not name.startswith((_OURS, _JAX, "<frozen")):
+            installed = frame
         frame = frame.f_back
-    return "unknown line"
+    return "unknown line" if installed is None else _described_line(installed)
+
+
+def _is_of_user(name: str) -> bool:
+    is_users = _is_users.get(name)
+    if is_users is None:
+        is_users = _is_users[name] = not name.startswith((_OURS, _JAX, *_INSTALLED, "<frozen"))
+    return is_users
 
 
 def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
@@ -51,12 +64,15 @@ def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
 def user_stacklevel() -> int:
     """Returns the `stacklevel` with which `warnings.warn` points to the innermost line of user code."""
     frame: FrameType | None = sys._getframe(1)
-    level = 1
+    level, installed = 1, 0
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((_OURS, _JAX)):
+        name = frame.f_code.co_filename
+        if _is_of_user(name):
             return level
+        if not installed and not name.startswith((_OURS, _JAX)):
+            installed = level
         frame, level = frame.f_back, level + 1
-    return level
+    return installed or level
 
 
 def user_lines() -> str:
@@ -68,12 +84,8 @@ def user_lines() -> str:
     found: list[tuple[FrameType, tuple[str, int, int]]] = []
     while frame is not None and len(found) < _MOST_LINES:
         code = frame.f_code
-        name = code.co_filename
-        is_users = _is_users.get(name)
-        if is_users is None:
-            is_users = _is_users[name] = not name.startswith((_OURS, _JAX, *_INSTALLED, "<frozen"))
-        if is_users:
-            found.append((frame, (name, code.co_firstlineno, frame.f_lasti)))
+        if _is_of_user(code.co_filename):
+            found.append((frame, (code.co_filename, code.co_firstlineno, frame.f_lasti)))
         frame = frame.f_back
     if not found:
         return user_line()

@@ -64,7 +64,8 @@ class _Value:
             times, the first shape that may be the batch counts, or else the last one. None if there was no broadcast.
         depends: Whether the value depends on the per-replica batch.
         means: The means over the batch whose derivatives the value contains.
-        rescaled: Whether the value, which depends on the batch, was divided by the number of replicas.
+        rescaled: Whether the value, which contains such a derivative, was then divided by the number of replicas.
+        divided: Whether a value that depends on the batch was divided by the number of replicas anywhere before.
     """
 
     constant: float | None = None
@@ -73,6 +74,7 @@ class _Value:
     depends: bool = False
     means: frozenset[Mean] = frozenset()
     rescaled: bool = False
+    divided: bool = False
 
 
 _UNKNOWN: Final = _Value()
@@ -107,7 +109,7 @@ class LossScaling:
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """
         values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
-        if any(value.rescaled and value.means for value in values):
+        if any(value.rescaled for value in values):
             return []
         return sorted({mean for value in values for mean in value.means}, key=str)
 
@@ -119,7 +121,9 @@ class LossScaling:
         batch. Gradients that do not depend on the batch are equal on all replicas anyway: the result is False.
         """
         values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
-        return bool(values) and all(value.depends and (not value.rescaled or value.means) for value in values)
+        return bool(values) and all(
+            value.depends and (value.rescaled if value.means else not value.divided) for value in values
+        )
 
     def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], line: str | None) -> None:
         for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, None), strict=True):
@@ -148,8 +152,12 @@ class LossScaling:
         depends = any(operand.depends for operand in operands)
         if depends:
             means |= self._means_formed(eqn, operands, line)
-        rescaled = any(operand.rescaled for operand in operands) or self._rescales(name, operands)
-        return _Value(depends=depends, means=means, rescaled=depends and rescaled)
+        divides = self._divides(name, operands)
+        rescaled = any(operand.rescaled for operand in operands) or (
+            divides and bool(operands[0].means | operands[1].means)
+        )
+        divided = divides or any(operand.divided for operand in operands)
+        return _Value(depends=depends, means=means, rescaled=bool(means) and rescaled, divided=divided)
 
     def _broadcast_of(
         self, name: str, operands: Sequence[_Value], divisor: float | None, shape: tuple[int, ...]
@@ -206,7 +214,8 @@ class LossScaling:
                 return int(size)
         return None
 
-    def _rescales(self, name: str, operands: Sequence[_Value]) -> bool:
+    def _divides(self, name: str, operands: Sequence[_Value]) -> bool:
+        """Returns whether an operation divides a value that depends on the batch by the number of replicas."""
         if name not in ("mul", "div") or len(operands) != 2 or not (operands[0].depends or operands[1].depends):
             return False
         factor = operands[1].constant if operands[0].depends else operands[0].constant

@@ -129,7 +129,10 @@ def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: in
     )
 
 
-_REDUCE = "reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value))"
+_REDUCE = (
+    "reduce it first (get_replica_context().all_reduce(op, value); op is ReduceOp.SUM for gradients of an "
+    "average_loss, ReduceOp.MEAN for a mean over the per-replica batch or its gradients)"
+)
 _MIRRORED = (
     "mirrored variable",
     "a mirrored variable must be equal on all replicas at all times; a value that depends on the per-replica batch, "
@@ -148,8 +151,9 @@ _PLAIN = (
 # `out_specs` of `Strategy.run`: declares which results are replicated. Warns if a step feeds its results back.
 
 _REMEDY: Final = (
-    "average the gradients over replicas before they are used (get_replica_context().all_reduce(ReduceOp.MEAN, "
-    "gradients)), or declare the result per replica (PartitionSpec('replica'))"
+    "reduce the gradients over replicas before they are used (get_replica_context().all_reduce(op, gradients); op is "
+    "ReduceOp.SUM if the loss is an average_loss, ReduceOp.MEAN if it is a mean over the per-replica batch), "
+    "or declare the result per replica (PartitionSpec('replica'))"
 )
 
 
@@ -265,8 +269,9 @@ def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
             f"Strategy.run({name}) got per-replica results of an earlier Strategy.run({name}) as arguments. If they "
             "are the state of a model, every replica trains a separate model, on its per-replica batch only. Declare "
             f"which results are equal on all replicas, which is then checked: run({name}, args=..., "
-            "out_specs=(PartitionSpec(), PartitionSpec('replica'))) for a state and per-replica metrics. Average the "
-            "gradients with get_replica_context().all_reduce(ReduceOp.MEAN, gradients) before the update. If each "
+            "out_specs=(PartitionSpec(), PartitionSpec('replica'))) for a state and per-replica metrics. Reduce the "
+            "gradients before the update with get_replica_context().all_reduce(op, gradients); op is ReduceOp.SUM if "
+            "the loss is an average_loss, ReduceOp.MEAN if it is a mean over the per-replica batch. If each "
             "replica should keep a separate state, declare out_specs=PartitionSpec('replica').",
             DivergingStateWarning,
             stacklevel=user_stacklevel(),

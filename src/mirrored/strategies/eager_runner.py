@@ -166,7 +166,7 @@ class EagerRunner(ReplicaRunner):
             return as_array(components[0])
         if self._spans:
             rule = "a result declared by PartitionSpec() in out_specs must be equal on all replicas of all workers"
-            remedy = "average the gradients over replicas before they are used"
+            remedy = "reduce the gradients over replicas before they are used"
             check_equal("Strategy.run", {label: jnp.asarray(values[0])}, rule=rule, remedy=remedy)
         if _is_recorded(components[0]):
             return components[0]
@@ -303,8 +303,7 @@ class EagerRunner(ReplicaRunner):
             "Strategy.run",
             {f"mirrored variable {v.name!r}": _own_view(self.store.whole(v), self._device_of(0)) for v in mirrored},
             rule="a mirrored variable must be equal on all replicas of all workers at all times",
-            remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), or create the "
-            "variable with aggregation=",
+            remedy="reduce the value first (get_replica_context().all_reduce), or create it with aggregation=",
         )
 
     def _near(self, component: jax.Array) -> Any:

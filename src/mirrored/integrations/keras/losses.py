@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.steps import in_step
 from mirrored.patches import replace
@@ -50,10 +51,11 @@ def _check_reduction(loss: Loss) -> None:
     kind = type(loss).__name__
     warnings.warn(
         f"{kind}(reduction={loss.reduction!r}) under a tape in strategy.run: it averages over the examples of one "
-        f"replica, and the optimizer sums the gradients of all {replicas}, so the step is {replicas} times too large\n"
+        f"replica, and the optimizer sums the gradients of all {replicas}, so the step is {replicas} times too large "
+        "(on TensorFlow, Keras divides such a loss by the number of replicas)\n"
         "  rule:   a replica's loss must be its part of the mean over the global batch\n"
-        f"  remedy: write loss_fn = keras.losses.{kind}(reduction=None), and in the step "
-        "loss = mirrored.losses.average_loss(loss_fn(y, prediction)) (or tf.nn.compute_average_loss)",
+        f"  remedy: add the argument reduction=None: loss_fn = keras.losses.{kind}(..., reduction=None); and write in "
+        "the step loss = mirrored.losses.average_loss(loss_fn(y, prediction)) (or tf.nn.compute_average_loss)",
         LossReductionWarning,
-        stacklevel=4,
+        stacklevel=user_stacklevel(),
     )

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.errors import ArgumentError, ContextError
+from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import (
     check_gradients,
@@ -22,6 +23,7 @@ from mirrored.integrations.keras.private import (
     variables_of_optimizer,
 )
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
+from mirrored.optimizers.gradient_merge import update_with_sums
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import get_replica_context
 from mirrored.variables import Variable
@@ -51,7 +53,10 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
             variables = variables_of_optimizer(self)
         _check_known(self, variables)
         check_gradients(self, grads, variables)
-        _apply(self, _summed(self, list(grads)), variables)
+        if _is_run_in_turn(variables):
+            _apply_once(self, list(grads), variables)
+        else:
+            _apply(self, _summed(self, list(grads)), variables)
         return None
 
     return apply_over_replicas
@@ -131,6 +136,40 @@ def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_ours(variables: Sequence[KerasVariable]) -> bool:
     return bool(variables) and all(isinstance(variable, StrategyVariable) for variable in variables)
+
+
+def _is_run_in_turn(variables: Sequence[Any]) -> bool:
+    """Returns whether replicas would update the variables one after another: those of no strategy, in an eager run."""
+    context, here = get_replica_context(), ambient()
+    if context is None or context.num_replicas_in_sync == 1 or here.runner is None or not is_eval(current_trace()):
+        return False
+    made = [variable.mirrored for variable in variables]
+    return any(one is not None and one.device_assignment is None for one in made)
+
+
+def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
+    """Applies the gradients' sum over replicas once for all replicas, to variables of no strategy, and warns."""
+    called = f"{type(optimizer).__name__}.apply_gradients"
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+
+    def update(sums: Sequence[Any]) -> None:
+        all_sums: list[Any] = [None] * len(grads)
+        for i, total in zip(present, sums, strict=True):
+            all_sums[i] = total
+        _apply(optimizer, all_sums, variables)
+
+    update_with_sums([grads[i] for i in present], update, called, optimizer)
+    if not vars(optimizer).get("_mirrored_warned"):
+        optimizer.__dict__["_mirrored_warned"] = True
+        warnings.warn(
+            f"{called}: variable {variables[0].path!r} and the others of its model were made outside of "
+            "strategy.scope(), and replicas update them\n"
+            "  rule:   the model and the optimizer must belong to the strategy; here the sum of the replicas' "
+            "gradients is applied once, to the only copy\n"
+            "  remedy: make the model and the optimizer inside `with strategy.scope():`",
+            OutOfScopeWarning,
+            stacklevel=user_stacklevel(),
+        )
 
 
 def _build(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
