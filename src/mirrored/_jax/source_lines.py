@@ -55,6 +55,14 @@ def _is_of_user(name: str) -> bool:
     return is_users
 
 
+def is_of_users(error: BaseException) -> bool:
+    """Returns whether user code or another library has raised an exception, and not JAX or this package."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is None or not at.tb_frame.f_code.co_filename.startswith((_OURS, _JAX))
+
+
 def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
     """Returns the names of the `jax.named_scope` blocks in which an equation was traced, outermost first."""
     # Transformations, such as `jvp`, are in the stack as well.

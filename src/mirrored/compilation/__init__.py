@@ -5,7 +5,7 @@ One call of a compiled function:
 - `function`: looks up the program by the arguments' `signature`, or makes one.
 - `program`: traces the function once; variables that it reads become operands, and those that it assigns results.
 - `captured_objects`, `frozen_state`: refuse functions whose Python state tracing would freeze into constants or mutate.
-- `program_checks`: refuses strategies and devices that one program cannot combine.
+- `program_checks`: refuses strategies and devices that one program cannot combine, and variables as sizes or axes.
 - `dispatch`: donates the variables' buffers, stores the results in one C call, bounds the steps in flight.
 - `concrete`, `binding`: concrete functions, export, methods.
 - `retraces`: log messages about functions that are traced often.

@@ -33,10 +33,11 @@ from mirrored.errors import ArgumentError
 _MOST_ITEMS: Final = 16
 DECISIONS: Final = (
     "mirrored.function: Python code used a value that is known only when the compiled program runs "
-    "(an `if`, `while`, `float()` or `int()` on an array or on replica_id_in_sync_group).\n"
+    "(an `if`, `while`, `float()` or `int()` on an array, a variable or replica_id_in_sync_group, or one of them as an "
+    "axis or size).\n"
     "  rule:   a function is traced once; its Python code runs only during tracing, on tracers\n"
-    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
-    "(mirrored.run_functions_eagerly(True), or without mirrored.function)"
+    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, Python ints for axes and sizes; or "
+    "run eagerly (mirrored.run_functions_eagerly(True), or without mirrored.function)"
 )
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 

@@ -15,6 +15,7 @@ from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import DECISIONS, PythonState, exhausted
 from mirrored.compilation.program import Program
+from mirrored.compilation.program_checks import OF_TRACERS, explained_use
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
@@ -233,9 +234,14 @@ class Function(Code):
         here, trace = ambient(), current_trace()
         try:
             program = Program(self.traced_function, arguments, donate=self._donate, steps=self._steps, owner=self)
-        except jax.errors.ConcretizationTypeError as error:
+        except OF_TRACERS as error:
             error.add_note(DECISIONS)
             raise
+        except (TypeError, ValueError) as error:
+            explained = explained_use(self._name, error)
+            if explained is None:
+                raise
+            raise explained from error
         except IteratedWhileTracing:
             python_state.put_back()
             python_state.check_generators()

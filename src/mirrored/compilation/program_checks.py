@@ -1,14 +1,53 @@
-"""Checks of the strategies and devices that one compiled program uses."""
+"""Checks of what one compiled program uses: strategies and devices, and variables in place of Python numbers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from mirrored.errors import ContextError
+import jax
+
+from mirrored._jax.source_lines import is_of_users
+from mirrored.compilation.dispatch import first_line
+from mirrored.errors import ContextError, MirroredError, TransformError
 
 if TYPE_CHECKING:
     from mirrored.runtime.variable_store import FunctionStore
+
+
+OF_TRACERS: Final = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerArrayConversionError,
+)
+"""JAX's errors for Python code that needs the value of a traced array."""
+
+_TRACED: Final = re.compile(r"<[^<>]*\(being traced\)>")
+
+
+_OF_JAXLIB: Final = "Non-hashable static arguments"  # raised by C++ code, which has no Python frame
+
+
+def explained_use(called: str, error: Exception) -> TransformError | None:
+    """Converts JAX's error for a variable in place of a Python number (an axis, a size) to a `TransformError`.
+
+    JAX hashes such arguments, or compares them with numbers, so its message does not name the rule. Returns None for
+    any other error.
+    """
+    found = _TRACED.search(str(error))
+    if found is None or isinstance(error, MirroredError):
+        return None
+    if is_of_users(error) and not str(error).startswith(_OF_JAXLIB):
+        return None
+    return TransformError(
+        called,
+        found=f"{found[0]} was used where Python code or JAX needs a number: {first_line(error)}",
+        rule="a variable's value is not known while a function is traced; axes, sizes, repetitions and shapes must be "
+        "Python ints, which become a part of the program",
+        remedy="keep the number in a Python int, which may be read before, outside of the function: "
+        "int(variable.numpy()); or run eagerly (mirrored.run_functions_eagerly(True))",
+    )
 
 
 def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from mirrored._jax.sequences import beside
+from mirrored._jax.traces import Tracer
 from mirrored._typing import DTypeLike, Operand
 from mirrored.values.tensor_shape import TensorShape
 
@@ -122,7 +123,10 @@ class ArrayOperators:
         return len(self.read_value())
 
     def __iter__(self) -> Any:
-        return iter(self.read_value())
+        value = self.read_value()
+        if isinstance(value, Tracer) and value.ndim == 0:  # JAX iterates over an axis that is not an int
+            raise TypeError(f"iteration over a 0-d array: {self!r}")
+        return iter(value)
 
     def __float__(self) -> float:
         return self.converted(float)
