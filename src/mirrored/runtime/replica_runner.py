@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mirrored._jax import caches
-from mirrored._jax.traces import current_trace, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, recording_parent
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import ReadListener, ambient
 from mirrored.runtime.overlay_store import OverlayStore
+from mirrored.values import structures
+from mirrored.values.distributed_values import PerReplica
 
 if TYPE_CHECKING:
     import jax
@@ -117,6 +120,22 @@ class ReplicaRunner(abc.ABC):
     def components_each(self, value: Leaf) -> list[Any]:
         """Splits a result of `merge_call` into one component per local replica, each with its own gradient."""
         return [self.component(value, local) for local in range(self.num_local)]
+
+    @functools.cached_property
+    def _merged(self) -> dict[int, tuple[Any, object]]:
+        return {}
+
+    def note_merged(self, value: Leaf, components: Sequence[Any]) -> None:
+        """Notes the components that represent one object, which `merge_call` returns to all replicas of a trace."""
+        if isinstance(value, PerReplica) or not any(isinstance(one, Tracer) for one in components):
+            return
+        for component in components:
+            self._merged[id(component)] = (component, components)  # kept, so that the id is not reused
+
+    def is_merged(self, components: Sequence[Any]) -> bool:
+        """Returns whether the local replicas' values represent one object that `merge_call` has returned to them."""
+        noted = [self._merged.get(id(component), (None, None))[1] for component in components]
+        return noted[0] is not None and structures.identical(noted)
 
     def isolated(self, values: Sequence[Leaf]) -> list[Any]:
         """Puts fusion boundaries around values that enter or leave a `merge_call`, if results must be bit-identical."""

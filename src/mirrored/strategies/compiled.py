@@ -67,12 +67,15 @@ class _Output:
     Attributes:
         shared: The object, if all replicas return the same one.
         start: The position of the first component among the body's outputs; None for a shared object.
-        replicated: Whether `out_specs` declares the components equal.
+        replicated: Whether the result is one array: `out_specs` declares the components equal, or they are one object
+            that `merge_call` has returned to all replicas.
+        declared: Whether `out_specs` declares it.
     """
 
     shared: Any = None
     start: int | None = None
     replicated: bool = False
+    declared: bool = False
 
 
 class _Run:
@@ -204,7 +207,18 @@ class _Run:
             )
         start = len(flat)
         flat.extend(column)
-        return _Output(start=start, replicated=replicated)
+        return _Output(start=start, replicated=replicated or self._is_one_object(column), declared=replicated)
+
+    def _is_one_object(self, column: Sequence[Any]) -> bool:
+        """Returns whether all replicas return an object that a `merge_call` has given to each of them.
+
+        As in TensorFlow, this object is the result, not a per-replica value of it. A tracer that a variable has as its
+        new value may also come from a read, of which each replica has a component of its own.
+        """
+        if not self._runner.is_merged(column):
+            return False
+        store = self._runner.store
+        return not any(store.local(entry.variable, 0) is column[0] for entry in store.staged.values())
 
     # Replication check
 
@@ -234,6 +248,9 @@ class _Run:
                 continue
             atoms = outvars[output.start : output.start + self._local]
             if not analysis.same(atoms):
+                if not output.declared:
+                    output.replicated = False
+                    continue
                 path = analysis.explain(atoms)
                 raise not_replicated(label_of(self._out_treedef, place), f"How the replicas' values diverge:\n{path}\n")
 

@@ -250,6 +250,8 @@ def call_merged(
             if probe is not None:
                 _check_gradients(name, probe, leaves)
         columns = [components(runner, leaf) for leaf in leaves]
+        for leaf, column in zip(leaves, columns, strict=True):
+            runner.note_merged(leaf, column)
         return [_payload([column[local] for column in columns], treedef) for local in range(len(payloads))]
 
     key = key_of(merge_fn)

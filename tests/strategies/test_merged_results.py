@@ -1,0 +1,100 @@
+"""What a replica returns of `merge_call`: one object for all replicas is one value, eagerly and compiled."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+CLOSED_OVER = jnp.arange(3.0)
+
+
+def total(strategy, x):
+    return strategy.reduce("SUM", x, axis=None)
+
+
+def merged(function):
+    return lambda x: mr.get_replica_context().merge_call(function, args=(x,))
+
+
+FUNCTIONS = {
+    "reduced": merged(total),
+    "created": merged(lambda strategy, x: jnp.zeros(2)),
+    "closed over": merged(lambda strategy, x: CLOSED_OVER),
+    "number": merged(lambda strategy, x: 3.0),
+    "computed in the merge": merged(lambda strategy, x: total(strategy, x) * 2 + 1),
+    "mirrored": merged(lambda strategy, x: strategy.extended.reduce_to("SUM", x, x)),
+    "argument": merged(lambda strategy, x: x),
+    "several": merged(lambda strategy, x: (x, {"total": total(strategy, x)}, None)),
+    "computed after the merge": lambda x: merged(total)(x) + 1,
+    "all-reduced": lambda x: mr.get_replica_context().all_reduce("SUM", x),
+    "two merges": lambda x: (merged(total)(x), merged(total)(x * 2)),
+    "nested": lambda x: merged(total)(merged(total)(x) * x),
+    "integers": lambda x: merged(total)(x.astype(jnp.int32)),
+}
+LAYOUTS = [(2, 1), (2, 2), (4, 2), (3, 2)]
+
+
+def inputs(strategy):
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.float32(context.replica_id_in_sync_group + 1)
+    )
+
+
+def described(result):
+    """Returns the structure of a result, where a per-replica value is a list, and its arrays."""
+
+    def is_leaf(leaf):
+        return leaf is None or isinstance(leaf, mr.PerReplica)
+
+    leaves, treedef = jax.tree.flatten(result, is_leaf=is_leaf)
+    arrays = [
+        [*map(np.asarray, leaf.values)] if isinstance(leaf, mr.PerReplica) else np.asarray(leaf) for leaf in leaves
+    ]
+    return treedef, [isinstance(leaf, mr.PerReplica) for leaf in leaves], arrays
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "deterministic"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_eager_and_compiled_runs_return_the_same_structure(name, layout, deterministic):
+    replicas, devices = layout
+    strategy = mr.MirroredStrategy(
+        [f"CPU:{i}" for i in range(devices)], num_replicas=replicas, deterministic=deterministic
+    )
+
+    def run(x):
+        return strategy.run(FUNCTIONS[name], args=(x,))
+
+    eager, compiled = described(run(inputs(strategy))), described(mr.function(run)(inputs(strategy)))
+    assert compiled[:2] == eager[:2]
+    jax.tree.map(np.testing.assert_array_equal, compiled[2], eager[2])
+
+
+def test_one_object_is_one_value():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=4)
+    compiled = mr.function(lambda x: strategy.run(FUNCTIONS["reduced"], args=(x,)))
+    result = compiled(inputs(strategy))
+    assert not isinstance(result, mr.PerReplica)
+    assert float(result) == 10.0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_gradient_through_one_value_is_the_same_eagerly_and_compiled(layout):
+    replicas, devices = layout
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=replicas)
+    with strategy.scope():
+        w = mr.Variable(2.0)
+
+    def gradient(x):
+        with mr.GradientTape() as tape:
+            loss = strategy.run(lambda x: merged(total)(x * w), args=(x,)) ** 2
+        return tape.gradient(loss, w)
+
+    expected = 2 * 2.0 * sum(range(1, replicas + 1)) ** 2
+    assert float(gradient(inputs(strategy))) == expected
+    assert float(mr.function(gradient)(inputs(strategy))) == expected
