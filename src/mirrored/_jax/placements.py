@@ -14,7 +14,7 @@ from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.source_lines import source_line
 
 if TYPE_CHECKING:
-    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn  # type: ignore[attr-defined]
 
 
 @dataclasses.dataclass(frozen=True)

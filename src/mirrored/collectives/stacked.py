@@ -14,6 +14,7 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.dispatch import jit
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer
+from mirrored._jax.unplaced import unplaced
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
@@ -49,13 +50,14 @@ def over_devices(
     if len(device_assignment.devices) == 1:
         return body
     sharded = PartitionSpec(AXIS)
-    return jax.shard_map(
+    mapped = jax.shard_map(
         body,
         mesh=device_assignment.mesh,
         in_specs=(sharded,) * num_inputs,
         out_specs=PartitionSpec() if equal else sharded,
         check_vma=False,
     )
+    return (lambda *inputs: [unplaced(one) for one in mapped(*inputs)]) if equal else mapped
 
 
 def _reduction(

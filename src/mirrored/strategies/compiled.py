@@ -22,6 +22,7 @@ from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
+from mirrored._jax.unplaced import unplaced
 from mirrored._typing import Leaf
 from mirrored.analysis.loss_scaling import LossScaling, Mean
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
@@ -301,7 +302,8 @@ class _Run:
         )
         stacked, rows, equal_results = map(iter, bound(*operands))
         mirrored = [
-            tracing_runner.first_row(mesh, next(rows)) if is_row else next(equal_results) for is_row in out_rows
+            unplaced(tracing_runner.first_row(mesh, next(rows)) if is_row else next(equal_results))
+            for is_row in out_rows
         ]
         return self._finish(list(stacked), mirrored)
 
