@@ -132,3 +132,16 @@ def test_placement_on_one_device_has_no_effect_in_a_run(layout: tuple[int, int])
     step = mr.function(lambda x: strategy.run(lambda x: jax.device_put(x, jax.devices()[1]) * 2, args=(x,)))
     for i, value in enumerate(step(inputs(strategy)).values):
         np.testing.assert_array_equal(np.asarray(value), 2 * (np.arange(8.0) + i))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_closure_over_a_per_replica_value_is_no_other_mesh(layout: tuple[int, int]) -> None:
+    strategy = strategy_of(*layout)
+    x = inputs(strategy)
+
+    def replica() -> Any:
+        return mr.get_replica_context().merge_call(lambda strategy: x) * 2
+
+    for _ in range(2):  # the second time, x is stacked
+        for i, value in enumerate(mr.function(lambda: strategy.run(replica))().values):
+            np.testing.assert_array_equal(np.asarray(value), 2 * (np.arange(8.0) + i))

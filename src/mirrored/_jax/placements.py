@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from jax.sharding import AxisType
+
 from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.source_lines import source_line
 
@@ -66,12 +68,19 @@ def _device_put(params: dict[str, Any]) -> str | None:
     return None if sharding is None else f"jax.device_put to {sharding}"
 
 
+def _reshard(params: dict[str, Any]) -> str | None:
+    # JAX itself adds one to an index of an array of a mesh with automatic axes, where it has no effect.
+    sharding = params.get("dst_sharding")
+    axis_types = getattr(getattr(sharding, "mesh", None), "axis_types", None) or ()
+    return f"jax.sharding.reshard to {sharding}" if AxisType.Explicit in axis_types else None
+
+
 _DESCRIBED: Final = {
     "shard_map": lambda params: f"jax.shard_map or jax.pmap over {params.get('mesh', 'a mesh')}",
     "xla_pmap": lambda params: f"jax.pmap over {params.get('global_axis_size', 'several')} devices",
     "sharding_constraint": lambda params: f"jax.lax.with_sharding_constraint of {params.get('sharding')}",
-    "reshard": lambda params: f"jax.sharding.reshard to {params.get('dst_sharding')}",
-    "mesh_cast": lambda params: f"a cast to {params.get('dst_sharding')}",
+    "reshard": _reshard,
+    "mesh_cast": _reshard,
     "jit": _jit,
     "pjit": _jit,
     "device_put": _device_put,
