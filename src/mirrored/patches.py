@@ -17,6 +17,15 @@ _ARITHMETIC: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", 
 _COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 _OPERATORS: Final = tuple(f"__{name}__" for name in (*_ARITHMETIC, *(f"r{one}" for one in _ARITHMETIC), *_COMPARISONS))
 
+# Functions of `tf.keras.backend` that use parts of TensorFlow which `mirrored.tf` does not have.
+_KERAS_BACKEND: Final = (
+    "cast_to_floatx categorical_crossentropy categorical_focal_crossentropy concatenate conv1d conv2d conv2d_transpose "
+    "conv3d count_params dot dtype eval foldl foldr gather in_top_k is_sparse map_fn mean ndim ones pool2d pool3d "
+    "random_normal_variable random_uniform_variable repeat repeat_elements resize_images rnn softmax "
+    "sparse_categorical_crossentropy spatial_2d_padding spatial_3d_padding std switch temporal_padding "
+    "to_dense update update_add update_sub var zeros"
+).split()
+
 LISTED: Final[Mapping[str, frozenset[str]]] = {
     "keras": frozenset(
         {
@@ -130,6 +139,12 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Model.export",
             "keras._tf_keras.keras.utils.set_random_seed",
             "keras._tf_keras.keras.utils.split_dataset",
+            "keras.src.legacy.backend.tf",
+            *(
+                f"{module}.{name}"
+                for module in ("keras._tf_keras.keras.backend", "keras.src.legacy.backend")
+                for name in _KERAS_BACKEND
+            ),
             "keras.src.random.seed_generator.global_seed_generator",
             "keras.src.utils.timeseries_dataset_utils.tf",
             "keras.utils.set_random_seed",

@@ -9,12 +9,14 @@ import sys
 
 import mirrored.integrations.keras as _connected
 import mirrored.tf as _tf
+from mirrored.integrations.keras.private import legacy_backend as _legacy_backend
 from mirrored.integrations.keras.private import seed_module as _seeds
 from mirrored.integrations.keras.private import sizes_of_parts as _sizes_of_parts
 from mirrored.integrations.keras.private import tensorflow_names as _tensorflow_names
 from mirrored.integrations.keras.private import timeseries as _timeseries
 from mirrored.patches import replace as _replace
 from mirrored.tf._data.splitting import splitting as _splitting
+from mirrored.tf._keras_backend import REPLACED as _backend_functions
 from mirrored.tf._ops.seeding import drawing as _drawing
 from mirrored.tf._ops.seeding import seeding as _seeding
 from mirrored.tf._saved_model.exporting import exporting as _exporting
@@ -26,6 +28,10 @@ for _name in ("losses", "metrics"):
         vars(getattr(_keras, _name)).setdefault(_function, _value)
 # Keras builds datasets with `tf.data`; without TensorFlow, the datasets of this package take its place.
 _replace("tf.keras", _timeseries, "tf", _tf)
+_replace("tf.keras", _legacy_backend, "tf", _tf)
+for _name, _value in _backend_functions.items():
+    for _module in (_legacy_backend, _keras.backend):
+        _replace("tf.keras", _module, _name, _value)
 for _utils in (_connected.keras.utils, _keras.utils):
     _replace("tf.keras", _utils, "split_dataset", _splitting(_utils.split_dataset, _sizes_of_parts))
 # On TensorFlow, Keras draws unseeded random numbers and seeds from the state that is TensorFlow's.
