@@ -124,3 +124,12 @@ def test_ranks_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_parts_of_an_element_spec_are_tensor_specs():
+    spec = tf.data.Dataset.from_tensor_slices(np.ones((4, 2), "float32")).batch(2).element_spec
+    assert isinstance(spec, tf.TensorSpec)
+    assert spec == tf.TensorSpec([None, 2], tf.float32)
+    assert tf.TensorSpec([None, 2], tf.float32) == spec
+    assert spec != tf.TensorSpec([None, 2], tf.float32, name="named")
+    assert not isinstance(np.ones(2), tf.TensorSpec)

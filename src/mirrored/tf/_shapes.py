@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mirrored._typing import DTypeLike, ShapeLike
+from mirrored.data.specs import ArraySpec
 from mirrored.tf._dtypes import DType, as_dtype
 from mirrored.values.tensor_shape import TensorShape as TensorShape
 
@@ -21,7 +22,14 @@ class Described(Protocol):
     def dtype(self) -> Any: ...
 
 
-class TensorSpec:
+class _SpecMeta(type):
+    """Makes the specs of datasets, which are `ArraySpec` objects, instances of `TensorSpec`."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return super().__instancecheck__(instance) or (cls is TensorSpec and type(instance) is ArraySpec)
+
+
+class TensorSpec(metaclass=_SpecMeta):
     """The shape and dtype that a tensor must have, for `tf.function(input_signature=...)` and datasets.
 
     Context: any.
@@ -66,7 +74,7 @@ class TensorSpec:
         return isinstance(other, TensorSpec) and (self.shape, self.dtype, self.name) == (
             other.shape,
             other.dtype,
-            other.name,
+            getattr(other, "name", None),
         )
 
     def __hash__(self) -> int:
