@@ -18,7 +18,7 @@ from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import backend, legacy_backend
 from mirrored.runtime.ambient import ambient
 from mirrored.tf._ops import samplers
-from mirrored.tf._ops.random import next_key
+from mirrored.tf._ops.generator import next_key
 from mirrored.tf._tensors import as_tensor
 
 keras = load()
