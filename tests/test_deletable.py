@@ -16,7 +16,7 @@ from test_layers import SOURCE, imports_of, module_name, parsed, short, sources
 # What is deleted with each package: the modules of higher layers that offer it, which are imported when they are used.
 DELETABLE = {
     "tf": (),
-    "integrations/keras": ("tf/keras.py",),
+    "integrations/keras": ("tf/_keras_backend.py", "tf/keras.py"),
     "integrations/flax": (),
     "integrations/equinox": (),
     "launcher": ("cli/doctor/command.py", "cli/run.py"),
