@@ -104,15 +104,25 @@ class ArrayOperators:
     for _name in ("neg", "pos", "abs", "invert"):
         locals()[f"__{_name}__"] = _unary(getattr(operator, _name))
     del _function, _plain
+    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
     for _name in ("sum", "mean", "max", "min", "prod", "std", "var", "argmax", "argmin", "any", "all", "dot"):
         locals()[_name] = _method(_name)
     for _name in ("astype", "reshape", "transpose", "ravel", "flatten", "squeeze"):
+        locals()[_name] = _method(_name)
+    # NumPy's functions of these names call the method of their argument. Without it they would convert the argument to
+    # a NumPy array, and a tape would not see the operation.
+    for _name in ("cumsum", "cumprod", "clip", "round", "take", "sort", "argsort", "repeat", "swapaxes", "diagonal"):
+        locals()[_name] = _method(_name)
+    for _name in ("trace", "conj", "conjugate", "nonzero", "searchsorted", "compress", "choose", "ptp", "argpartition"):
         locals()[_name] = _method(_name)
     for _name in ("item", "tolist"):
         locals()[_name] = _conversion(_name)
     del _name
     T = property(lambda self: self.read_value().T)
     at = property(lambda self: self.read_value().at)
+    mT = property(lambda self: self.read_value().mT)
+    real = property(lambda self: self.read_value().real)
+    imag = property(lambda self: self.read_value().imag)
     # As for arrays, equality is elementwise, so a variable is not hashable. `Variable.ref()` is a dictionary key.
     __hash__ = None  # type: ignore[assignment]
 

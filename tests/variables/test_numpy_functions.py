@@ -1,0 +1,48 @@
+"""NumPy's functions that call a method of their argument have the gradient of the variable, as of a tracked array."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+FUNCTIONS = {
+    "cumsum": np.cumsum,
+    "cumprod": np.cumprod,
+    "clip": lambda x: np.clip(x, 0.5, 2.5),
+    "round": lambda x: np.round(x) * x,
+    "repeat": lambda x: np.repeat(x, 2),
+    "swapaxes": lambda x: np.swapaxes(x, 0, 0),
+    "real": np.real,
+    "divmod": lambda x: divmod(x, 2.0)[1],
+    "reflected divmod": lambda x: divmod(7.0, x)[1],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("scoped", [True, False], ids=["mirrored", "plain"])
+def test_the_gradient_is_that_of_the_array(name, scoped):
+    function = FUNCTIONS[name]
+    value = jnp.asarray([0.75, 1.25, 2.75])
+    if scoped:
+        with mr.MirroredStrategy(jax.devices()[:2]).scope():
+            variable = mr.Variable(value)
+    else:
+        variable = mr.Variable(value)
+    with mr.GradientTape() as tape:
+        tape.watch(value)
+        of_variable = jnp.sum(jnp.asarray(function(variable)) ** 2)
+    with mr.GradientTape() as other:
+        other.watch(value)
+        of_array = jnp.sum(jnp.asarray(function(value)) ** 2)
+    np.testing.assert_array_equal(of_variable, of_array)
+    np.testing.assert_array_equal(tape.gradient(of_variable, variable), other.gradient(of_array, value))
+
+
+def test_a_function_that_jax_refuses_is_refused():
+    for one in (jnp.arange(3.0), mr.Variable(jnp.arange(3.0))):
+        with pytest.raises(NotImplementedError, match="mode"):
+            np.take(one, np.array([2, 0]))
