@@ -129,6 +129,9 @@ class ReplicaRunner(abc.ABC):
         """Notes the components that represent one object, which `merge_call` returns to all replicas of a trace."""
         if isinstance(value, PerReplica) or not any(isinstance(one, Tracer) for one in components):
             return
+        # A tracer that a variable has as its new value may also come from a read of that variable.
+        if any(self.store.local(entry.variable, 0) is components[0] for entry in self.store.staged.values()):
+            return
         for component in components:
             self._merged[id(component)] = (component, components)  # kept, so that the id is not reused
 
