@@ -244,6 +244,14 @@ class TestSpecs:
         dataset = D.from_generator(lambda: iter([(1, [2.0])]), (np.int64, np.float32), ((), (None,)))
         assert dataset.element_spec == (ArraySpec((), np.dtype("i8")), ArraySpec((None,), np.dtype("f4")))
 
+    def test_output_types_alone_cast_elements_of_any_shape(self) -> None:
+        dataset = D.from_generator(lambda: [(1, []), (2, [1])], (np.uint8, np.float32))
+        assert [tuple(part.dtype.name for part in element) for element in dataset] == [("uint8", "float32")] * 2
+        assert read(D.from_generator(lambda: [1, 2], np.uint8).map(lambda x: x - np.uint8(3))) == [254, 255]
+        for types, elements in [(np.int32, [2.7]), ((np.int32, np.int32), [1])]:
+            with pytest.raises(StructureError, match="output_types"):
+                read(D.from_generator(lambda elements=elements: elements, types))
+
     def test_of_padded_batches(self) -> None:
         ragged = D.range(1, 4).map(lambda n: np.full(n, n))
         assert ragged.padded_batch(2).element_spec.shape == (None, None)

@@ -175,3 +175,16 @@ def test_the_arrays_of_jax_refuse_lists_without_the_facade() -> None:
         y = x * 2.0
         with pytest.raises(TypeError, match="unsupported operand"):
             y + [1, 2]
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_a_list_with_a_tensor_is_assigned(method: str, compiled: bool) -> None:
+    expected = {"assign": [3.0, 1.0], "assign_add": [4.0, 3.0], "assign_sub": [-2.0, 1.0]}[method]
+    v = tf.Variable([1.0, 2.0])
+
+    def replace(a: jax.Array) -> jax.Array:
+        getattr(v, method)([a, 1.0])
+        return v + 0.0
+
+    assert (tf.function(replace) if compiled else replace)(tf.constant(3.0)).tolist() == expected

@@ -79,6 +79,13 @@ def _common(found: DTypeLike, dtype: DTypeLike) -> Any:
     return jnp.result_type(dtype, weak)
 
 
+def without_lists_of_arrays(value: object) -> Any:
+    """Stacks a list or tuple that contains arrays of JAX, tracers included; returns any other value unchanged."""
+    if isinstance(value, (list, tuple)) and any(isinstance(_read(one), jax.Array) for one in _flat(value)):
+        return stacked(value)
+    return value
+
+
 def stacked(value: Sequence[Any], dtype: DTypeLike | None = None) -> jax.Array:
     """Stacks a list or tuple of arrays, variables, numbers, and lists of them, into one array.
 

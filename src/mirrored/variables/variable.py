@@ -15,6 +15,7 @@ from mirrored._jax.array_likes import register_array_like
 from mirrored._jax.arrays import is_key_dtype, key_data
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.placement import movable
+from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored._typing import DTypeLike, Operand
@@ -322,7 +323,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def _update(self, method: str, value: object, read_value: bool) -> Any:
         announce_write()
         assignment = access.Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
-        new = access.write(assignment, payload_of(value))
+        new = access.write(assignment, payload_of(without_lists_of_arrays(value)))
         if not read_value:
             return None
         replica = access.eager_replica(self)
@@ -334,7 +335,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         announce_write()
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
-        new = access.write_component(assignment, replica, payload_of(value))
+        new = access.write_component(assignment, replica, payload_of(without_lists_of_arrays(value)))
         return new if read_value else None
 
     def component_value(self, replica: int) -> Any:

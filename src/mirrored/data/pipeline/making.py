@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
@@ -17,7 +17,7 @@ from mirrored.data import specs
 from mirrored.data.elements import as_element
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
 from mirrored.data.pipeline.iterators import Steps
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, StructureError
 
 
 class Making(Steps):
@@ -79,13 +79,15 @@ class Making(Steps):
 
         Args:
             generator: Returns an iterable; called again for every iteration.
-            output_types: A pytree of dtypes, TensorFlow's form before `output_signature`.
+            output_types: A pytree of dtypes, to which elements are cast: TensorFlow's form before `output_signature`.
             output_shapes: A pytree of shapes to go with `output_types`.
             args: Arguments of `generator`.
             output_signature: A pytree of specs (any objects with shape and dtype). Elements are cast to the dtypes; a
                 different structure or shape raises an error. None: elements are not checked.
         """
         signature = _signature(output_types, output_shapes, output_signature)
+        if signature is None and output_types is not None and callable(generator):
+            generator = _typed(generator, output_types)
         return cls(streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
 
     @classmethod
@@ -200,6 +202,42 @@ def _signature(types: PyTree, shapes: PyTree, signature: PyTree) -> Any:
         for dtype, shape in zip(dtypes, flat, strict=True)
     ]
     return jax.tree.unflatten(treedef, made)
+
+
+def _typed(generator: Callable[..., Any], types: PyTree) -> Callable[..., Any]:
+    """Wraps a generator function to cast the parts of its elements to dtypes, whatever their shapes."""
+    dtypes, treedef = jax.tree.flatten(types)
+
+    @functools.wraps(generator)
+    def elements(*args: Any) -> Iterator[Any]:
+        for element in generator(*args):
+            try:
+                parts = treedef.flatten_up_to(element)
+            except ValueError as error:
+                raise StructureError(
+                    "Dataset.from_generator",
+                    found=f"an element has the structure {jax.tree.structure(element)}",
+                    rule=f"elements must have the structure of output_types, {treedef}",
+                    remedy="yield elements of this structure, or change output_types",
+                ) from error
+            yield treedef.unflatten([_cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)])
+
+    return elements
+
+
+def _cast(part: Any, dtype: Any) -> Any:
+    name = getattr(dtype, "name", dtype)
+    if name in ("string", "bytes"):
+        return part
+    array, wanted = np.asarray(part), np.dtype(name)
+    if array.size and array.dtype.kind == "f" and wanted.kind in "iu":
+        raise StructureError(
+            "Dataset.from_generator",
+            found=f"a part of an element is {array.dtype.name}",
+            rule=f"output_types requires {wanted.name}: real numbers are not converted to integers",
+            remedy=f"yield integers, or pass output_types={array.dtype.name}",
+        )
+    return array.astype(wanted)
 
 
 def _has_shapes(part: Iterable[Any]) -> bool:

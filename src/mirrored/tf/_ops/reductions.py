@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -225,7 +226,7 @@ def bincount(
     one = jax.nn.one_hot(arr, length, dtype=array_dtype(dtype) if weights is None else weights.dtype)
     if weights is not None:
         one = one * weights[..., None]
-    counted = one.reshape(-1, length).sum(0) if axis is None else jnp.sum(one, axis=-2)
+    counted = one.reshape(math.prod(one.shape[:-1]), length).sum(0) if axis is None else jnp.sum(one, axis=-2)
     return jnp.minimum(counted, 1) if binary_output else counted
 
 
