@@ -1,4 +1,4 @@
-"""The program of each worker of benchmarks/elastic.py: steps without and with a session alternate.
+"""The program of each worker of benchmarks/elastic_cost.py: steps without and with a session alternate.
 
 mirrored run --elastic --workers 2 benchmarks/elastic_program.py W2 8 default,1,10,100
 """

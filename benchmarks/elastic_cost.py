@@ -1,6 +1,6 @@
 """What an elastic job costs without failures: step times with and without `session.commit()`, by k and donation.
 
-    python benchmarks/elastic.py [--workers 2] [--workloads W2,W4] [--rounds 8] [--every default,1,10,100]
+    python benchmarks/elastic_cost.py [--workers 2] [--workloads W2,W4] [--rounds 8] [--every default,1,10,100]
 
 The job is `mirrored run --elastic`. Steps without a session and steps with one alternate in the same processes; a
 timing spans whole intervals of k steps. The last column is the median of the rounds' ratios of step times, with the
