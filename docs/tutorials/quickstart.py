@@ -97,8 +97,8 @@ print(f"{len(expected)} steps, loss {expected[0]:.4f} -> {expected[-1]:.4f}")
 # | `jax.jit` | `mr.function`: one compiled program for all devices |
 # | `optax.adam(1e-2)` | `mr.optimizers.Adam(1e-2)`, or `mr.optimizers.Optimizer(transform)` for any optax transform |
 #
-# `optimizer.apply(gradients, params)` and `optimizer.apply_gradients([(gradient, variable), ...])` are the same step: the
-# gradients of all replicas are summed, so no `all_reduce` comes before.
+# `optimizer.apply(gradients, params)` and `optimizer.apply_gradients([(gradient, variable), ...])` are the same step:
+# the gradients of all replicas are summed, so no `all_reduce` comes before.
 
 # %%
 strategy = mr.MirroredStrategy()

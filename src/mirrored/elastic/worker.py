@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 import numpy as np
 
 from mirrored._jax import distributed, recovery
-from mirrored._jax.lowerings import keep_lowerings
 from mirrored.elastic.copies import SharedCopies, why_restart
 from mirrored.elastic.equality import description
 from mirrored.elastic.exceptions import chain, drop_frames
@@ -48,7 +47,6 @@ class Worker:
         """Calls the training function in one epoch after another, until it has returned on all workers."""
         distributed.interrupt_waits_by(self._link.check)
         own: dict[str, str] | None = description()
-        keep_lowerings()
         if RESTART.read() and not self._snapshots.steps:  # with a copy, all processes restart and wait for each other
             warm_up()
         while True:

@@ -206,7 +206,8 @@ def _signature(types: PyTree, shapes: PyTree, signature: PyTree) -> Any:
 
 def _typed(generator: Callable[..., Any], types: PyTree) -> Callable[..., Any]:
     """Wraps a generator function to cast the parts of its elements to dtypes, whatever their shapes."""
-    dtypes, treedef = jax.tree.flatten(types)
+    dtypes, structure = jax.tree.flatten(types)
+    treedef: Any = structure
 
     @functools.wraps(generator)
     def elements(*args: Any) -> Iterator[Any]:
