@@ -247,10 +247,8 @@ def test_a_wait_for_input_ends_when_the_workers_change(change: threading.Event, 
     for _ in range(blocked):
         next(iterator)
     threading.Thread(target=lambda: (storage.is_reached.wait(10), change.set())).start()
-    began = time.perf_counter()
-    with pytest.raises(Change):
+    with pytest.raises(Change):  # a wait that does not end meets the timeout of the test
         next(iterator)
-    assert time.perf_counter() - began < 5
     change.clear()
     storage.may_return.set()
     element = next(iterator)

@@ -249,6 +249,10 @@ def test_deterministic_sums_warn_too():
         run(taped, WRONG["jnp.mean of everything"], strategy_of(2, deterministic=True))
 
 
+def all_reduced(op: str, gradients: Any) -> Any:
+    return jax.tree.map(lambda total: jnp.clip(total, -9.0, 9.0), mr.get_replica_context().all_reduce(op, gradients))
+
+
 def reduced_first(op: str) -> Any:
     """A step whose gradients are reduced before the optimizer sums them."""
 
@@ -258,8 +262,7 @@ def reduced_first(op: str) -> Any:
         def step(x: Any, y: Any) -> Any:
             with mr.GradientTape() as tape:
                 loss = loss_of(w, x, y)
-            gradient = mr.get_replica_context().all_reduce(op, tape.gradient(loss, w))
-            optimizer.apply_gradients([(jnp.clip(gradient, -9.0, 9.0), w)])
+            optimizer.apply_gradients([(all_reduced(op, tape.gradient(loss, w)), w)])
             return loss
 
         return step
@@ -267,19 +270,56 @@ def reduced_first(op: str) -> Any:
     return make
 
 
+def nnx_reduced_first(op: str) -> Any:
+    def make(loss_of: Any) -> Any:
+        model = Model()
+        update = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+        def step(x: Any, y: Any) -> Any:
+            loss, gradients = nnx.value_and_grad(lambda model: loss_of(model.w[...], x, y))(model)
+            update.update(model, all_reduced(op, gradients))
+            return loss
+
+        return step
+
+    return make
+
+
+def keras_reduced_first(op: str) -> Any:
+    def make(loss_of: Any) -> Any:
+        layer, update = keras.layers.Dense(CLASSES, use_bias=False), keras.optimizers.SGD(0.1)
+        layer.build((None, FEATURES))
+        update.build(layer.trainable_variables)
+
+        def step(x: Any, y: Any) -> Any:
+            with mr.GradientTape() as tape:
+                loss = loss_of(jnp.asarray(layer.kernel.value), x, y)
+            update.apply(all_reduced(op, tape.gradient(loss, layer.trainable_variables)), layer.trainable_variables)
+            return loss
+
+        return step
+
+    return make
+
+
+REDUCED_FIRST = pytest.mark.parametrize("make", [reduced_first, nnx_reduced_first, keras_reduced_first])
+
+
 @ALL_LAYOUTS
+@REDUCED_FIRST
 @pytest.mark.parametrize(("name", "op"), [("mean of optax losses", "MEAN"), ("average_loss", "SUM")])
-def test_gradients_that_are_reduced_twice_are_warned_of(name, op, devices):
+def test_gradients_that_are_reduced_twice_are_warned_of(make, name, op, devices):
     loss_of = {**WRONG, **RIGHT}[name]
     with pytest.warns(LossScaleWarning, match="omit the all_reduce"):
-        run(reduced_first(op), loss_of, strategy_of(devices))
+        run(make(op), loss_of, strategy_of(devices))
 
 
 @ALL_LAYOUTS
-def test_a_mean_over_replicas_that_is_summed_is_right(devices):
+@REDUCED_FIRST
+def test_a_mean_over_replicas_that_is_summed_is_right(make, devices):
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
-        run(reduced_first("MEAN"), RIGHT["average_loss"], strategy_of(devices))
+        run(make("MEAN"), RIGHT["average_loss"], strategy_of(devices))
 
 
 def test_gradients_that_are_divided_by_the_replicas_are_right():

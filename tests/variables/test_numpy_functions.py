@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.values.operators import ArrayOperators
 
 FUNCTIONS = {
     "cumsum": np.cumsum,
@@ -40,6 +41,20 @@ def test_the_gradient_is_that_of_the_array(name, scoped):
         of_array = jnp.sum(jnp.asarray(function(value)) ** 2)
     np.testing.assert_array_equal(of_variable, of_array)
     np.testing.assert_array_equal(tape.gradient(of_variable, variable), other.gradient(of_array, value))
+
+
+# What describes the array's memory and devices, or copies it: a variable has its own answers or none.
+NOT_OF_VALUES = {
+    *("addressable_data", "addressable_shards", "committed", "copy_to_host_async", "device", "global_shards"),
+    *("is_fully_addressable", "is_fully_replicated", "sharding", "to_device"),
+    *("byteswap", "copy", "flat", "itemsize", "nbytes", "view", "dtype", "ndim", "shape", "size"),
+}
+
+
+def test_variables_have_every_method_of_arrays():
+    """NumPy's functions call them; without one, NumPy converts the variable, and its gradient is None."""
+    methods = {name for name in dir(jax.Array) if not name.startswith("_")} - NOT_OF_VALUES
+    assert {name for name in methods if not hasattr(ArrayOperators, name)} == set()
 
 
 def test_a_function_that_jax_refuses_is_refused():

@@ -1,8 +1,8 @@
 """The identity on an array, without the mesh in its type.
 
-The type of a result of `shard_map` names its mesh, and JAX refuses operations on arrays of different meshes. A run that
-closes over such a result traces its body for one device, where the mesh of the result is none of the body: in its
-derivative, JAX would combine both.
+The type of a result of `shard_map` names its mesh, and JAX refuses operations on arrays of different meshes. The body
+of another run is traced for one device, without a mesh. If the body closes over such a result, its derivative would
+combine arrays of both types.
 
 Supports JAX 0.10 to 0.12: the registries of rules for primitives.
 """

@@ -82,7 +82,7 @@ class SharedCopies:
         _write(descriptor, header + _CHECK.pack(zlib.crc32(header)), 0)
 
     def newest(self) -> tuple[int, Manifest] | None:
-        """Returns the newest complete copy with its step; None if there is none."""
+        """Returns the newest complete copy with its step; None if no copy is complete."""
         found = max(((self._header(one), one) for one in self._descriptors), default=None)
         if found is None or found[0][0] < 0:
             return None

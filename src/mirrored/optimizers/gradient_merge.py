@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from mirrored._jax import arrays
-from mirrored._jax.traces import unboxed
+from mirrored._jax.traces import current_trace, is_eval, recording_parent, unboxed
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
@@ -109,6 +109,23 @@ def update_with_sums_of(
     own = [(None if gradient is None else as_array(gradient), variable) for gradient, variable in pairs]
     merge = Merge(called, run, given=(same_object(owner, type(owner).__name__),))
     return tuple(run_merge(merge, [own, [as_array(value) for value in extra]]))
+
+
+def note_summed(called: str, gradients: Sequence[Any]) -> None:
+    """Records the gradients that an optimizer of another library sums over replicas, so that their scale is checked.
+
+    Context: replica context, in all replicas, directly before the sum. It has an effect in compiled runs only, and not
+    under a transform, where replicas cannot wait for each other.
+    """
+    runner = ambient().runner
+    if runner is None or is_eval(current_trace()) or recording_parent(current_trace()) is not runner.base_trace:
+        return
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        runner.note_summed(called, [list(row) for row in zip(*payloads, strict=True)])
+        return [[]] * len(payloads)
+
+    run_merge(Merge(called, run), list(gradients))
 
 
 def _aligned(

@@ -77,7 +77,7 @@ class ReplicaRunner(abc.ABC):
 
         Args:
             called: The optimizer's method.
-            rows: The gradients of the local replicas, or that of the first one alone, for each variable.
+            rows: The gradients of the local replicas, for each variable.
         """
 
     @abc.abstractmethod

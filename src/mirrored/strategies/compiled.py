@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,13 @@ from jax.sharding import PartitionSpec
 
 from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
-from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
 from mirrored._jax.unplaced import unplaced
 from mirrored._typing import Leaf
-from mirrored.analysis.loss_scaling import LossScaling, Mean
+from mirrored.analysis.loss_scaling import LossScaling
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
-from mirrored.errors import LossScaleWarning, StructureError
+from mirrored.errors import StructureError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.variable_store import Captured, FunctionStore, is_under_tape
@@ -43,6 +41,7 @@ from mirrored.strategies.checks import (
     would_differ,
 )
 from mirrored.strategies.fusing import fuse
+from mirrored.strategies.loss_scale import check_loss_scale
 from mirrored.strategies.other_meshes import refuse_other_meshes
 from mirrored.strategies.padding import contain
 from mirrored.strategies.tracing_runner import Passed, TracingRunner
@@ -151,23 +150,12 @@ class _Run:
             return body
         labels = len(body.constants)
         batched = [False] * labels + [True] * (len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels)
-        replicas = self._device_assignment.num_replicas
-        scale = LossScaling(body.jaxpr, batched, body.constants, replicas)
-        analysis = self._analysis(body)
+        scale = LossScaling(body.jaxpr, batched, body.constants, self._device_assignment.num_replicas)
         gradients = iter(body.jaxpr.outvars[count:])
         for called, summed in self._runner.summed:
             rows = [[next(gradients) for _ in row] for row in summed]
-            means = scale.means_in([row[0] for row in rows])
-            if means:
-                _warn_of_mean(called, means[0], replicas)
-            elif scale.are_totals([row[0] for row in rows]) and all(map(self._is_total(analysis), rows)):
-                _warn_of_totals(called, replicas)
+            check_loss_scale(called, rows, scale, self._analysis(body), self._device_assignment)
         return body.giving(range(count))
-
-    def _is_total(self, analysis: ReplicationCheck) -> Callable[[Sequence[Any]], bool]:
-        """Returns a function that tells whether the gradients of all replicas are known to be equal."""
-        several = self._device_assignment.num_replicas > 1
-        return lambda row: several and len(row) == self._local and analysis.same(row)
 
     def _trace(
         self,
@@ -432,28 +420,3 @@ def _origin(constant: object) -> Origin:
     if isinstance(constant, Tracer):
         return Origin("a value from outside run", varies=False)
     return Origin.constant(constant)
-
-
-def _warn_of_totals(called: str, replicas: int) -> None:
-    warnings.warn(
-        f"{called} sums the gradients of {replicas} replicas, and they are equal on all replicas, because they were "
-        f"reduced before: the step is {replicas} times too large\n"
-        "  rule:   the gradients of all replicas are reduced once\n"
-        f"  remedy: omit the all_reduce, because {called} sums over replicas; or, to change the sums first, pass "
-        "skip_gradients_aggregation=True",
-        LossScaleWarning,
-        stacklevel=user_stacklevel(),
-    )
-
-
-def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
-    where = f" ({mean.where})" if mean.where else ""
-    warnings.warn(
-        f"{called} sums the gradients of {replicas} replicas, and the loss{where} is averaged over the {mean.size} "
-        f"examples of one replica: the step is {replicas} times too large\n"
-        "  rule:   a replica's loss must be its contribution to the mean over the global batch\n"
-        "  remedy: loss = mirrored.losses.average_loss(per_example_losses), or divide the mean by "
-        "get_strategy().num_replicas_in_sync",
-        LossScaleWarning,
-        stacklevel=user_stacklevel(),
-    )

@@ -80,6 +80,7 @@ class Making(Steps):
         Args:
             generator: Returns an iterable; called again for every iteration.
             output_types: A pytree of dtypes, to which elements are cast: TensorFlow's form before `output_signature`.
+                Floats are not cast to integers. TensorFlow refuses Python's floats and truncates NumPy's.
             output_shapes: A pytree of shapes to go with `output_types`.
             args: Arguments of `generator`.
             output_signature: A pytree of specs (any objects with shape and dtype). Elements are cast to the dtypes; a

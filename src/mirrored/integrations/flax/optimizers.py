@@ -13,6 +13,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, is_ours
+from mirrored.optimizers.gradient_merge import note_summed
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
@@ -64,9 +65,7 @@ def _summed(grads: PyTree) -> Any:
     if context.num_replicas_in_sync == 1:
         return grads
     leaves, structure = jax.tree.flatten(grads)
-    runner = ambient().runner
-    if runner is not None and context.local_index == 0:
-        runner.note_summed("nnx.Optimizer.update", [[leaf] for leaf in leaves])
+    note_summed("nnx.Optimizer.update", leaves)
     return jax.tree.unflatten(structure, context.all_reduce(ReduceOp.SUM, leaves))
 
 

@@ -91,7 +91,7 @@ _doing = threading.local()
 
 
 def borrowed(content: Variable | ReplicaKey) -> Any:
-    """Returns the borrowed value of an NNX variable's random state in the current context; None if there is none.
+    """Returns the borrowed value of an NNX variable's random state in the current context; None if nothing is borrowed.
 
     Raises:
         ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.

@@ -23,7 +23,7 @@ from mirrored.integrations.keras.private import (
     variables_of_optimizer,
 )
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
-from mirrored.optimizers.gradient_merge import update_with_sums
+from mirrored.optimizers.gradient_merge import note_summed, update_with_sums
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import get_replica_context
 from mirrored.variables import Variable
@@ -53,7 +53,7 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
             variables = variables_of_optimizer(self)
         _check_known(self, variables)
         check_gradients(self, grads, variables)
-        if _is_run_in_turn(variables):
+        if _are_updated_in_turn(variables):
             _apply_once(self, list(grads), variables)
         else:
             _apply(self, _summed(self, list(grads)), variables)
@@ -138,7 +138,7 @@ def _is_ours(variables: Sequence[KerasVariable]) -> bool:
     return bool(variables) and all(isinstance(variable, StrategyVariable) for variable in variables)
 
 
-def _is_run_in_turn(variables: Sequence[Any]) -> bool:
+def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
     """Returns whether replicas would update the variables one after another: those of no strategy, in an eager run."""
     context, here = get_replica_context(), ambient()
     if context is None or context.num_replicas_in_sync == 1 or here.runner is None or not is_eval(current_trace()):
@@ -203,9 +203,7 @@ def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
         )
     if context.num_replicas_in_sync == 1:
         return grads
-    runner = ambient().runner
-    if runner is not None and context.local_index == 0:
-        runner.note_summed(f"{type(optimizer).__name__}.apply_gradients", [[gradient] for gradient in grads])
+    note_summed(f"{type(optimizer).__name__}.apply_gradients", [gradient for gradient in grads if gradient is not None])
     return list(context.all_reduce(ReduceOp.SUM, grads))
 
 
