@@ -15,7 +15,7 @@ class _Program:
     has_asked = False
 
 
-def is_elastic() -> None:
+def declare_elastic() -> None:
     """Records that the program has an elastic training function; `mirrored.elastic.run` calls it."""
     _Program.is_elastic = True
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from mirrored._jax import distributed, recovery
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
-from mirrored.cluster.elastic_job import is_elastic
+from mirrored.cluster.elastic_job import declare_elastic
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.elastic.link import Link, Place, is_elastic_worker
 from mirrored.elastic.pace import Pace
@@ -230,7 +230,7 @@ def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None 
 
 def _decorator(every: int | None) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(train: Callable[..., T]) -> Callable[..., T]:
-        is_elastic()
+        declare_elastic()
 
         @functools.wraps(train)
         def call(*args: Any, **kwargs: Any) -> T:

@@ -52,6 +52,8 @@ class ElasticSupervisor(Supervisor):
         self._addresses = self._coordination.meet(0, self._interrupted) or []
         self._copies = copies.create()
         self._slow = SlowWorkers()
+        self._restart_reason: str | None = None  # why all processes restart after a failure; None if they do not
+        self._is_restartable = False  # whether the program has no elastic function
         failure: Failure | None = None
         try:
             for slot in range(self._job.workers):
@@ -226,8 +228,6 @@ class ElasticSupervisor(Supervisor):
                 "the load of its processors, and whether it is stopped again and again"
             )
 
-    _restart_reason: str | None = None
-
     def _restart_processes(self, reason: str) -> None:
         """Restarts all processes after failures from now on, because they cannot leave their epoch."""
         self._restart_reason = reason
@@ -235,8 +235,6 @@ class ElasticSupervisor(Supervisor):
         for (slot, _), member in self._members.items():
             if slot >= self._job.workers:
                 member.end()
-
-    _is_restartable = False
 
     def _restart_all_after_failures(self) -> None:
         """Supervises the workers as without ``--elastic`` from now on: the program has no elastic function."""
