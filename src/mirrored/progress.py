@@ -191,7 +191,8 @@ def _number(name: str, value: Any) -> Any:
         "Progress.show",
         found=f"{name}={type(value).__name__}{list(value.shape) if hasattr(value, 'shape') else ''}",
         rule="a value beside the bar must be a single number",
-        remedy="reduce it first: strategy.reduce(mr.ReduceOp.MEAN, value, axis=None)",
+        remedy="reduce it first: strategy.reduce(op, value, axis=None), where op is mr.ReduceOp.SUM for results of "
+        "average_loss and counts, mr.ReduceOp.MEAN for means over the per-replica batch",
     )
 
 

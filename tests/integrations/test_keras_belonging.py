@@ -235,7 +235,11 @@ def test_a_model_that_is_made_outside_of_the_scope_is_updated_once_with_a_warnin
             warnings.simplefilter("always")
             for batch in owner.experimental_distribute_dataset([X] * 3):
                 step(batch)
-        assert any(one.category is OutOfScopeWarning for one in caught) == (model is outside[0])
+        told = [one for one in caught if one.category is OutOfScopeWarning]
+        assert bool(told) == (model is outside[0])
+        for one in told:  # the line of the program, not one of Keras
+            assert one.filename == __file__
+            assert ".py:" not in str(one.message) or "test_keras_belonging.py:" in str(one.message)
         assert int(optimizer.iterations.value) == 3
         outcomes.append([np.asarray(one) for one in variables])
     jax.tree.map(np.testing.assert_array_equal, *outcomes)

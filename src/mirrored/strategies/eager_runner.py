@@ -443,7 +443,7 @@ def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             "Strategy.run",
             found="out_specs was passed to a run inside merge_call",
             rule="only the outermost run can declare which of its results are replicated",
-            remedy="omit out_specs here, or reduce the result: strategy.reduce(ReduceOp.MEAN, result, axis=None)",
+            remedy="omit out_specs here, or reduce the result over replicas: strategy.reduce(op, result, axis=None)",
         )
     runner: Any = ambient().runner
     return or_undone(lambda: runner.run_replicas(fn, args, kwargs))

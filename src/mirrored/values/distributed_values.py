@@ -74,7 +74,8 @@ def _refuse(operation: str) -> Callable[..., NoReturn]:
             f"{type(self).__name__}.{operation}",
             found=f"a value with {len(self)} components was used as if it were one array",
             rule="a per-replica value is several arrays, so array operations cannot be applied to it",
-            remedy="reduce it (strategy.reduce(ReduceOp.SUM, value, axis=None)), take its components "
+            remedy="reduce it (strategy.reduce(op, value, axis=None); op is ReduceOp.SUM for results of average_loss, "
+            "ReduceOp.MEAN for means over the per-replica batch), take its components "
             "(strategy.experimental_local_results(value) or value.values), or compute inside strategy.run",
         )
 
