@@ -109,6 +109,7 @@ def expected_output(block: CodeBlock) -> str | None:
 
 
 @pytest.mark.parametrize("block", [block for block in HERE if block not in OF_SEVERAL_WORKERS], ids=str)
+@pytest.mark.first(2)
 def test_program_of_a_page_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(block.text, encoding="utf-8")

@@ -61,6 +61,7 @@ X = np.random.default_rng(0).normal(size=(24,)).astype(np.float32)
 @pytest.mark.ways(replicas=(1, 2, 4))
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.sampled(4)
+@pytest.mark.first(1)
 def test_uneven_micro_batches_give_the_gradient_of_the_whole(way, reduction):
     """Shares of 2, 3 and 1 rows per replica: one step over all of them, exactly."""
     sizes = [2, 3, 1]
@@ -90,6 +91,7 @@ def test_uneven_micro_batches_give_the_gradient_of_the_whole(way, reduction):
 
 
 @pytest.mark.ways(modes=("eager",), replicas=(2, 4))
+@pytest.mark.first(1)
 def test_shares_may_differ_between_replicas(way):
     with way.strategy.scope():
         w = mr.Variable(0.7)
@@ -115,6 +117,7 @@ def test_shares_may_differ_between_replicas(way):
 
 @pytest.mark.ways(modes=("compiled", "folded"), replicas=(4, 8))
 @pytest.mark.sampled(3)
+@pytest.mark.first(1)
 def test_one_reduction_for_all_micro_batches(way):
     with way.strategy.scope():
         variables = [mr.Variable(jnp.ones(k + 1), name=f"v{k}") for k in range(3)]
@@ -152,6 +155,7 @@ def test_bfloat16_gradients_are_added_in_float32():
     assert float(accumulator.variables[0].numpy()) == 259.0
 
 
+@pytest.mark.long
 def test_what_the_accumulator_refuses():
     accumulator = GradientAccumulator([mr.Variable(1.0), mr.Variable([1.0, 2.0])])
     with pytest.raises(StructureError, match="gradients of shapes"):

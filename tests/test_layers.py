@@ -206,6 +206,7 @@ def test_imports_point_downward(path):
     assert not wrong, f"{short(path)} imports from its own level or above (docs/architecture.md): {wrong}"
 
 
+@pytest.mark.long
 def test_no_cycle_between_modules():
     modules = {module_name(path): path for path in sources()}
     graph: dict[str, set[str]] = {}

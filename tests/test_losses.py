@@ -34,6 +34,7 @@ def _sizes(total: int, replicas: int) -> list[int]:
 
 @pytest.mark.ways(modes=("eager",))
 @pytest.mark.parametrize("weights", [None, WEIGHTS, WEIGHTS > 0.7], ids=["plain", "weights", "mask"])
+@pytest.mark.first(4)
 def test_uneven_shares_sum_to_the_mean(way, weights):
     sizes = _sizes(13, way.num_replicas)
     args = [_shares(way, LOSSES, sizes)] + ([] if weights is None else [_shares(way, weights, sizes)])
@@ -60,6 +61,7 @@ def test_even_shares_on_every_way(way, weighted):
 
 @pytest.mark.ways(replicas=(1, 2, 4))
 @pytest.mark.sampled(3)
+@pytest.mark.first(1)
 def test_the_gradient_is_that_of_the_global_mean(way):
     """Also where weights depend on the variable: nothing flows through the divisor."""
     x = np.linspace(-1.0, 2.0, 8).astype(np.float32)
@@ -212,6 +214,7 @@ MASKS = {"ints": [1, 1, 0], "bools": [True, True, False], "floats": [1.0, 1.0, 0
 @pytest.mark.parametrize("given", ["argument", "closure"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.sampled(3)
+@pytest.mark.first(5)
 def test_masked_entries_contribute_exactly_zero(helper, mask, bad, given, compiled):
     losses, closed_over = jnp.array([1.0, 2.0, bad]), jnp.asarray(mask)
 
@@ -229,6 +232,7 @@ def test_masked_entries_contribute_exactly_zero(helper, mask, bad, given, compil
     np.testing.assert_array_equal(gradient, expected)
 
 
+@pytest.mark.first(3)
 def test_masked_entries_on_replicas(way):
     losses = jnp.array([1.0, jnp.nan, 3.0])
     mask = jnp.array([True, False, True])

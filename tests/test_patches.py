@@ -61,7 +61,7 @@ def lines_of(program: str, packages: tuple[str, ...], **environment: str) -> lis
     ("package", "imports"),
     [("keras", "import keras, keras._tf_keras.keras"), ("flax", "from flax import nnx")],
 )
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_an_empty_scope_changes_what_is_listed_and_disconnect_takes_it_back(package, imports):
     program = f"""
 {imports}
@@ -89,6 +89,7 @@ print(*sorted(patches.applied("{package}")))
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_the_facade_changes_arrays_as_listed():
     program = """
 import jax, jax.numpy
@@ -106,6 +107,7 @@ print(*sorted(path for path in changed(before, snapshot()) if path.split(".")[0]
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_the_core_changes_functions_of_jax_as_listed():
     program = """
 import jax, jax.numpy, optax
@@ -152,6 +154,7 @@ def test_the_order_of_imports_does_not_matter(order):
     assert lines_of(program, ("keras",), KERAS_BACKEND="jax") == ["StrategyVariable"]
 
 
+@pytest.mark.long
 def test_mirrored_before_keras_chooses_the_backend():
     program = "import mirrored, keras; print(keras.backend.backend())"
     assert lines_of(program, (), KERAS_BACKEND="") == ["jax"]
@@ -166,6 +169,7 @@ import mirrored as mr
 """
 
 
+@pytest.mark.long
 def test_a_scope_with_keras_on_another_backend_says_what_to_write():
     program = f"""{OTHER_BACKEND}
 with warnings.catch_warnings(record=True) as caught:

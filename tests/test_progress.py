@@ -71,6 +71,7 @@ def test_an_iterator_has_no_total() -> None:
     assert shown(out) == "2 steps\n2 of 7 steps\n"
 
 
+@pytest.mark.long
 def test_show_does_not_wait() -> None:
     @jax.jit
     def slow(x: jax.Array) -> jax.Array:

@@ -170,6 +170,7 @@ def test_dir_shows_modules_that_are_not_loaded_yet():
     assert set(words_of("import mirrored as mr; print(*dir(mr))")) >= NAMES | LAZY_MODULES
 
 
+@pytest.mark.long
 def test_importing_mirrored_leaves_jax_alone_until_a_name_needs_it():
     program = "import sys, mirrored as mr; print('jax' in sys.modules); mr.Variable; print('jax' in sys.modules)"
     assert words_of(program, MIRRORED_VIRTUAL_DEVICES="", MIRRORED_VIRTUAL_KIND="")[-2:] == ["False", "True"]
@@ -180,6 +181,7 @@ def test_importing_mirrored_makes_the_virtual_devices_of_the_environment():
     assert words_of(program, MIRRORED_VIRTUAL_DEVICES="3") == ["3"]
 
 
+@pytest.mark.long
 def test_names_first_asked_for_while_jax_traces_keep_no_tracer():
     program = """
 import jax, sys, mirrored as mr

@@ -124,6 +124,7 @@ def test_compiled_step_keeps_up_with_jax_by_hand(devices):
     assert sizes[0] <= 1.1 * sizes[1] + 4096
 
 
+@pytest.mark.long
 def test_deterministic_step_stays_near_the_plain_one():
     ordered, _, _ = ours(4, deterministic=True)
     plain, _, _ = ours(4)

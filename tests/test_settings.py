@@ -92,6 +92,7 @@ def strings(path: Path) -> list[ast.Constant]:
     ]
 
 
+@pytest.mark.long
 def test_no_other_module_spells_a_variable_of_ours():
     names = {setting.name for setting in settings.ALL}
     spelled = [
@@ -119,6 +120,7 @@ def environment_names(path: Path) -> list[str]:
     return [node.value for node in found if isinstance(node, ast.Constant)]
 
 
+@pytest.mark.long
 def test_variables_of_other_programs_are_listed():
     prefixes = tuple(name.removesuffix("*") for name in settings.FOREIGN)
     used = {name for path in SOURCE.rglob("*.py") for name in environment_names(path)}

@@ -99,7 +99,7 @@ def test_a_hand_written_stub_names_what_its_module_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((PROGRAMS / "right").glob("*.py")), ids=lambda path: path.stem)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_a_right_program_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path))
     assert capsys.readouterr().out

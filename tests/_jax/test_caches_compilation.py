@@ -95,6 +95,7 @@ def counted(directory: Path, call: str) -> Any:
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_the_deterministic_options_are_in_the_key(tmp_path):
     """One text, compiled with and without them: neither takes the other's program."""
     found = counted(tmp_path, "[compiled(as_written) for as_written in (False, True, True, False)]")

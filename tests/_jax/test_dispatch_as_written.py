@@ -58,6 +58,7 @@ def test_it_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.long
 def test_what_xla_logs_otherwise_is_as_before() -> None:
     """A program with GSPMD beside it still warns."""
     code = """

@@ -68,6 +68,7 @@ def test_which_value_goes_where_counts():
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_another_process_gives_the_same():
     text = (
         "import jax, jax.numpy as jnp\nfrom mirrored._jax.inlining import digest_of\n"

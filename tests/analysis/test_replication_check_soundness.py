@@ -67,6 +67,7 @@ def random_body(seed: int, length: int = 14) -> Callable[..., list[Any]]:
 
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.sampled(3)
+@pytest.mark.first(1)
 def test_what_is_proven_equal_is_equal_on_all_devices(seed: int) -> None:
     body = random_body(seed)
     w = np.linspace(-1, 1, SIZE, dtype=np.float32)

@@ -53,6 +53,7 @@ def test_every_piece_leaves_its_result(piece, tmp_path):
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_a_run_keeps_what_it_found_and_what_dry_runs_found_before(tmp_path):
     for name, piece, dry in (("results.json", "eager", True), ("real.json", "steps", False)):
         before = {"dry_run": dry, "pieces": {piece: {"status": "done", "seconds": 1, "records": []}}}
@@ -68,6 +69,7 @@ def test_a_run_keeps_what_it_found_and_what_dry_runs_found_before(tmp_path):
     assert "Dry run on a CPU" in report
 
 
+@pytest.mark.long
 def test_a_piece_that_would_end_too_late_is_left_out(tmp_path):
     code, results = dry_run(tmp_path, QUICK, "--seconds", "1")
     assert code == 0

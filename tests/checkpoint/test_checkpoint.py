@@ -226,6 +226,7 @@ def test_components_and_one_value_stand_for_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.first(1)
 def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, replicas):
     first = Training(2)
     for _ in range(2):

@@ -141,7 +141,7 @@ WAYS_TO_BUILD = {
     ],
 )
 @pytest.mark.sampled(4)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_an_unbuilt_keras_model_is_restored_when_it_is_built(saved, kind, layout, building):
     if building == "built" and kind == "subclassed":
         building = "called"  # Keras builds such a model by calling it
@@ -174,7 +174,7 @@ def test_the_first_result_is_of_the_restored_weights(saved):
     ],
 )
 @pytest.mark.sampled(4)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_the_slots_of_an_optimizer_are_restored_before_its_first_step(saved, kind, layout, compiled):
     path, expected, all_expected = saved[kind]
     strategy, model, optimizer = made(kind, LAYOUTS[layout])
@@ -186,6 +186,7 @@ def test_the_slots_of_an_optimizer_are_restored_before_its_first_step(saved, kin
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.first(1)
 def test_fit_goes_on_from_a_restored_model_and_optimizer(tmp_path, layout):
     def compiled():
         keras.utils.set_random_seed(1)
@@ -410,6 +411,7 @@ def test_slots_of_our_optimizers_for_variables_that_come_later(tmp_path, compile
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.first(1)
 def test_a_save_before_the_model_is_built_keeps_what_waits(saved, tmp_path, layout):
     path, _, _ = saved["subclassed"]
     _, model, optimizer = made("subclassed", LAYOUTS[layout])

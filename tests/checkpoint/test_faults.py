@@ -313,6 +313,7 @@ def test_a_program_that_ends_finishes_its_last_checkpoint(tmp_path):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_without_orbax_the_error_names_the_extra(tmp_path):
     process = program(
         """

@@ -13,6 +13,7 @@ from flax import nnx
 from mirrored.checkpoint import Checkpoint, CheckpointReader
 
 
+@pytest.mark.long
 def test_equinox_module_with_its_optax_state(tmp_path):
     def make(seed):
         model = eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(seed))
@@ -40,6 +41,7 @@ def test_a_layer_that_a_frozen_model_has_twice(tmp_path):
         np.testing.assert_array_equal(layer.weight, layers[0].weight)
 
 
+@pytest.mark.long
 def test_nnx_module(tmp_path):
     source, target = (nnx.Linear(2, 3, rngs=nnx.Rngs(seed)) for seed in (0, 1))
     path = Checkpoint(model=source).write(tmp_path / "c")

@@ -117,6 +117,7 @@ class Scale(keras.layers.Layer):
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("as_root", [True, False])
 @pytest.mark.parametrize("built", [True, False])
+@pytest.mark.first(4)
 def test_unbuilt_sequential_model_with_state(as_root, built, replicas, tmp_path):
     def model_and_checkpoint(first):
         with mr.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]).scope():
@@ -168,6 +169,7 @@ def drawing(replicas):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (4, 4), (4, 2), (2, 4), (1, 2)])
+@pytest.mark.first(1)
 def test_dropout_goes_on_with_a_mask_of_its_own_on_each_replica(tmp_path, before, after):
     source, draw = drawing(before)
     draw()

@@ -31,7 +31,7 @@ def made(*, input_known: bool = True, eagerly: bool = False) -> Any:
 
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "run_eagerly"])
 @pytest.mark.parametrize("waits", [False, True], ids=["nobody waits", "another restore waits"])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_a_save_in_a_callback_holds_the_weights_after_that_step(tmp_path: Path, eagerly: bool, waits: bool) -> None:
     other, waiting = made(), made(input_known=False)
     path = Checkpoint(model=other).save(tmp_path / "other")

@@ -303,6 +303,7 @@ def test_slots_are_made_in_the_strategy_of_their_variables(tmp_path):
     assert jax.device_count() >= 4
 
 
+@pytest.mark.long
 def test_a_status_that_lives_until_the_program_ends_is_told(saved):
     program = """
         import sys

@@ -58,6 +58,7 @@ def visible(folder):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_another_job_is_named_and_a_killed_one_does_not_block(tmp_path, monkeypatch, other_job):
     monkeypatch.setattr(series_lock, "_PATIENCE_SECONDS", 0.2)
     v = mr.Variable(2.0)

@@ -54,6 +54,7 @@ def test_results_as_json(findings):
     assert json.loads(json.dumps(as_data(spoilt(findings, hashes={1: "0f", 2: "1f"}))))["bits_are_equal"] is False
 
 
+@pytest.mark.long
 def test_prediction_sees_every_image_once_and_in_order():
     """Also those of the last batch, which two replicas share unevenly."""
     _, test = load_digits()
@@ -90,6 +91,7 @@ def test_takes_one_device_per_replica_while_there_are_any(num_replicas, expected
     assert _devices_for(num_replicas) == jax.devices()[:expected]
 
 
+@pytest.mark.long
 def test_report_says_what_was_found(findings, tmp_path):
     written = write_report(findings, tmp_path / "deep" / "report")
     assert [path.name for path in written] == ["loss.png", "predictions.png", "summary.md"]

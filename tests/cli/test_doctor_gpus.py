@@ -165,6 +165,7 @@ def test_multi_instance_mode_and_flags_are_told():
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_the_command_prints_the_section(tmp_path):
     """On a machine with a GPU of which JAX, told to take the CPU, makes no use."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -80,7 +80,7 @@ def test_exit_status_after_an_interrupt(monkeypatch):
         ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
     ],
 )
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_exit_status_of_run_is_that_of_the_worker_that_failed(tmp_path, line, status):
     (tmp_path / "train.py").write_text(f"import os, signal, sys\n{line}\n")
     assert started("run", "--workers", "2", "train.py", folder=tmp_path).returncode == status
@@ -105,6 +105,7 @@ def test_devices_as_json():
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_doctor_as_json():
     done = started("doctor", "--json")
     assert done.returncode == 0, done.stderr

@@ -47,6 +47,7 @@ def invoke(*arguments):
     return CliRunner().invoke(main, ["plan", *arguments])
 
 
+@pytest.mark.long
 def test_a_table_reasons_and_a_picture(script, tmp_path):
     picture = tmp_path / "plan.png"
     result = invoke(script, "--replicas", "8,4096", "--bandwidth", "1kB/s", "--latency", "5us", "--steps", "2",
@@ -86,6 +87,7 @@ def test_unreadable_numbers_are_refused_before_anything_runs(script, option, val
     assert told in result.output
 
 
+@pytest.mark.long
 def test_goodput_with_given_and_measured_times(script):
     options = ("--failure-every", "10m", "--restart-time", "60s", "--checkpoint-every", "2m", "--steps", "2")
     result = invoke(script, "--replicas", "8", *options, "--json", "--", "6")

@@ -46,6 +46,7 @@ def arrays_of(replicas: int, dtype: Any = np.float32) -> list[np.ndarray]:
 @pytest.mark.parametrize(("devices", "replicas"), SPLITS, ids=str)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.sampled(4)
+@pytest.mark.first(4)
 def test_sum_and_mean_on_every_device(algorithm: CrossDeviceOps, devices: int, replicas: int) -> None:
     arrays = arrays_of(replicas)  # whole numbers: sums are exact in any order
     for op, expected in ((ReduceOp.SUM, [a.sum(0) for a in arrays]), (ReduceOp.MEAN, [a.mean(0) for a in arrays])):
@@ -57,6 +58,7 @@ def test_sum_and_mean_on_every_device(algorithm: CrossDeviceOps, devices: int, r
 
 @pytest.mark.parametrize("dtype", ["int32", "bfloat16", "float16", "complex64", "uint8"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS[::2] + [OrderedTree()], ids=repr)
+@pytest.mark.first(6)
 def test_dtypes(algorithm: CrossDeviceOps, dtype: str) -> None:
     array = np.arange(4 * 3).reshape(4, 3).astype(dtype)
     total, mean = (reduction(algorithm, op, 2, 4, 1)(array)[0] for op in (ReduceOp.SUM, ReduceOp.MEAN))

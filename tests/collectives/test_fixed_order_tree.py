@@ -94,7 +94,7 @@ def test_training_has_the_same_bits_on_1_2_4_and_8_devices(program: tuple[str, .
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("program", "dtype"), PROGRAMS[1:3], ids=name)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_training_has_the_same_bits_on_1_2_3_and_6_devices(program: tuple[str, ...], dtype: Any) -> None:
     expected = train(program, dtype, 6, 6)
     for devices in (1, 2, 3):
@@ -104,7 +104,7 @@ def test_training_has_the_same_bits_on_1_2_3_and_6_devices(program: tuple[str, .
 @pytest.mark.parametrize(("replicas", "splits"), [(8, (1, 2, 4, 8)), (6, (1, 2, 3, 6)), (12, (1, 2, 3, 4, 6))])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.sampled(3)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_sum_is_the_tree_over_replicas_in_order(replicas: int, splits: tuple[int, ...], dtype: str) -> None:
     rng = np.random.default_rng(1)
     array = jnp.asarray(rng.normal(size=(replicas, 33)) * 10.0 ** rng.integers(-3, 4, size=(replicas, 33)), dtype)

@@ -21,6 +21,7 @@ HALVES = [jnp.float16, jnp.bfloat16]
 
 @pytest.mark.ways(replicas=(2, 4))
 @pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.first(4)
 def test_all_means(way, dtype):
     with way.strategy.scope():
         variable = mr.Variable(jnp.zeros((), dtype), aggregation="MEAN")

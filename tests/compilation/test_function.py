@@ -468,6 +468,7 @@ def test_many_retraces_are_warned_of(caplog):
         assert part in caplog.records[4].message
 
 
+@pytest.mark.long
 def test_strategies_that_are_made_again_get_programs_of_their_own():
     """A later strategy may lie where one lay that is gone."""
 

@@ -57,6 +57,7 @@ def train(devices: int, steps: int | None, *, compiled: bool = True) -> tuple[li
 @pytest.mark.parametrize("steps", [None, 3])
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.usefixtures("without_collector")
+@pytest.mark.first(2)
 def test_a_compiled_model_is_freed_without_the_collector(devices: int, steps: int | None) -> None:
     held, _ = train(devices, steps)
     assert len(held) > 5
@@ -65,6 +66,7 @@ def test_a_compiled_model_is_freed_without_the_collector(devices: int, steps: in
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.usefixtures("without_collector")
+@pytest.mark.first(1)
 def test_an_eager_model_is_freed_without_the_collector(devices: int) -> None:
     held, _ = train(devices, None, compiled=False)
     assert [one() for one in held if one() is not None] == []

@@ -37,6 +37,7 @@ def seen(per_replica: list[Any], rule: str) -> list[int]:
 
 @pytest.mark.parametrize("rule", LAST_BATCH_RULES)
 @pytest.mark.parametrize("replicas", REPLICAS)
+@pytest.mark.first(4)
 def test_counts_per_example(rule: str, replicas: int) -> None:
     for size in range(51):
         for batch in range(1, 10):

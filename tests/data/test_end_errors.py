@@ -21,6 +21,7 @@ for made in (mr.data.Dataset.range(0), mr.OneDeviceStrategy("CPU:0").experimenta
 
 
 @pytest.mark.parametrize("imports", ["", "import mirrored.tf", "from mirrored.tf import data"])
+@pytest.mark.first(1)
 def test_importing_the_facade_changes_no_error(imports: str) -> None:
     program = PROGRAM.format(imports=imports)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)

@@ -178,6 +178,7 @@ def test_the_worker_is_gone_after_leaving(strategy: Any, name: str) -> None:
     assert workers() == []
 
 
+@pytest.mark.long
 def test_the_process_ends_while_a_reading_is_open() -> None:
     program = """
 import time, numpy as np, mirrored as mr

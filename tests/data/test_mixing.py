@@ -97,6 +97,7 @@ def test_positions(dataset: Dataset) -> None:
     assert_resumes_everywhere(dataset)
 
 
+@pytest.mark.long
 def test_resampling_gives_the_wanted_classes_and_no_element_twice() -> None:
     rare = D.range(20000).map(lambda n: (n, n % 10 == 0))
     for initial in ([0.9, 0.1], None):

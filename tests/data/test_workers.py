@@ -80,6 +80,7 @@ def run_workers(program: Path) -> list[Any]:
     return [json.loads(line[0].removeprefix("FOUND ")) for line in lines]
 
 
+@pytest.mark.long
 def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))

@@ -196,6 +196,7 @@ PROGRAMS = [
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("replicas", DEVICES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.first(1)
 def test_a_program_has_the_same_bits_on_any_number_of_devices(program, replicas):
     found = {}
     for devices in DEVICES[replicas]:
@@ -210,6 +211,7 @@ def test_a_program_has_the_same_bits_on_any_number_of_devices(program, replicas)
             assert value.tobytes() == expected.tobytes(), (devices, np.abs(value - expected).max())
 
 
+@pytest.mark.long
 def test_a_tape_around_a_compiled_function_has_the_same_bits_on_any_number_of_devices():
     found = set()
     for devices in DEVICES[4]:
@@ -266,6 +268,7 @@ def test_the_second_derivative_around_a_run_is_that_of_one_device(devices, repli
 
 
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 4), (2, 4), (4, 4)])
+@pytest.mark.first(1)
 def test_the_gradient_through_a_merge_is_that_of_one_device(devices, replicas):
     strategy = strategy_of(devices, replicas)
     step = mr.function(merged(strategy))
@@ -299,6 +302,7 @@ def test_a_gradient_of_what_the_replica_function_closes_over_is_refused(devices,
         step(x, y)
 
 
+@pytest.mark.long
 def test_small_and_large_arrays_have_the_same_bits_on_devices_that_do_not_divide_the_replicas():
     small, large = jnp.asarray(W), np.random.default_rng(1).normal(size=(200, 200)).astype(np.float32) / 200
     found = {}

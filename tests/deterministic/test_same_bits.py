@@ -37,7 +37,7 @@ def hashes(model: str, dtype: str, replicas: int, devices: tuple[int, ...]) -> s
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", ["multiplied", "transformer"])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_eight_replicas_have_the_same_bits_on_one_and_four_devices(model: str) -> None:
     assert len(hashes(model, "float32", 8, (1, 4))) == 1
 

@@ -142,7 +142,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_a_small_program_has_the_same_bits_on_any_number_of_devices(program: Callable[..., Any]) -> None:
     alone = bits(program, 1)
     for devices in (2, 4):
@@ -200,6 +200,6 @@ SEEDS[47] = [pytest.mark.slow, pytest.mark.xfail(reason=LIMIT, strict=False)]
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=marks) for seed, marks in SEEDS.items()])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_a_random_program_has_the_same_bits_on_any_number_of_devices(seed: int) -> None:
     np.testing.assert_array_equal(bits(drawn(seed), 2 + 2 * (seed % 2)), bits(drawn(seed), 1))

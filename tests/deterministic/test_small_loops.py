@@ -61,7 +61,7 @@ def loop_in_the_replica(devices: int, seed: int) -> bytes:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("train", [several_steps, loop_in_the_replica])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_small_loops_have_the_same_bits_on_one_and_two_devices(train: Callable[[int, int], bytes]) -> None:
     different = [seed for seed in range(TRIALS) if train(1, seed) != train(2, seed)]
     assert different == []

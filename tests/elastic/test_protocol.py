@@ -290,6 +290,7 @@ def test_a_thousand_interleavings_with_kills_and_joins():
     assert explore(range(1000)) > 900
 
 
+@pytest.mark.long
 def test_a_thousand_interleavings_of_a_job_that_restarts_its_processes():
     assert explore(range(1000), RestartingWorld) > 900
 

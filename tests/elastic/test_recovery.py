@@ -175,6 +175,7 @@ def test_workers_are_killed_and_replaced_and_the_result_has_the_bits_of_an_undis
     assert job.results() == {expected + "\n"}
 
 
+@pytest.mark.long
 def test_an_exception_of_the_program_ends_the_job_and_is_not_retried(start):
     job = start(
         """

@@ -107,6 +107,7 @@ def check(found: list[tuple[tuple[int, int, int], tuple[int, int, int]]], first:
         assert after[2] - before[2] <= 2, found
 
 
+@pytest.mark.long
 def test_a_few_changes_add_no_threads_and_descriptors(tmp_path):
     found = measured(tmp_path, 6)
     check(found, 2, most_mib=30)

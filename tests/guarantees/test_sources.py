@@ -79,6 +79,6 @@ def check_row(row: Row) -> None:
     ],
 )
 @pytest.mark.sampled(3)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_every_example_once(row: Row) -> None:
     check_row(row)

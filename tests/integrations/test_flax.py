@@ -147,6 +147,7 @@ def test_eager_steps_equal_compiled_ones() -> None:
     assert_same(*results)
 
 
+@pytest.mark.long
 def test_a_model_can_be_mirrored_afterwards(expected: Any) -> None:
     assert_same(train("trees", 2, late=True), expected)
 
@@ -175,6 +176,7 @@ def test_statistics_are_the_mean_over_replicas(compiled: bool) -> None:
 
 
 @both_ways
+@pytest.mark.first(1)
 def test_dropout_differs_between_replicas_and_steps(compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -189,6 +191,7 @@ def test_dropout_differs_between_replicas_and_steps(compiled: bool) -> None:
     assert int(model.dropout.rngs.count[...]) == 2
 
 
+@pytest.mark.long
 def test_eager_and_compiled_steps_draw_the_same_numbers() -> None:
     results = []
     for compiled in (False, True):
@@ -205,6 +208,7 @@ def test_eager_and_compiled_steps_draw_the_same_numbers() -> None:
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_plain_model_may_change_its_state_under_a_tape() -> None:
     model = Noisy(nnx.Rngs(0))
     params = nnx.state(model, nnx.Param)
@@ -230,6 +234,7 @@ def test_attributes_are_not_set_in_a_compiled_function() -> None:
 
 
 @both_ways
+@pytest.mark.first(1)
 def test_transforms_of_nnx_work_in_a_replica(compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -387,6 +392,7 @@ def test_parameters_set_from_an_array_that_is_written_to_again() -> None:
 
 
 @both_ways
+@pytest.mark.first(1)
 def test_modes_are_set_after_a_transform_of_nnx_in_a_replica(compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -435,6 +441,7 @@ def updated_by(how: str, model: Any) -> Callable[[Any], Any]:
 
 @both_ways
 @pytest.mark.parametrize("how", ["forward", "value_and_grad", "optimizer", "assignment"])
+@pytest.mark.first(3)
 def test_a_model_made_outside_the_scope_is_not_changed_by_replicas_in_turn(how: str, compiled: bool) -> None:
     strategy, model = two(), Noisy(nnx.Rngs(0))
     before = jax.tree.map(jnp.array, nnx.as_pure(nnx.state(model, (nnx.Param, nnx.BatchStat, nnx.RngCount))))
@@ -451,6 +458,7 @@ def test_a_model_made_outside_the_scope_is_not_changed_by_replicas_in_turn(how: 
     step(jnp.ones((2, 4)))
 
 
+@pytest.mark.long
 def test_models_without_a_strategy_are_read_and_made_in_replicas() -> None:
     """A teacher's predictions; the functional path, which makes its model in the replica."""
     strategy, model = two(), nnx.Linear(4, 1, rngs=nnx.Rngs(0))
@@ -522,6 +530,7 @@ def test_a_mirrored_model_is_pickled_by_its_values() -> None:
     assert loaded.factor[...].tolist() == [2.0] * 3
 
 
+@pytest.mark.long
 def test_an_unmirrored_model_has_values_of_its_own() -> None:
     strategy = two()
     with strategy.scope():

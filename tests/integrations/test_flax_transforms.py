@@ -132,7 +132,7 @@ def expected() -> dict[str, tuple[list[Any], list[Any]]]:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_replicas_compute_what_nnx_computes(name: str, layout: str, compiled: bool, expected: Any) -> None:
     """All replicas get the same rows: the first draws NNX's numbers, and the others draw their own."""
     devices, replicas = LAYOUTS[layout]
@@ -154,6 +154,7 @@ def test_replicas_compute_what_nnx_computes(name: str, layout: str, compiled: bo
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["cond and switch", "split_rngs in fork_rngs"])
+@pytest.mark.first(1)
 def test_mirrored_modules_in_cross_replica_context(name: str, expected: Any) -> None:
     kind, program = PROGRAMS[name]
     for way in (lambda call: call, mr.function):
@@ -164,6 +165,7 @@ def test_mirrored_modules_in_cross_replica_context(name: str, expected: Any) -> 
 
 
 @pytest.mark.parametrize("how", ["attribute", "result of vmap", "result of jit"])
+@pytest.mark.first(2)
 def test_modules_that_a_transform_makes_in_a_scope_are_mirrored(how: str) -> None:
     strategy, outside = mr.MirroredStrategy(["CPU:0", "CPU:1"]), nnx.Linear(3, 3, rngs=nnx.Rngs(1))
     with strategy.scope():
@@ -190,6 +192,7 @@ def test_modules_that_a_transform_makes_in_a_scope_are_mirrored(how: str) -> Non
         assert not any(isinstance(content, (mr.Variable, ReplicaKey)) for content in contents(other))
 
 
+@pytest.mark.long
 def test_split_keys_belong_to_the_context_that_has_split_them() -> None:
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -164,7 +164,7 @@ def test_declared_state_trains_as_on_one_device(name, devices, compiled):
 
 @COMPILED
 @DEVICES
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_state_on_variables_that_is_updated_functionally(devices, compiled):
     strategy = strategy_of(devices)
     first, step = linen_train_state(averaged)
@@ -216,7 +216,7 @@ def test_a_step_counter_that_is_no_array_is_not_lost_silently():
 
 @COMPILED
 @DEVICES
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_undeclared_results_that_are_fed_back_are_warned_of(devices, compiled):
     strategy = strategy_of(devices)
     with strategy.scope():
@@ -315,6 +315,7 @@ def test_the_program_on_the_page_runs():
 
 
 @COMPILED
+@pytest.mark.first(1)
 def test_restored_before_the_first_step(compiled: bool, tmp_path: pathlib.Path) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     state, replica_step = plain_optax(averaged)

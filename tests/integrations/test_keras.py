@@ -40,11 +40,13 @@ def assert_same(a: Trained, b: Trained) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.sampled(4)
+@pytest.mark.first(1)
 def test_compiled_custom_loop_equals_single_device_keras(kind: str, replicas: int) -> None:
     assert_same(train_by_loop(kind, replicas, STEPS), train_by_keras(kind, STEPS))
 
 
 @pytest.mark.parametrize("kind", ["dense"])
+@pytest.mark.long
 def test_eager_custom_loop_equals_single_device_keras(kind: str) -> None:
     assert_same(train_by_loop(kind, 2, STEPS, compiled=False), train_by_keras(kind, STEPS))
 

@@ -181,6 +181,7 @@ def test_a_metric_that_is_made_outside_of_the_scope_counts_all_or_is_refused(com
     assert [float(one.value) for one in metric.variables] == [2.0, 4.0]
 
 
+@pytest.mark.long
 def test_compiled_and_eager_steps_share_an_optimizer_that_is_made_outside() -> None:
     """A batch with uneven per-replica batches runs eagerly, between compiled steps."""
     owner, optimizer = strategy(), keras.optimizers.SGD(0.125)
@@ -207,6 +208,7 @@ def test_compiled_and_eager_steps_share_an_optimizer_that_is_made_outside() -> N
 
 @pytest.mark.parametrize("parts", ["model", "model and optimizer"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.first(1)
 def test_a_model_that_is_made_outside_of_the_scope_is_updated_once_with_a_warning(compiled, parts) -> None:
     """Otherwise, the replicas of an eager run would apply the sum of all gradients one after another."""
     owner = mr.MirroredStrategy(jax.devices()[:2], num_replicas=4)

@@ -103,6 +103,7 @@ def test_the_same_bits_with_options_of_compile(options: dict[str, Any]) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_weights_stay_on_all_devices() -> None:
     model = compiled_model("4 devices")
     model.fit(X, Y, batch_size=5, verbose=0)
@@ -112,6 +113,7 @@ def test_weights_stay_on_all_devices() -> None:
         assert len(copies) == 1
 
 
+@pytest.mark.long
 def test_a_callback_may_read_the_weights_in_the_middle_of_an_epoch() -> None:
     class Reading(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

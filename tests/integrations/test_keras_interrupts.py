@@ -91,6 +91,7 @@ LOOPS: dict[str, tuple[Callable[[Any], Any], int]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize(("loop", "step"), [*((loop, 1) for loop in LOOPS), ("fit", 2), ("evaluate", 2)])
+@pytest.mark.first(3)
 def test_an_interrupt_between_a_step_and_the_assignment_of_its_results(monkeypatch, loop, layout, step):
     """The state that the step was given is deleted, and only the step's own call has what it gave."""
     run, trains = LOOPS[loop]

@@ -92,7 +92,7 @@ def gradients_of_tape(way: str, layer: Any, strategy: mr.Strategy, x: jax.Array)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_gradients_are_those_of_jax(kind: str, replicas: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])
     with strategy.scope():
@@ -131,6 +131,7 @@ def test_second_derivatives_are_those_of_jax(kind: str) -> None:
         np.testing.assert_allclose(np.asarray(mine), np.asarray(theirs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_model_that_is_made_under_a_tape_has_gradients() -> None:
     """Keras infers the shapes of its layers' outputs under the tape."""
     with mr.MirroredStrategy(jax.devices()[:2]).scope():

@@ -57,6 +57,7 @@ def test_fit_is_not_warned_of() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.first(1)
 def test_one_optimizer_over_two_models(compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     with strategy.scope():

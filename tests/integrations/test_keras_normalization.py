@@ -37,6 +37,7 @@ def on_one_device(mask: Any = None) -> tuple[np.ndarray, Any]:
 @pytest.mark.parametrize(
     ("kind", "compiled"), [("class", False), ("class", True), ("option", True), ("experimental", False)]
 )
+@pytest.mark.first(1)
 def test_statistics_are_those_of_the_whole_batch(kind: str, compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:4])
     with strategy.scope():
@@ -52,6 +53,7 @@ def test_statistics_are_those_of_the_whole_batch(kind: str, compiled: bool) -> N
     np.testing.assert_allclose(layer.moving_mean.numpy(), alone.moving_mean.numpy(), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_uneven_shares_and_masks_count_by_their_examples() -> None:
     mask = np.arange(8 * 5).reshape(8, 5) % 3 > 0
     strategy = mr.MirroredStrategy(jax.devices()[:3])
@@ -63,6 +65,7 @@ def test_uneven_shares_and_masks_count_by_their_examples() -> None:
     np.testing.assert_allclose(result, on_one_device(mask)[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_gradients_flow_through_the_statistics() -> None:
     weights = np.random.default_rng(1).normal(size=X.shape).astype("float32")
     strategy = mr.MirroredStrategy(jax.devices()[:2])

@@ -42,16 +42,19 @@ def assert_same(mine: Trained, theirs: Trained) -> None:
 
 
 @cases
+@pytest.mark.first(1)
 def test_custom_loop(kind: str, replicas: int) -> None:
     assert_same(train_by_loop(kind, replicas, STEPS), expected(kind))
 
 
 @cases
+@pytest.mark.first(1)
 def test_fit(kind: str, replicas: int) -> None:
     assert_same(train_by_fit(kind, replicas, STEPS), expected(kind))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.first(1)
 def test_settings_changed_between_eager_updates_take_effect(wrapped):
     def updates(strategy):
         with contextlib.nullcontext() if strategy is None else strategy.scope():

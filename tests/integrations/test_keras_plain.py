@@ -81,6 +81,7 @@ def test_evaluate_predict_and_weights(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.first(2)
 def test_a_custom_loop_over_the_models_variables(replicas: int, compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])
     with strategy.scope():

@@ -154,7 +154,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "after", "save_freq"), cases())
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_resumed_training_has_the_same_order(kind: str, after: int, save_freq: Any, tmp_path: Path) -> None:
     strategy = replicas(2)
     weights, steps = fit(kind, strategy)
@@ -172,6 +172,7 @@ def test_deterministic_training(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", UNSEEDED)
 @pytest.mark.parametrize("after", [2, PER_EPOCH + 4])
+@pytest.mark.first(2)
 def test_unseeded_data_is_used_once_per_epoch(kind: str, after: int, tmp_path: Path) -> None:
     uses = Uses()
     interrupted(kind, replicas(2), tmp_path, after, 1, uses)

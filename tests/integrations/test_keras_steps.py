@@ -98,6 +98,7 @@ def test_train_step(replicas: int | None, options: dict[str, Any]) -> None:
 
 
 @REPLICAS
+@pytest.mark.first(1)
 def test_validation_evaluate_and_predict(replicas: int | None) -> None:
     with scope(replicas):
         model = model_of(Guide)
@@ -126,6 +127,7 @@ class Inherited(keras.Model):
 
 
 @REPLICAS
+@pytest.mark.first(1)
 def test_inherited_steps(replicas: int | None) -> None:
     expected, losses = by_hand(2)
     with scope(replicas):
@@ -174,6 +176,7 @@ class TwoOptimizers(keras.Model):
 
 
 @REPLICAS
+@pytest.mark.first(1)
 def test_several_optimizers_without_call(replicas: int | None) -> None:
     with scope(replicas):
         model = TwoOptimizers()

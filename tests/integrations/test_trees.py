@@ -41,7 +41,7 @@ def by_optax(steps: int) -> Any:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("how", ["optimizer", "optax"])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_training_equals_optax_on_one_device(how: str, compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     transform = optax.adam(0.1)

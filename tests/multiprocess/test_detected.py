@@ -56,7 +56,7 @@ def started(index: int, source: str, port: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("source", ["Open MPI", "Slurm", "jax.distributed"])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_two_processes_train_one_model(source):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

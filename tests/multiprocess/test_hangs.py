@@ -136,6 +136,7 @@ def line_of(comment: str) -> int:
         pytest.param("ends", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_an_extra_call_of_one_worker_is_named_with_its_line_wherever_the_others_are(tmp_path, monkeypatch, then):
     monkeypatch.setenv("MIRRORED_WATCHDOG_SECONDS", "30")
     ran = run(tmp_path, f"extra, then {then}", seconds=20)
@@ -174,6 +175,7 @@ def test_a_stopped_worker_is_named(tmp_path, monkeypatch, stopped):
     assert "has sent no heartbeat for 3 s: its process is stopped" in last_line(ran)
 
 
+@pytest.mark.long
 def test_an_error_of_one_comes_first_and_ends_all(tmp_path):
     ran = run(tmp_path, "error")
     assert ran.code == 1
@@ -185,6 +187,7 @@ def test_an_error_of_one_comes_first_and_ends_all(tmp_path):
     assert errors[-1] == "[mirrored] worker 1 ended by ValueError: the loss is not a number"
 
 
+@pytest.mark.long
 def test_a_coordinators_port_that_is_taken_is_named(tmp_path, monkeypatch):
     program = """
         import socket, json

@@ -37,6 +37,7 @@ def test_two_workers_do_what_one_process_does(tmp_path, how):
             np.testing.assert_allclose(worker[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_workers_that_shuffle_differently_are_refused(tmp_path):
     with job("keras_rows", [1, 1], tmp_path, "unseeded") as started:
         started.wait_for(0, "RESULT", 120)
@@ -45,6 +46,7 @@ def test_workers_that_shuffle_differently_are_refused(tmp_path):
     assert "values differ from those of worker 0: the first batch on worker 1" in output
 
 
+@pytest.mark.long
 def test_interrupted_runs_go_on_with_each_workers_data_and_callbacks_write_one_file(tmp_path):
     with job("keras_resuming", [1, 1], tmp_path, str(tmp_path)) as started:
         for end in started.ends(140):

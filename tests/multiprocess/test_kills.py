@@ -41,6 +41,7 @@ def started(folder: Path, *, steps: int, seconds_per_step: float = 0.1, restarts
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_a_killed_worker_loses_nothing(tmp_path, victim):
     run = started(tmp_path / "killed", steps=13)
     try:

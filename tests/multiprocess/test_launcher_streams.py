@@ -43,7 +43,7 @@ def test_nohup(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.parametrize("where", ["stdout", "both", "logs"])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_a_full_disk_does_not_end_the_training(tmp_path, where):
     program = """
         for step in range(50):
@@ -93,7 +93,7 @@ def test_closed_streams(tmp_path, closed, workers):
 
 @pytest.mark.parametrize("how", ["fails", "SIGTERM", "SIGINT"])
 @pytest.mark.sampled(3)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_a_reader_that_stands_still_does_not_hold_up_failures_and_signals(tmp_path, how):
     program = """
         import threading
@@ -146,7 +146,7 @@ def test_a_reader_that_pauses_misses_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("status", "code"), [("256", 1), ("-1", 255), ("512", 1), ("7", 7), ("'no'", 1), ("0", 0)])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_a_status_other_than_zero_is_a_failure(tmp_path, status, code):
     ran = Ran(Job(program=written(tmp_path, f"sys.exit({status} if rank == 1 else 0)"), workers=2))
     assert ran.code == code
@@ -154,6 +154,7 @@ def test_a_status_other_than_zero_is_a_failure(tmp_path, status, code):
         assert "worker 1 exited with code 256" in ran.errors
 
 
+@pytest.mark.long
 def test_one_process_ends_with_its_own_status(tmp_path):
     done = subprocess.run(command(written(tmp_path, "sys.exit(256)"), workers=1), timeout=50, check=False)
     assert done.returncode == 1

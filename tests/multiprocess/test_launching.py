@@ -154,6 +154,7 @@ def test_no_orphan_however_the_launcher_ends(tmp_path, number):
         launcher.communicate(timeout=10)
 
 
+@pytest.mark.long
 def test_one_process_is_the_program_itself(tmp_path):
     program = """
         import mirrored as mr

@@ -53,6 +53,7 @@ def test_strangers_and_malformed_messages_do_not_disturb_a_job(tmp_path):
     assert not set(own) & set(everywhere)
 
 
+@pytest.mark.long
 def test_the_first_worker_alone_raises_as_the_others_do(tmp_path):
     with job("counting", [1, 1], tmp_path, "no", MIRRORED_RENDEZVOUS_SECONDS="4") as started:
         started.workers[1].kill()
@@ -84,6 +85,7 @@ def certificates(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_the_certificates_of_the_environment_secure_jaxs_coordinator(tmp_path):
     import jax
 
@@ -121,6 +123,7 @@ def test_the_certificates_of_the_environment_secure_jaxs_coordinator(tmp_path):
         ),
     ],
 )
+@pytest.mark.long
 def test_a_worker_that_is_stopped_after_all_have_met_is_not_waited_for(tmp_path, stopped, when, words):
     with job("stopping", [1, 1], tmp_path, str(stopped), when, MIRRORED_RENDEZVOUS_SECONDS="8") as started:
         assert started.workers[1 - stopped].wait(40) == 1

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 def test_all_workers_restore_the_same_older_checkpoint_or_none_saves(tmp_path):
     lock = claim(tmp_path / "taken", "ckpt", "another job")
     environment = {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)])}
@@ -55,6 +56,7 @@ def strategy_of(layout: str, order: str) -> mr.MirroredStrategy:
 
 
 @pytest.mark.parametrize("order", ["deterministic", pytest.param("any", marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_training_goes_on_with_the_same_results_on_another_number_of_processes(tmp_path, order):
     midway = {layout: training().Midway(strategy_of(layout, order)) for layout in LAYOUTS}
     for layout, left in midway.items():

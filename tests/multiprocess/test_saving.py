@@ -9,6 +9,7 @@ from cluster.jobs import run
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 
 
+@pytest.mark.long
 def test_workers_save_a_program_once_under_a_shared_path_and_each_under_its_own(tmp_path):
     """All workers wrote the same files at a time, and removed each other's."""
     folder = tmp_path / "programs"

@@ -39,6 +39,7 @@ def check_training(found: list[Any], alone: dict[str, Any], *, same_bits: bool) 
             assert (found[0][way]["bits"], found[0][way]["losses"]) == (outcome["bits"], outcome["losses"]), way
 
 
+@pytest.mark.long
 def test_everything_on_two_workers_with_two_devices_each(tmp_path):
     first, second = run("everything", [2, 2], tmp_path, str(tmp_path / "checkpoints"))
     for index, found in enumerate((first, second)):
@@ -143,6 +144,7 @@ def test_data_of_each_workers_own(tmp_path):
     assert (first["rest"], second["rest"]) == (first["file"][1:], second["file"][1:])
 
 
+@pytest.mark.long
 def test_a_position_after_the_end_of_one_workers_data(tmp_path):
     first, second = run("ended_data", [1, 1], tmp_path)
     for name, (rest, continued) in first.items():
@@ -155,6 +157,7 @@ def test_a_position_after_the_end_of_one_workers_data(tmp_path):
         assert [part[0] for batch in rest for part in batch] == [0] * sum(map(len, rest)), name
 
 
+@pytest.mark.long
 def test_a_worker_without_any_data(tmp_path):
     first, second = run("empty_data", [1, 1], tmp_path)
     for found in (first, second):

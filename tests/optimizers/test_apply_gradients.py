@@ -34,6 +34,7 @@ def _sum_of_numbers(replicas: int) -> float:
 
 
 @pytest.mark.parametrize("dense_shape", [None, (3, 2)], ids=["unknown", "known"])
+@pytest.mark.first(5)
 def test_sparse_rows_are_added(way, dense_shape):
     with way.strategy.scope():
         v = mr.Variable(jnp.zeros((3, 2)))
@@ -82,6 +83,7 @@ def test_slots_are_mirrored_and_the_same_everywhere(way):
 
 @pytest.mark.ways(replicas=(1, 2, 4))
 @pytest.mark.parametrize("options", [{"clipvalue": 2.5}, {"clipnorm": 2.5}, {"global_clipnorm": 2.5}])
+@pytest.mark.first(9)
 def test_clipping_acts_on_the_sum(way, options):
     with way.strategy.scope():
         variable = mr.Variable(0.0)
@@ -255,6 +257,7 @@ def test_per_replica_gradients_have_no_place_inside_a_replica(way):
 
 
 @pytest.mark.ways(modes=("compiled", "folded"), replicas=(4, 8))
+@pytest.mark.first(1)
 def test_all_gradients_go_into_one_reduction(way):
     with way.strategy.scope():
         variables = [mr.Variable(jnp.ones((3, k + 1)), name=f"v{k}") for k in range(5)]
@@ -400,6 +403,7 @@ def test_embeddings_on_an_empty_share(look_up: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [lambda: mr.optimizers.SGD(0.1), lambda: mr.optimizers.Adam(0.1)], ids=["sgd", "adam"])
+@pytest.mark.first(2)
 def test_a_complex_variable_descends(way, make):
     with way.strategy.scope():
         c = mr.Variable(jnp.asarray(1 + 1j, jnp.complex64))

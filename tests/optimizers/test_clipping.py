@@ -141,6 +141,7 @@ CLIPPINGS = {
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (4, 4), (1, 2), (2, 4)])
 @pytest.mark.parametrize("name", CLIPPINGS)
 @pytest.mark.sampled(8)
+@pytest.mark.first(2)
 def test_clipping_acts_on_the_gradient_of_the_global_batch(
     name: str, devices: int, replicas: int, compiled: bool
 ) -> None:

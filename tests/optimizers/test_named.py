@@ -64,6 +64,7 @@ def _reference(transform: optax.GradientTransformation) -> dict[str, jax.Array]:
 @pytest.mark.ways(replicas=(2,))
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(4)
+@pytest.mark.first(1)
 def test_steps_are_those_of_optax(way, case):
     make, transform = CASES[case]
     with way.strategy.scope():
@@ -85,6 +86,7 @@ def test_steps_are_those_of_optax(way, case):
 
 
 @pytest.mark.ways(modes=("eager", "compiled"), replicas=(1, 2, 4))
+@pytest.mark.first(4)
 def test_bfloat16_parameters_stay_bfloat16(way):
     with way.strategy.scope():
         variable = mr.Variable(jnp.ones(3, jnp.bfloat16))

@@ -18,6 +18,7 @@ from optimizers.steps import step_of
 
 
 @pytest.mark.ways(replicas=(1, 2))
+@pytest.mark.first(3)
 def test_one_optimizer_over_two_models_in_separate_calls(way):
     """Each model's slots and step counter are its own: the same as with an optimizer of its own."""
     with way.strategy.scope():
@@ -43,6 +44,7 @@ def test_one_optimizer_over_two_models_in_separate_calls(way):
 
 
 @pytest.mark.ways(replicas=(1, 2))
+@pytest.mark.first(3)
 def test_a_variable_may_join_later(way):
     with way.strategy.scope():
         early, late = mr.Variable(1.0), mr.Variable(1.0)
@@ -62,6 +64,7 @@ def test_a_variable_may_join_later(way):
 
 @pytest.mark.sampled(3)
 @pytest.mark.ways(replicas=(1, 2, 4))
+@pytest.mark.first(1)
 def test_hierarchical_models_with_a_tape_each(way):
     """Gradients of a shared trunk are summed over two tapes; one optimizer updates trunk and heads."""
     with way.strategy.scope():
@@ -143,6 +146,7 @@ def test_a_state_over_the_whole_list_refuses_to_grow():
 
 
 @pytest.mark.ways(replicas=(2,))
+@pytest.mark.first(2)
 def test_random_keys_are_kept_as_slots(way):
     with way.strategy.scope():
         variable = mr.Variable(jnp.zeros(3))

@@ -87,6 +87,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.first(4)
 def test_ten_steps_are_those_of_optax(name):
     factory, transform = RULES[name]
     loop, parameters = _Loop(UpdateRule(factory, Clipping())), _tree(0)
@@ -97,6 +98,7 @@ def test_ten_steps_are_those_of_optax(name):
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.first(4)
 def test_bfloat16_stays_bfloat16_and_close_to_optax(name):
     factory, transform = RULES[name]
     loop, parameters = _Loop(UpdateRule(factory, Clipping())), _tree(0, jnp.bfloat16)
@@ -108,6 +110,7 @@ def test_bfloat16_stays_bfloat16_and_close_to_optax(name):
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.first(9)
 def test_dtypes_may_be_mixed_under_strict_promotion(name):
     factory, _ = RULES[name]
     parameters = {"half": jnp.ones(3, jnp.bfloat16), "single": jnp.ones(2)}

@@ -33,6 +33,7 @@ def is_open(case: str) -> bool:
 @pytest.mark.multiprocess
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("files", GROUPS)
+@pytest.mark.long
 def test_the_answers_are_tensorflows(files: list[str], tmp_path: Path) -> None:
     settings = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "MIRRORED_VIRTUAL_DEVICES", "MIRRORED_VIRTUAL_KIND", "TF_CONFIG")
     environment = {name: value for name, value in os.environ.items() if name not in settings}

@@ -82,6 +82,7 @@ def _assert_same_training(way: Any, name: str, sizes: list[int], steps: int, las
 @pytest.mark.ways(modes=("compiled", "folded"))
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.sampled(10)
+@pytest.mark.first(1)
 def test_50_compiled_steps(way, name):
     _assert_same_training(way, name, EVEN, 50)
 
@@ -89,12 +90,14 @@ def test_50_compiled_steps(way, name):
 @pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 8))
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
 @pytest.mark.sampled(4)
+@pytest.mark.first(1)
 def test_50_compiled_steps_with_uneven_batches_padded(way, name):
     """The shares of a padded batch hold different numbers of real examples; some hold none."""
     _assert_same_training(way, name, UNEVEN, 50, "pad")
 
 
 @pytest.mark.ways(modes=("compiled",), replicas=(2,))
+@pytest.mark.long
 def test_50_compiled_steps_with_uneven_batches(way):
     """Shares of different shapes cannot be one program: those steps run eagerly in between."""
     _assert_same_training(way, "mlp", UNEVEN, 50)
@@ -103,6 +106,7 @@ def test_50_compiled_steps_with_uneven_batches(way):
 @pytest.mark.ways(modes=("eager",), replicas=(2,))
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.sampled(4)
+@pytest.mark.first(1)
 def test_a_few_eager_steps(way, name):
     _assert_same_training(way, name, [16, 5], 2)
 

@@ -66,6 +66,7 @@ def expected(transform: optax.GradientTransformation) -> tuple[list[float], list
 @WAYS
 @LAYOUTS
 @pytest.mark.parametrize(("name", "deterministic"), [*((name, False) for name in OPTIMIZERS), ("Adam", True)])
+@pytest.mark.first(1)
 def test_training_in_float64(name: str, devices: int, replicas: int, compiled: bool, deterministic: bool) -> None:
     make, transform = OPTIMIZERS[name]
     strategy = strategy_of(devices, replicas, deterministic=deterministic)
@@ -127,6 +128,7 @@ def test_reductions_in_float64(name: str, devices: int, replicas: int, compiled:
 
 @WAYS
 @LAYOUTS
+@pytest.mark.first(6)
 def test_variables_in_float64(devices: int, replicas: int, compiled: bool) -> None:
     strategy = strategy_of(devices, replicas)
     with strategy.scope():

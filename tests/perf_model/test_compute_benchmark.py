@@ -63,6 +63,7 @@ def test_per_replica_state_and_steps_without_a_strategy_are_rehearsed():
         assert benchmark_compute(step, 2, 2).seconds > 0
 
 
+@pytest.mark.long
 def test_sums_are_measured_and_lie_on_a_line():
     found = benchmark_allreduce(jax.local_devices()[:2], 2**20, 3)
     assert found.devices == 2

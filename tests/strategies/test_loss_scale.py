@@ -205,6 +205,7 @@ def run(make: Any, loss_of: Any, strategy: Any, size: int = BATCH) -> None:
 @pytest.mark.parametrize("make", [taped, by_jax_grad])
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.sampled(3)
+@pytest.mark.first(6)
 def test_wrong_losses_are_warned_of(name, make, devices):
     with pytest.warns(LossScaleWarning, match=r"averaged over the 6 examples of one replica: the step is 4 times"):
         run(make, WRONG[name], strategy_of(devices))
@@ -214,6 +215,7 @@ def test_wrong_losses_are_warned_of(name, make, devices):
 @pytest.mark.parametrize("make", [taped, by_jax_grad])
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.sampled(3)
+@pytest.mark.first(5)
 def test_right_losses_are_not_warned_of(name, make, devices):
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
@@ -222,6 +224,7 @@ def test_right_losses_are_not_warned_of(name, make, devices):
 
 @pytest.mark.parametrize("make", [taped, by_jax_grad])
 @pytest.mark.parametrize("name", RIGHT_FOR_TWO)
+@pytest.mark.first(7)
 def test_coefficients_are_not_taken_for_means_over_two_examples(name, make):
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
@@ -236,6 +239,7 @@ def test_means_over_two_examples_are_warned_of(name, make):
 
 
 @pytest.mark.parametrize("make", [by_nnx, by_keras, by_equinox])
+@pytest.mark.first(1)
 def test_every_optimizer_that_sums_warns(make):
     with pytest.warns(LossScaleWarning):
         run(make, WRONG["mean of optax losses"], strategy_of(2))
@@ -308,6 +312,7 @@ REDUCED_FIRST = pytest.mark.parametrize("make", [reduced_first, nnx_reduced_firs
 @ALL_LAYOUTS
 @REDUCED_FIRST
 @pytest.mark.parametrize(("name", "op"), [("mean of optax losses", "MEAN"), ("average_loss", "SUM")])
+@pytest.mark.first(3)
 def test_gradients_that_are_reduced_twice_are_warned_of(make, name, op, devices):
     loss_of = {**WRONG, **RIGHT}[name]
     with pytest.warns(LossScaleWarning, match="omit the all_reduce"):
@@ -337,6 +342,7 @@ def test_gradients_that_are_divided_by_the_replicas_are_right():
         run(make, WRONG["jnp.mean of everything"], strategy_of(2))
 
 
+@pytest.mark.long
 def test_one_replica_may_average():
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)

@@ -167,6 +167,7 @@ def test_a_merged_function_must_not_close_over_what_a_tape_tracks(devices: int, 
 @pytest.mark.parametrize("inner", [False, True], ids=["no inner tape", "inner tape"])
 @pytest.mark.parametrize("where", ["eager", "compiled", "tape in the compiled function"])
 @layouts
+@pytest.mark.first(8)
 def test_a_merged_function_closes_over_what_an_outer_tape_tracks(
     devices: int, replicas: int, where: str, inner: bool
 ) -> None:

@@ -61,6 +61,7 @@ def described(result):
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "deterministic"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.first(6)
 def test_eager_and_compiled_runs_return_the_same_structure(name, layout, deterministic):
     replicas, devices = layout
     strategy = mr.MirroredStrategy(

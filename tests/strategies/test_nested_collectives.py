@@ -145,6 +145,7 @@ def run(program: Callable[[Any], Any], devices: int, **options: Any) -> list[np.
 @pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.sampled(4)
+@pytest.mark.first(1)
 def test_every_layout_gives_the_results_of_one_replica_per_device(name, deterministic):
     expected = run(PROGRAMS[name], REPLICAS, deterministic=deterministic)
     for devices in (1, 2):
@@ -154,6 +155,7 @@ def test_every_layout_gives_the_results_of_one_replica_per_device(name, determin
 
 
 @LAYOUTS
+@pytest.mark.first(1)
 def test_variables_are_assigned_what_a_loop_has_reduced(devices):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS, deterministic=True)
     with strategy.scope():
@@ -212,6 +214,7 @@ def test_every_layout_refuses_what_would_deadlock_or_has_no_form(program, device
 
 
 @LAYOUTS
+@pytest.mark.first(2)
 def test_eager_runs_meet_under_grad_and_vmap_and_refuse_loops(devices):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS)
     x = strategy.distribute_values_from_function(lambda c: jnp.arange(3.0) + c.replica_id_in_sync_group)
@@ -256,6 +259,7 @@ def leaves_of(result: Any) -> list[Any]:
 @pytest.mark.sampled(8)
 @LAYOUTS
 @pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.first(2)
 def test_derivatives_through_eager_reductions_are_those_of_the_compiled_step(name, devices):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS)
     x = strategy.distribute_values_from_function(lambda c: jnp.arange(3.0) + c.replica_id_in_sync_group + 1)

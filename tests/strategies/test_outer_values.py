@@ -19,6 +19,7 @@ def strategy_of(layout):
 
 @pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.first(3)
 def test_the_gradient_of_an_aggregated_read_that_is_an_argument(layout, aggregation):
     strategy = strategy_of(layout)
     with strategy.scope():
@@ -46,6 +47,7 @@ def test_the_gradient_of_an_aggregated_read_that_is_an_argument(layout, aggregat
 @pytest.mark.parametrize("how", ["argument", "closure"])
 @pytest.mark.parametrize("made_by", ["reduce", "declared", "merged"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.first(2)
 def test_a_selection_of_an_outer_value_in_a_run_has_the_eager_gradient(layout, made_by, how):
     strategy = strategy_of(layout)
     with strategy.scope():

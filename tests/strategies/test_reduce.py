@@ -33,6 +33,7 @@ def test_spellings_of_the_operation(way, op):
     assert float(result) == (total if "SUM" in str(op).upper() else total / way.num_replicas)
 
 
+@pytest.mark.first(7)
 def test_reduce_combines_components_with_each_other(way):
     def step(x):
         doubled = way.strategy.run(lambda a: (a * 2, jnp.sum(a)), args=(x,))
@@ -171,6 +172,7 @@ def test_another_strategys_scope_refuses(two):
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
 @few
+@pytest.mark.first(8)
 def test_gather_concatenates_in_replica_order_along_each_axis(way, axis):
     single = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     step = way.compile(lambda: way.strategy.gather(way.strategy.run(lambda: single + 10 * fid()), axis=axis))

@@ -46,6 +46,7 @@ def _forms(strategy: Any, op: Any, value: Callable[[], Any]) -> dict[str, Callab
 @pytest.mark.parametrize("op", ["SUM", "MEAN", Median()], ids=str)
 @_fewer
 @pytest.mark.sampled(3)
+@pytest.mark.first(2)
 def test_result_dtypes(way: Way, op: Any) -> None:
     dtypes = [dtype for dtype in _NUMBERS if dtype != "complex64" or isinstance(op, str)]
 
@@ -120,6 +121,7 @@ def test_values_that_are_equal_on_all_replicas(num_replicas: int) -> None:
     ids=["booleans", "keys"],
 )
 @_fewer
+@pytest.mark.first(3)
 def test_what_cannot_be_added_is_refused(way: Way, value: Callable[[], Any], message: str, op: str) -> None:
     for name, reduce in _forms(way.strategy, op, value).items():
         with pytest.raises(ArgumentError, match=message):
@@ -143,6 +145,7 @@ def test_custom_reductions_of_keys_and_booleans(way: Way, op: Callable[[Any], An
     assert (flag.dtype, bool(flag)) == (jnp.bool_, replica == 0)
 
 
+@pytest.mark.long
 def test_members_keep_the_dtype() -> None:
     assert ReduceOp.SUM(jnp.ones((2, 3), jnp.int16)).dtype == jnp.int16
     assert ReduceOp.MEAN(jnp.ones((2, 3), jnp.int16)).dtype == jnp.float32

@@ -78,6 +78,7 @@ def _check(strategy: Any, batches: list[Any], axes: Sequence[Any], mode: str) ->
 @pytest.mark.parametrize("mode", ["eager", "compiled run", "compiled step"])
 @pytest.mark.parametrize(("replicas", "devices"), [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.first(1)
 def test_even_batches(deterministic: bool, replicas: int, devices: int, mode: str) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic)
     _check(strategy, _batches([2] * replicas), (None, 0, 1, (0, 1)), mode)
@@ -87,6 +88,7 @@ def test_even_batches(deterministic: bool, replicas: int, devices: int, mode: st
 @pytest.mark.parametrize("sizes", [[3, 2], [2, 0], [2, 2, 1, 0]], ids=str)
 @pytest.mark.parametrize("local", [1, 2], ids=["one replica per device", "two per device"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.first(1)
 def test_uneven_batches(deterministic: bool, local: int, sizes: list[int]) -> None:
     devices = jax.devices()[: len(sizes) // local]
     strategy = mr.MirroredStrategy(devices, num_replicas=len(sizes), deterministic=deterministic)

@@ -111,6 +111,7 @@ def test_all_reduce_outside_any_strategy():
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @few
+@pytest.mark.first(7)
 def test_all_gather_along_each_axis(way, axis):
     single = np.arange(4, dtype=np.float32).reshape(1, 2, 2)
     result = run(way, lambda: context().all_gather(single + 10 * fid(), axis))

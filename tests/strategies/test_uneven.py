@@ -39,7 +39,7 @@ def result(name: str, devices: int, replicas: int, mode: str) -> Any:
 
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize(("name", "devices", "replicas", "mode"), CASES)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_an_uneven_layout_gives_the_results_of_one_device(name, devices, replicas, mode):
     found, wanted = (result(name, count, replicas, mode) for count in (devices, 1))
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
@@ -72,6 +72,7 @@ def components(variable: Any) -> list[list[float]]:
     ("saved_on", "restored_on"),
     [((4, 8), (3, 8)), ((3, 8), (4, 8)), ((3, 8), (1, 8)), ((2, 5), (3, 5)), ((4, 6), (3, 8)), ((3, 8), (2, 5))],
 )
+@pytest.mark.first(3)
 def test_per_replica_state_is_restored_in_other_layouts(tmp_path, saved_on, restored_on):
     strategy, total, alone = state_on(*saved_on)
 

@@ -238,7 +238,7 @@ PATHS = {
 @pytest.mark.parametrize(("devices", "replicas"), LAYOUTS, ids=[f"{d}x{r // d}" for d, r in LAYOUTS])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.sampled(12)
-@pytest.mark.first(6)
+@pytest.mark.first(3)
 def test_every_update_path_works_on_every_layout(path, devices, replicas, deterministic):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic)
     with strategy.scope():

@@ -20,6 +20,7 @@ def by_tape(function, x):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.sampled(8)
+@pytest.mark.first(1)
 def test_eager_gradient_is_that_of_jax(name):
     # Un-jitted jax.grad runs each equation by itself; a rule compiles the few equations of one operation together, and
     # XLA may contract a multiplication and an addition there.
@@ -47,6 +48,7 @@ TWICE = ("operators", "logsumexp", "custom_jvp", "scan", "cond", "nested_jit", "
 
 @pytest.mark.parametrize("name", TWICE)
 @pytest.mark.sampled(3)
+@pytest.mark.first(1)
 def test_second_derivative_is_that_of_jax(name):
     function, value = PROGRAMS[name]
     x = jnp.asarray(value)

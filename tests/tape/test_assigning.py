@@ -168,7 +168,7 @@ CASES = [
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize(("layout", "kind", "form"), CASES)
-@pytest.mark.first(14)
+@pytest.mark.first(7)
 def test_a_tape_around_what_assigns_sees_reads_of_the_variable(body, layout, kind, form):
     """The derivatives by v and w of ``w * v`` where w has been set to 4: w and v."""
     strategy = (
@@ -212,6 +212,7 @@ def test_a_tape_around_several_steps_of_one_call():
 
 @pytest.mark.parametrize("form", ["eager", "compiled", "function under a tape"])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.first(2)
 def test_a_watched_per_replica_value_has_a_gradient_through_run(form, replicas):
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"][: min(replicas, 2)], num_replicas=replicas)
     rows = np.arange(8, dtype=np.float32)

@@ -243,6 +243,7 @@ def test_an_executable_under_a_tape_is_warned_of_where_its_part_of_the_gradient_
     assert float(tape.gradient(loss, v)) == 1.0
 
 
+@pytest.mark.long
 def test_an_executable_without_a_gradient_to_lose_is_not_warned_of():
     v = mr.Variable(3.0)
     with GradientTape() as tape:

@@ -240,6 +240,7 @@ DIFFERENTIATED: dict[str, Callable[[Read, Any], Any]] = {
 @pytest.mark.parametrize("kind", ["computed", "variable"])
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 @pytest.mark.sampled(8)
+@pytest.mark.first(4)
 def test_closed_over_values_have_the_gradients_of_jax(name: str, kind: str, mode: str) -> None:
     program = DIFFERENTIATED[name]
     expected = jax.grad(lambda w, x: jnp.sum(program(lambda: w, x)), (0, 1))(jnp.asarray(W), jnp.asarray(X))

@@ -20,6 +20,7 @@ def network(x):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("use_pfor", [False, True])
+@pytest.mark.first(2)
 def test_jacobian_is_that_of_jax(compiled, use_pfor):
     def jacobian(x):
         with GradientTape() as tape:

@@ -169,7 +169,7 @@ NEEDS_A_TRACE = {evaluated_first, evaluated_between, paused, assigned_under_a_ta
 @scenes
 @helpers
 @pytest.mark.sampled(8)
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_every_tape_has_the_gradient(make, scene):
     v = mr.Variable(W, name="v")
     step = mr.function(lambda x: scene(make(v.read_value), v, x))
@@ -186,6 +186,7 @@ def test_every_tape_has_the_gradient(make, scene):
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 3), (2, 4)], ids=["1", "2", "1x3", "2x2"])
 @helpers
 @pytest.mark.sampled(8)
+@pytest.mark.first(2)
 def test_every_replica_has_the_gradient(make, devices, replicas, compiled):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
     with strategy.scope():
@@ -320,6 +321,7 @@ def test_a_tape_traces_a_helper_that_reads_once_more_and_no_more():
     assert traces == 2  # with the first read tapes are told apart; the trace under way is not used again
 
 
+@pytest.mark.long
 def test_threads_do_not_share_the_trace_of_a_helper_over_a_tracked_array() -> None:
     """Between a trace and its eviction another thread may run: without a token per thread it would get that trace."""
     own = threading.local()

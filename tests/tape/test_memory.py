@@ -42,6 +42,7 @@ def recorded(persistent: bool):
     return tape, x, z
 
 
+@pytest.mark.long
 def test_a_plain_tape_frees_its_records_at_the_gradient():
     new, records = NewArrays(), live(Record)
     tape, x, z = recorded(persistent=False)
@@ -104,6 +105,7 @@ def test_ten_thousand_tapes_do_not_grow():
     assert len(jax.live_arrays()) - arrays <= 4
 
 
+@pytest.mark.long
 def test_functions_made_anew_for_every_step_are_forgotten():
     from mirrored.tape import catalogue
 

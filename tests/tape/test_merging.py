@@ -181,6 +181,7 @@ def test_a_tape_around_run_sees_inside_it(strategy, compiled):
     assert float(of_x) == 4.0 * total
 
 
+@pytest.mark.first(3)
 def test_second_order_and_jacobians_inside_replicas(strategy, compiled):
     with strategy.scope():
         v = mr.Variable(3.0)
@@ -223,6 +224,7 @@ AROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
     ("name", "ragged"), [*((name, False) for name in AROUND), ("sum over examples", True), ("gather", True)]
 )
 @pytest.mark.sampled(8)
+@pytest.mark.first(3)
 def test_what_a_tape_around_run_sees_meets_variables_again(compiled, devices, local, name, ragged):
     n = devices * local
     strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=n)

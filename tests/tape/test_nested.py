@@ -27,6 +27,7 @@ def nth(order, function, x):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("function", [cubed, lambda x: jnp.sin(x) * jnp.exp(x), lambda x: x / (1 + x * x)])
+@pytest.mark.first(2)
 def test_third_derivatives(order, function):
     x = jnp.array(1.5)
     expected = function
@@ -46,6 +47,7 @@ def test_persistent_tape_in_its_own_block():
     assert [float(first), float(second), float(tape.gradient(second, x))] == [27.0, 18.0, 6.0]
 
 
+@pytest.mark.long
 def test_persistent_tape_in_its_own_block_through_other_records():
     x = jnp.array([0.5, 1.0])
     with GradientTape(persistent=True) as tape:

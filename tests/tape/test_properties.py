@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,7 @@ def one_by_one(function, *args):
 
 @given(programs(EXACT_UNARY, EXACT_BINARY, length=12, uses=2), vectors, vectors)
 @settings(max_examples=60, deadline=None)
+@pytest.mark.long
 def test_same_operations_same_bits(function, x, y):
     """Sums of two, since the order of longer ones is JAX's own affair, another one in 0.12 than in 0.10."""
     x, y = jnp.asarray(x), jnp.asarray(y)
@@ -153,6 +155,7 @@ def test_same_bits_of_any_function(function, x, y):
 
 @given(programs({**EXACT_UNARY, **SMOOTH}, EXACT_BINARY, length=6), vectors, vectors)
 @settings(max_examples=25, deadline=None)
+@pytest.mark.long
 def test_compiled_gradients_are_those_of_jax(function, x, y):
     """To rounding: the programs differ in how they are cut into calls, and XLA fuses what it finds in one piece."""
     ours = jax.jit(lambda x, y: gradients(function, x, y))(x, y)
@@ -163,6 +166,7 @@ def test_compiled_gradients_are_those_of_jax(function, x, y):
 
 @given(programs({**EXACT_UNARY, **SMOOTH}, EXACT_BINARY, length=5), vectors, vectors)
 @settings(max_examples=15, deadline=None)
+@pytest.mark.long
 def test_jacobians(function, x, y):
     x, y = jnp.asarray(x), jnp.asarray(y)
     with GradientTape() as tape:
@@ -175,6 +179,7 @@ def test_jacobians(function, x, y):
 
 @given(programs({**EXACT_UNARY, **SMOOTH}, EXACT_BINARY, length=4), vectors, vectors)
 @settings(max_examples=10, deadline=None)
+@pytest.mark.long
 def test_second_derivatives(function, x, y):
     x, y = jnp.asarray(x), jnp.asarray(y)
     with GradientTape() as outer:

@@ -144,7 +144,7 @@ CASES = [
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize(("layout", "form"), CASES)
-@pytest.mark.first(12)
+@pytest.mark.first(4)
 def test_each_result_has_a_gradient_to_its_own_value_only(body: Any, layout: Any, form: str) -> None:
     first, second = gradients_of(body, form, layout)
     assert (known(first), known(second)) == ([True, False], [False, True])
@@ -157,6 +157,7 @@ def test_a_custom_vjp_rule_gives_a_gradient_to_each_argument(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["eager", "tape inside", "tape around"])
+@pytest.mark.first(2)
 def test_zero_instead_of_none(form: str) -> None:
     first, second = gradients_of(scanned, form, (2, 2), unconnected_gradients="zero")
     assert [[float(one) > 0.0 for one in gradients] for gradients in (first, second)] == [[True, False], [False, True]]
@@ -258,7 +259,7 @@ def assigned_after(v: Any, w: Any) -> Any:
 @pytest.mark.parametrize("aggregation", ["NONE", "MEAN"])
 @pytest.mark.parametrize("layout", ["1/1", "2/1", "2/2", "4/2"])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.first(9)
+@pytest.mark.first(5)
 def test_after_an_assignment(body: Any, aggregation: str, layout: str, form: str) -> None:
     devices, replicas = LAYOUTS[layout] or (1, 1)
     strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=replicas)

@@ -109,6 +109,7 @@ def test_an_argument_that_was_assigned_and_is_watched(result_of: Any) -> None:
     assert result_of(assigned) == [3.0, 5.0]
 
 
+@pytest.mark.first(6)
 def test_nested_tapes(result_of: Any) -> None:
     def second(v: Any, x: Any) -> list[Any]:
         anchor = v.read_value()

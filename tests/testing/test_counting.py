@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from mirrored.testing import count_work
 
 
+@pytest.mark.long
 def test_traces_compilations_and_arrays_are_counted():
     kept = []
     with count_work() as outer:

@@ -23,6 +23,7 @@ def project(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.long
 def test_way_is_every_way_of_running(project):
     done = project(
         """
@@ -47,6 +48,7 @@ def test_way_is_every_way_of_running(project):
     }
 
 
+@pytest.mark.long
 def test_marker_chooses_ways(project):
     done = project(
         """
@@ -60,6 +62,7 @@ def test_marker_chooses_ways(project):
     done.assert_outcomes(passed=3)
 
 
+@pytest.mark.long
 def test_marker_without_a_way_says_so(project):
     done = project(
         """
@@ -74,6 +77,7 @@ def test_marker_without_a_way_says_so(project):
     done.stdout.fnmatch_lines(["*pytest.mark.ways: modes=('folded',) and replicas=(1,)*"])
 
 
+@pytest.mark.long
 def test_ini_option_makes_devices_before_test_modules_are_imported(project):
     done = project(
         """
@@ -88,11 +92,13 @@ def test_ini_option_makes_devices_before_test_modules_are_imported(project):
     done.assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_sessions_that_use_nothing_of_it_are_left_alone(project):
     done = project("import jax\n\ndef test_devices():\n    assert len(jax.devices()) == 1")
     done.assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_ini_option_out_of_rule_ends_the_session(project):
     done = project("def test_nothing():\n    pass", "mirrored_devices = many")
     assert done.ret == pytest.ExitCode.USAGE_ERROR

@@ -23,6 +23,7 @@ def run(program: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_cpu_split_into_devices() -> None:
     out = run("""
         import mirrored.tf as tf
@@ -42,6 +43,7 @@ def test_a_cpu_split_into_devices() -> None:
     assert out.splitlines() == ["3 3", "/device:CPU:2 3", "{CpuDevice(id=1)}", "refused: True"]
 
 
+@pytest.mark.long
 def test_virtual_devices_stand_for_gpus() -> None:
     out = run("""
         import mirrored.tf as tf
@@ -53,6 +55,7 @@ def test_virtual_devices_stand_for_gpus() -> None:
     assert out.splitlines() == ["['/device:GPU:0', '/device:GPU:1']", "2 True"]
 
 
+@pytest.mark.long
 def test_virtual_gpus_from_the_environment() -> None:
     out = run(
         """

@@ -232,6 +232,7 @@ _SLOPES = {_loop: 12.0, _cond: 4.0, _case: 12.0, _switch: 4.0, _nested: 12.0}
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 2), (2, 4)])
 @pytest.mark.parametrize("model", list(_SLOPES))
+@pytest.mark.first(2)
 def test_gradients_of_variables_that_only_control_flow_reads(
     model: Callable[..., Any], devices: int, replicas: int, deterministic: bool
 ) -> None:

@@ -187,6 +187,7 @@ def test_integers_that_do_not_fit_into_a_tensor_stay_on_the_host() -> None:
     assert isinstance(small, jax.Array)
 
 
+@pytest.mark.long
 def test_random_changes_of_images_stay_in_float32() -> None:
     image = np.ones((4, 4, 3), np.float32)
     for change in (

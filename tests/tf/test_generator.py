@@ -49,7 +49,7 @@ def drawn(strategy: Any, generator: Any, letters: Letters, wrap: Callable[..., A
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_a_replica_draws_the_same_numbers_on_any_number_of_replicas(mode: str) -> None:
     letters = Letters()
     found = {}
@@ -66,6 +66,7 @@ def test_a_replica_draws_the_same_numbers_on_any_number_of_replicas(mode: str) -
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.first(1)
 def test_replicas_draw_in_turn_from_a_generator_made_outside_the_scope(mode: str) -> None:
     letters = Letters()
     found = {}
@@ -82,6 +83,7 @@ def test_replicas_draw_in_turn_from_a_generator_made_outside_the_scope(mode: str
 
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("nested", [False, True], ids=["in run", "around run"])
+@pytest.mark.first(2)
 def test_a_compiled_run_advances_a_generator_made_outside_by_all_its_draws(nested: bool, replicas: int) -> None:
     """Afterwards it draws what it would draw after an eager run; the replicas draw in turns."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=replicas)
@@ -102,6 +104,7 @@ def test_a_compiled_run_advances_a_generator_made_outside_by_all_its_draws(neste
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.first(1)
 def test_draws_outside_run_advance_the_stream_of_all_replicas(mode: str) -> None:
     letters = Letters()
     found = {}
@@ -135,6 +138,7 @@ RESTORED = {
 
 
 @pytest.mark.parametrize("saved", RESTORED)
+@pytest.mark.first(2)
 def test_replicas_draw_the_same_numbers_after_a_restore(saved: str, tmp_path: Path) -> None:
     letters = Letters()
     of_saved, of_restored = RESTORED[saved]
@@ -150,6 +154,7 @@ def test_replicas_draw_the_same_numbers_after_a_restore(saved: str, tmp_path: Pa
         assert (" ".join(words[0]), " ".join(words[1])) == (of_saved, expected)
 
 
+@pytest.mark.long
 def test_seeds_copies_and_splits_follow_the_replica() -> None:
     letters = Letters()
     found = {}
@@ -171,6 +176,7 @@ def test_seeds_copies_and_splits_follow_the_replica() -> None:
     }
 
 
+@pytest.mark.long
 def test_functions_without_a_generator_draw_on_replica_0_what_one_replica_draws() -> None:
     letters = Letters()
     found = {}

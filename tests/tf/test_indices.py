@@ -29,6 +29,7 @@ GATHERS = {
 
 @BAD
 @pytest.mark.parametrize("gather", GATHERS.values(), ids=GATHERS)
+@pytest.mark.first(8)
 def test_gathers(gather, bad):
     with refused(bad):
         gather(bad)
@@ -216,6 +217,7 @@ def test_what_tensorflow_refuses(call):
         call()
 
 
+@pytest.mark.long
 def test_edges_of_what_is_allowed():
     """Recorded with TensorFlow 2.21."""
     assert tf.slice([1, 2, 3], [3], [0]).shape == (0,)

@@ -57,6 +57,7 @@ def test_an_operation_that_draws_random_numbers_is_an_initializer():
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_importing_keras_afterwards_takes_jax():
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -223,6 +224,7 @@ class Sampling(tf.keras.layers.Layer):
         return mean + tf.exp(0.5 * log_variance) * noise + tf.zeros([batch, 1]) / tf.cast(batch, tf.float32)
 
 
+@pytest.mark.long
 def test_layers_compute_with_the_size_of_the_batch():
     keras = tf.keras
     strategy = tf.distribute.MirroredStrategy(jax.devices()[:2])

@@ -32,6 +32,7 @@ def test_every_case_is_recorded():
     assert EXPECTED.keys() == CASES.keys()
 
 
+@pytest.mark.long
 def test_a_vae_written_with_the_backend_trains_on_two_replicas():
     def sampled(args):
         mean, log_var = args

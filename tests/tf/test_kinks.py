@@ -25,6 +25,7 @@ RECORDED: dict[str, tuple[Callable[[Any, Any], Any], list[float], list[float] | 
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.first(8)
 def test_derivatives_at_a_jump_are_those_of_tensorflow(name: str, compiled: bool) -> None:
     operation, of_a, of_b = RECORDED[name]
 

@@ -62,7 +62,7 @@ def _same(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("where", WAYS)
 @pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.first(4)
+@pytest.mark.first(1)
 def test_operators_of_tensors(where: str, kind: type) -> None:
     x, y = np.array(LEFT, np.float32), np.array(RIGHT, np.float32)
     for one in (*ARITHMETIC, *COMPARISONS):

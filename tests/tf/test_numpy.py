@@ -6,6 +6,7 @@ import importlib
 
 import jax
 import numpy as np
+import pytest
 
 import mirrored.tf as tf
 
@@ -29,6 +30,7 @@ def test_gradients_pass_through_it():
     np.testing.assert_array_equal(tape.gradient(loss, v), [2, 4])
 
 
+@pytest.mark.long
 def test_random_numbers():
     random = tf.experimental.numpy.random
     random.seed(3)

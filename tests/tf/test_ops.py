@@ -70,12 +70,14 @@ def without_check_numerics() -> Iterator[None]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 @pytest.mark.sampled(5)
+@pytest.mark.first(7)
 def test_eager(case: Case) -> None:
     compare(call(case, arrays_of(case)), case.expected, case.rtol)
 
 
 @pytest.mark.parametrize("case", [one for one in CASES if one.traced and arrays_of(one)], ids=lambda case: case.id)
 @pytest.mark.sampled(8)
+@pytest.mark.first(6)
 def test_traced(case: Case) -> None:
     structure: list[Any] = []
 

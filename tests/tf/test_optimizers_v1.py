@@ -32,6 +32,7 @@ def no_step(monkeypatch):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.first(4)
 def test_three_steps(rule, compiled):
     make, expected_v, expected_w = RULES[rule]
     v, w, optimizer = tf.Variable([1.0, -2.0]), tf.Variable(3.0), make()

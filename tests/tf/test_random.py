@@ -55,6 +55,7 @@ def test_replicas_draw_different_numbers_and_the_same_ones_in_any_mode(wrap: Cal
     np.testing.assert_allclose(found, again, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_numbers_do_not_depend_on_the_number_of_devices() -> None:
     def first_of(devices: list[str]) -> list[float]:
         strategy = tf.distribute.MirroredStrategy(devices, num_replicas=4)
@@ -84,6 +85,7 @@ def test_stateless_numbers_depend_on_the_seed_alone() -> None:
         tf.random.uniform([3], dtype=tf.int32)
 
 
+@pytest.mark.long
 def test_generators() -> None:
     a, b = tf.random.Generator.from_seed(7), tf.random.Generator.from_seed(7)
     np.testing.assert_array_equal(a.normal([2]), b.normal([2]))

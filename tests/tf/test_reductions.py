@@ -77,6 +77,7 @@ def test_the_position_of_an_extreme_of_no_elements_is_refused(find: Callable[...
         ("uint32", [2**32 - 1, 2**32 - 3], 2**32 - 2),
     ],
 )
+@pytest.mark.first(3)
 def test_the_mean_of_integers_whose_sum_exceeds_the_dtype(dtype, values, expected):
     tensor = tf.constant(np.array(values, dtype))
     for mean in (tf.reduce_mean, tf.function(tf.reduce_mean)):

@@ -32,6 +32,7 @@ def inclusion(sampler, unique, **options):
 
 @pytest.mark.parametrize("unique", [True, False])
 @pytest.mark.parametrize("name", ["uniform", "log_uniform"])
+@pytest.mark.first(1)
 def test_classes_come_as_often_as_is_said(name, unique):
     came, expected = inclusion(getattr(tf.random, f"{name}_candidate_sampler"), unique)
     assert came.sum() == pytest.approx(DRAWN)
@@ -64,6 +65,7 @@ def test_more_classes_than_there_are():
         tf.random.log_uniform_candidate_sampler([[1]], 1, 9, True, 4)
 
 
+@pytest.mark.long
 def test_a_sample_of_all_classes_is_the_whole_softmax():
     """With every class drawn and expected once, the true one among them left out, nothing is missing."""
     rng = np.random.default_rng(1)
@@ -76,6 +78,7 @@ def test_a_sample_of_all_classes_is_the_whole_softmax():
     np.testing.assert_allclose(sampled, whole, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_word_vectors_are_trained_by_sampling():
     """A skip-gram of pairs (n, n + 1): the loss falls, on the tape, over `tf.nn.nce_loss` with its own sampler."""
     tf.random.set_seed(0)
@@ -96,6 +99,7 @@ def test_word_vectors_are_trained_by_sampling():
     assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
 
 
+@pytest.mark.long
 def test_ctc_has_gradients():
     logits = jnp.asarray(np.random.default_rng(2).normal(size=(6, 1, 4)), jnp.float32)
     with tf.GradientTape() as tape:

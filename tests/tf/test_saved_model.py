@@ -345,6 +345,7 @@ def sizes(tmp_path_factory):
         ("matrices", [(4, 2, 3)]),
     ],
 )
+@pytest.mark.first(4)
 def test_open_sizes_that_the_program_settles(sizes, name, shapes):
     model, loaded = sizes
     dtype = np.uint8 if name == "rows" else np.float32
@@ -391,6 +392,7 @@ class Drawing(tf.Module):
         return {"state": self.stream.state}
 
 
+@pytest.mark.long
 def test_a_generator_of_a_strategy_goes_on_and_a_variable_that_is_returned_is_read(tmp_path):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

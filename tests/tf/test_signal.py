@@ -20,6 +20,7 @@ kinds = pytest.mark.parametrize(("kind", "norm"), TYPES)
 @kinds
 @pytest.mark.parametrize("n", [None, 5, 9])
 @pytest.mark.sampled(3)
+@pytest.mark.first(3)
 def test_cosine_transforms_are_those_of_scipy(kind, norm, n):
     found = tf.signal.dct(X, kind, n, -1, norm)
     assert found.dtype == "float32"
@@ -37,6 +38,7 @@ def test_compiled_they_are_the_same():
 
 @kinds
 @pytest.mark.parametrize("size", [2, 6])
+@pytest.mark.first(7)
 def test_the_inverse_gives_the_signal_back_up_to_a_factor(kind, norm, size):
     x = X[..., :size]
     there = tf.signal.dct(x, type=kind, norm=norm)
@@ -91,5 +93,6 @@ def test_what_is_refused(transform, arguments, kind, says):
     assert (kind is TypeError) == isinstance(caught.value, ArgumentTypeError)
 
 
+@pytest.mark.long
 def test_stft_without_a_window():
     np.testing.assert_allclose(tf.signal.stft(tf.ones([4]), 4, 2, window_fn=None), [[4, 0, 0]], atol=1e-6)

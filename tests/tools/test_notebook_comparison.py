@@ -100,6 +100,7 @@ def run(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=55, check=False, cwd=folder)
 
 
+@pytest.mark.long
 def test_records_and_compares(tmp_path, monkeypatch):
     (tmp_path / "tensorflow.py").write_text("class config:\n  list_physical_devices = lambda kind: ['CPU']\n"
                                             "  LogicalDeviceConfiguration = object\n"

@@ -86,6 +86,7 @@ def test_a_program_without_end_is_stopped() -> None:
     assert (outcome.passed, outcome.error) == (False, "ran longer than 1 s")
 
 
+@pytest.mark.long
 def test_a_module_beside_a_program_is_imported() -> None:
     text = "import beside\nassert beside.tf.constant(3) + 0 == 3"
     program = run_public_programs.Program("two files", text, {"beside.py": "import tensorflow as tf"})

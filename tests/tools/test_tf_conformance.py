@@ -66,6 +66,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_file_runs_in_its_own_process_and_is_judged_by_ids(folder: Path) -> None:
     cases = run_file(folder, "eager/tiny_test.py", workers=1, seconds=2, limit=50)
     scope = Scope(("eager/*_test.py",), (Exclusion("graphs", ("eager/tiny_test.py::*.testOfGraphs",)),))
@@ -85,6 +86,7 @@ def test_a_file_runs_in_its_own_process_and_is_judged_by_ids(folder: Path) -> No
     assert "more than 2 s" in messages["TakesTooLong"]
 
 
+@pytest.mark.long
 def test_the_command_reports_both_rates_and_judges_again(folder: Path, tmp_path: Path) -> None:
     scope, results, report = (tmp_path / name for name in ("scope.json", "results.json", "report.md"))
     scope.write_text(json.dumps(SCOPE))
@@ -103,6 +105,7 @@ def test_the_command_reports_both_rates_and_judges_again(folder: Path, tmp_path:
     assert "| graphs | 1 | 0 |" in text
 
 
+@pytest.mark.long
 def test_a_process_that_does_not_end_is_a_failure(folder: Path) -> None:
     (folder / "eager" / "tiny_test.py").write_text("import os\nos._exit(3)\n")
     [case] = run_file(folder, "eager/tiny_test.py", workers=1, seconds=2, limit=50)

@@ -26,6 +26,7 @@ def make(layout: tuple[int, int] | None, value: Any = (1.0, 2.0), **options: Any
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("how", ["eager", "under a tape", "in scope"])
+@pytest.mark.first(7)
 def test_a_deep_copy_has_the_same_value_and_strategy_and_state_of_its_own(layout, how):
     v = make(layout, name="v", aggregation="MEAN", trainable=False)
     if how == "under a tape":

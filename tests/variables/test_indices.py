@@ -96,7 +96,7 @@ def computed(context: str, strategy: mr.Strategy, use: Callable[[], Any]) -> Any
     ("kind", "context"),
     [*itertools.product(KINDS, OUTSIDE + IN_RUN), *itertools.product(["component"], OUTSIDE)],
 )
-@pytest.mark.first(9)
+@pytest.mark.first(2)
 def test_a_variable_selects_what_its_value_selects(kind: str, context: str) -> None:
     strategy = mr.MirroredStrategy(["CPU:0"] if context == "virtual replicas" else ["CPU:0", "CPU:1"], num_replicas=2)
     variable = made(kind, strategy)
@@ -118,6 +118,7 @@ def test_slices_ranges_and_lists_take_variables(x: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("context", ["cross-replica", "tape", "eager run"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.first(8)
 def test_functions_of_numpy_and_of_integers_take_variables(kind: str, context: str) -> None:
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     variable = made(kind, strategy)

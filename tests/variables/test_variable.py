@@ -82,6 +82,7 @@ def test_random_callable_is_drawn_once():
     ids=["jnp", "random", "jit", "numpy", "list"],
 )
 @pytest.mark.parametrize("as_callable", [True, False], ids=["callable", "value"])
+@pytest.mark.first(7)
 def test_initial_value_inside_a_trace_is_computed_at_once(initial, as_callable):
     made = []
 
