@@ -12,7 +12,7 @@ CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-long explore soak guarantees guarantees-sources test-slow test-lowest bench bench-quick bench-peers bench-previous \
-  test-gpu-dry-run docs docs-execute docs-test lint format types clean
+  test-gpu-dry-run docs docs-check docs-execute docs-test lint format types clean
 
 help:
 	@echo "make demo         trains a convnet on 4 replicas and writes a report to demo_report/ (under 3 minutes)"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-previous  installs the previous JAX, for the benchmarks' comparison of versions"
 	@echo "make lint         runs the linter, the format check and the type checkers, these also over programs of users"
 	@echo "make docs         builds the documentation site into docs/_build/html; make docs-execute: executes the tutorials first"
+	@echo "make docs-check   builds it without executing the tutorials, as CI does: links, references, images (3 minutes)"
 	@echo "make docs-test    opens the built site in headless Chromium: console, search, pictures of pages"
 	@echo "make test-lowest  runs the core of the suite on the lowest supported Python and JAX"
 	@echo "make test-gpu-dry-run  runs the GPU benchmarks at tiny sizes on the CPU, on Python 3.12 with JAX 0.11.2"
@@ -111,6 +112,10 @@ SPHINX = $(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html
 docs: $(VENV)/.installed-docs
 	PYTHONPATH=src $(SPHINX)
 	@echo "open docs/_build/html/index.html"
+
+# What CI checks of the site: links, references, images, undocumented names. The tutorials run in make test-long.
+docs-check: $(VENV)/.installed-docs
+	PYTHONPATH=src $(RUN) -m sphinx -W --keep-going -q -b html -D nb_execution_mode=off docs docs/_build/check
 
 docs-execute: $(VENV)/.installed-docs
 	rm -rf docs/_build
