@@ -1,4 +1,4 @@
-"""Finds the operations of a traced program that place arrays on several devices: nested meshes, sharding constraints.
+"""Finds the operations of a traced program that place arrays on several devices, such as `shard_map`.
 
 Supports JAX 0.10 to 0.12: the names of primitives and of their parameters. `jax.pmap` is a `shard_map` inside a `jit`
 (before that: a primitive of its own, `xla_pmap`).

@@ -80,7 +80,7 @@ def map_with_index(parent: grain.IterDataset, function: Callable[[int, Any], Any
 
 
 def filter_elements(parent: grain.IterDataset, predicate: Callable[[Any], bool]) -> Any:
-    """Returns a Grain dataset of the elements for which `predicate` is True; Grain does not warn if they are few."""
+    """Filters a Grain dataset by `predicate`, without Grain's warning if few elements remain."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 

@@ -145,7 +145,7 @@ _UNDER_TRANSFORM: Final = "it was called under a JAX transform inside the replic
 
 
 def refused(merge: Merge) -> MergeError:
-    """Returns the error for a collective under a JAX transform, in which replicas cannot wait for each other."""
+    """Returns the error for an operation that runs once for all replicas, but was called under a JAX transform."""
     return MergeError(
         merge.name,
         found=f"{_UNDER_TRANSFORM} ({type(current_trace()).__name__})",
@@ -157,7 +157,7 @@ def refused(merge: Merge) -> MergeError:
 
 
 def is_refusal(error: MergeError) -> bool:
-    """Returns whether an error says that a collective was called under a JAX transform (`refused`)."""
+    """Returns whether an error is one that `refused` made."""
     return error.found.startswith(_UNDER_TRANSFORM)
 
 

@@ -118,7 +118,7 @@ class ReplicaRunner(abc.ABC):
         """Returns the part of a cross-replica value that belongs to one local replica."""
 
     def components_each(self, value: Leaf) -> list[Any]:
-        """Splits a result of `merge_call` into one component per local replica, each with its own gradient."""
+        """Returns the component of each local replica, given a cross-replica value that `merge_call` returns."""
         return [self.component(value, local) for local in range(self.num_local)]
 
     @functools.cached_property

@@ -130,7 +130,7 @@ def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, call
 
 
 def mean_of_rows(op: ReduceOp, values: jax.Array, num_replicas: int) -> Any:
-    """Divides the rows gathered from a sparse gradient by the number of replicas if the reduction `op` is MEAN."""
+    """Divides the all-gathered rows of a sparse gradient by the number of replicas if the reduction `op` is MEAN."""
     return floating(values) / num_replicas if op is ReduceOp.MEAN else values
 
 

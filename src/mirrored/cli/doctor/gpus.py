@@ -1,4 +1,4 @@
-"""Information about a worker's GPUs, and the driver, CUDA plugin, libraries and settings with which JAX uses them."""
+"""Information about a worker's GPUs and about the driver, CUDA plugin, libraries and settings that JAX uses."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Mapping(OneParent):
 
     @abc.abstractmethod
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        """Returns the function that, in one iteration, computes output element i from i and input element i."""
+        """Returns the function that computes output element i from i and input element i during the iteration `run`."""
 
     @property
     def spec(self) -> Any:

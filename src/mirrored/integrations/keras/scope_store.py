@@ -53,7 +53,7 @@ class ScopeStore(VariableStore):
         return self._scope.get_current_value(view)
 
     def set_whole(self, variable: VariableLike, value: Operand, where: str) -> None:
-        """Assigns a variable in the `StatelessScope`, or as usual if the scope has no value for the variable."""
+        """Sets a variable's value in the `StatelessScope`; sets the variable itself if the scope has none."""
         self.note(variable)
         view = self._view(variable)
         if self._is_drawn(variable):

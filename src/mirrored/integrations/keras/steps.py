@@ -193,7 +193,10 @@ def _unscale(value: Any) -> Any:
 
 
 def connect_steps(model_class: type[Model]) -> None:
-    """Patches Keras so that TensorFlow-style steps divide losses by the replica count, and can call inherited steps."""
+    """Patches Keras so that an overridden `train_step` scales its loss to the replica count and can call `super()`.
+
+    Does the same for `test_step` and `predict_step`.
+    """
     replace("keras", losses_module, "scale_loss_for_distribution", _scale)
     replace("keras", losses_module, "unscale_loss_for_distribution", _unscale)
     additional = model_class._aggregate_additional_loss

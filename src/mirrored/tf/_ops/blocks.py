@@ -222,7 +222,7 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 def carried_over(
     block: Block, keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
 ) -> dict[Key, Any]:
-    """Returns the values of all variables at the start of an iteration of a loop.
+    """Returns all variables' values at the start of a loop iteration: `entries`, updated with the assigned `values`.
 
     Args:
         block: The body of the loop.
