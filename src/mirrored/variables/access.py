@@ -24,11 +24,10 @@ from mirrored.runtime.merge import Merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
-from mirrored.values.stacking import stack_components
 from mirrored.variables.assigned import as_result
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
 from mirrored.variables.state_lock import lock, turn
-from mirrored.variables.storage import aligned, near, own, placed, uncommitted
+from mirrored.variables.storage import aligned, own, placed, uncommitted
 from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, row_of, write_components
 
 if TYPE_CHECKING:
@@ -293,58 +292,6 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
     return reduce_stacked(
         variable.strategy.cross_device_ops, op, [value.stacked(variable.device_assignment)], variable.device_assignment
     )[0]
-
-
-def write_component(assignment: Assignment, replica: int, value: object) -> Any:
-    """Assigns one replica's component of a sync-on-read variable, outside `Strategy.run`.
-
-    Raises:
-        VariableError: The variable is mirrored.
-        ContextError: Inside `run`.
-    """
-    variable, here = assignment.variable, ambient()
-    _check_has_components(assignment)
-    store = store_of(variable, here)
-    check_writable(variable, store, assignment.called)
-    check_strategy(variable, here, assignment.called)
-    if here.runner is not None:
-        raise ContextError(
-            assignment.called,
-            found=f"replica {replica}'s component was assigned inside run",
-            rule="inside run each replica can assign only its own component, through the variable",
-            remedy=f"write {variable.name}.assign(value) in the replica function",
-        )
-    if store is None:
-        with turn(), lock:
-            return _store_component(assignment, replica, value)
-    whole, row = store.whole(variable), row_of(variable, replica, ambient())
-    new = assignment.combined(whole[row], value)
-    store.set_whole(variable, whole.at[row].set(new), assignment.where)
-    return new
-
-
-def _store_component(assignment: Assignment, replica: int, value: object) -> Any:
-    variable = assignment.variable
-    if variable.device_assignment.spans_processes:
-        parts = [variable.stored_component(k) for k in range(len(variable.device_assignment.addressable_replicas))]
-        parts[replica] = new = assignment.combined(parts[replica], near(value, parts[replica]))
-        variable.store(stack_components(parts, variable.device_assignment))
-        return new
-    whole, row = variable.stored(), variable.device_assignment.slots.of(replica)
-    new = assignment.combined(whole[row], value)
-    variable.store(jax.device_put(whole.at[row].set(new), variable.device_assignment.sharded))
-    return new
-
-
-def _check_has_components(assignment: Assignment) -> None:
-    if assignment.variable.per_replica:
-        return
-    raise VariableError(
-        assignment.called,
-        found=f"one copy of mirrored variable {assignment.variable.name!r} was assigned",
-        rule="the copies of a mirrored variable must be equal at all times, so no single copy can be assigned",
-        remedy="assign the variable itself, or create it with synchronization=VariableSynchronization.ON_READ",
-    )
 
 
 # Assignments in replica context

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from mirrored._jax.array_likes import register_array_like
 from mirrored._jax.arrays import key_data
 from mirrored._jax.traces import ShapedArray
 from mirrored._typing import Operand
+from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import ambient
 from mirrored.values.operators import ArrayOperators
-from mirrored.variables.access import store_of
+from mirrored.values.stacking import stack_components
+from mirrored.variables.access import Assignment, check_strategy, check_writable, store_of
+from mirrored.variables.state_lock import lock, turn
+from mirrored.variables.storage import near
+from mirrored.variables.sync_on_read import row_of
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -157,3 +163,55 @@ register_array_like(
     read=VariableComponent.read_value,
     shape_of=lambda component: ShapedArray(component.shape, component.dtype),
 )
+
+
+def write_component(assignment: Assignment, replica: int, value: object) -> Any:
+    """Assigns one replica's component of a sync-on-read variable, outside `Strategy.run`.
+
+    Raises:
+        VariableError: The variable is mirrored.
+        ContextError: Inside `run`.
+    """
+    variable, here = assignment.variable, ambient()
+    _check_has_components(assignment)
+    store = store_of(variable, here)
+    check_writable(variable, store, assignment.called)
+    check_strategy(variable, here, assignment.called)
+    if here.runner is not None:
+        raise ContextError(
+            assignment.called,
+            found=f"replica {replica}'s component was assigned inside run",
+            rule="inside run each replica can assign only its own component, through the variable",
+            remedy=f"write {variable.name}.assign(value) in the replica function",
+        )
+    if store is None:
+        with turn(), lock:
+            return _store_component(assignment, replica, value)
+    whole, row = store.whole(variable), row_of(variable, replica, ambient())
+    new = assignment.combined(whole[row], value)
+    store.set_whole(variable, whole.at[row].set(new), assignment.where)
+    return new
+
+
+def _store_component(assignment: Assignment, replica: int, value: object) -> Any:
+    variable = assignment.variable
+    if variable.device_assignment.spans_processes:
+        parts = [variable.stored_component(k) for k in range(len(variable.device_assignment.addressable_replicas))]
+        parts[replica] = new = assignment.combined(parts[replica], near(value, parts[replica]))
+        variable.store(stack_components(parts, variable.device_assignment))
+        return new
+    whole, row = variable.stored(), variable.device_assignment.slots.of(replica)
+    new = assignment.combined(whole[row], value)
+    variable.store(jax.device_put(whole.at[row].set(new), variable.device_assignment.sharded))
+    return new
+
+
+def _check_has_components(assignment: Assignment) -> None:
+    if assignment.variable.per_replica:
+        return
+    raise VariableError(
+        assignment.called,
+        found=f"one copy of mirrored variable {assignment.variable.name!r} was assigned",
+        rule="the copies of a mirrored variable must be equal at all times, so no single copy can be assigned",
+        remedy="assign the variable itself, or create it with synchronization=VariableSynchronization.ON_READ",
+    )

@@ -26,7 +26,7 @@ from mirrored.values.operators import ArrayOperators
 from mirrored.values.reprs import distributed_repr
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables import access, copying
-from mirrored.variables.component import VariableComponent
+from mirrored.variables.component import VariableComponent, write_component
 from mirrored.variables.copying import Reference
 from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
 from mirrored.variables.display import html_of
@@ -335,7 +335,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         announce_write()
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
-        new = access.write_component(assignment, replica, payload_of(without_lists_of_arrays(value)))
+        new = write_component(assignment, replica, payload_of(without_lists_of_arrays(value)))
         return new if read_value else None
 
     def component_value(self, replica: int) -> Any:
