@@ -29,9 +29,10 @@ Relies on private parts of JAX 0.10 to 0.12: `ArrayImpl`'s attributes and method
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
@@ -382,6 +383,10 @@ def is_live_box(value: object) -> bool:
     return type(value) is Box and value.owner.recorder is not None
 
 
+BOXES: Final = frozenset({Box, BoxTracer})
+"""The types of the objects that `payload_of` replaces."""
+
+
 def payload_of(value: object) -> Any:
     """Returns the concrete array inside a tape-tracked array (a box), and any other value unchanged."""
     if type(value) is Box:
@@ -408,9 +413,9 @@ def _is_symbolic_dim(v: Any) -> bool:
 _fill_in()
 _add_operators()
 replace("jax functions", _core, "is_symbolic_dim", _is_symbolic_dim)
-_core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
-_core.pytype_aval_mappings[BoxTracer] = lambda tracer: tracer.aval
-_core.pytype_aval_mappings[ReadTracer] = lambda tracer: tracer.aval
+_core.pytype_aval_mappings[Box] = operator.attrgetter("payload.aval")
+_core.pytype_aval_mappings[BoxTracer] = operator.attrgetter("aval")
+_core.pytype_aval_mappings[ReadTracer] = operator.attrgetter("aval")
 if hasattr(_dtypes, "register_canonicalize_value_handler"):
     _dtypes.register_canonicalize_value_handler(Box, _value_for_jax)
 else:  # JAX 0.10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import set_current_trace as set_current_trace
 
-from mirrored._jax.boxes import contents_of_stand_in, payload_of
+from mirrored._jax.boxes import contents_of_stand_in
 from mirrored._jax.empty_slices import connected, connected_at
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
@@ -67,11 +68,6 @@ def recording_parent(trace: Any) -> Any:
     while hasattr(trace, "process_merge"):
         trace = trace.parent
     return trace
-
-
-def unboxed(value: object) -> Any:
-    """Returns the concrete array inside an array that an eager tape tracks, and any other value unchanged."""
-    return payload_of(value)
 
 
 def trace_settings() -> Any:
@@ -235,4 +231,4 @@ def another_tracer(tracer: jax.Array) -> Any:
     return None
 
 
-_core.pytype_aval_mappings[CaptureTracer] = lambda tracer: tracer.aval
+_core.pytype_aval_mappings[CaptureTracer] = operator.attrgetter("aval")

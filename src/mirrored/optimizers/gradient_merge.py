@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from mirrored._jax import arrays
-from mirrored._jax.traces import current_trace, is_eval, recording_parent, unboxed
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
@@ -182,7 +183,7 @@ def as_array(gradient: Operand) -> jax.Array:
     """Converts a gradient, which may be a mirrored value or a variable, to a JAX array."""
     if isinstance(gradient, Mirrored):
         gradient = gradient.value
-    return arrays.as_array(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
+    return arrays.as_array(gradient.read_value() if isinstance(gradient, Variable) else payload_of(gradient))
 
 
 def once(make: Callable[[], None]) -> None:

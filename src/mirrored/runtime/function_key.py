@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.traces import Tracer, unboxed
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import Tracer
 from mirrored.values.distributed_values import DistributedValues
 
 # Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the function objects differ.
@@ -55,13 +56,13 @@ class ArrayKey:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ArrayKey):
             return NotImplemented
-        one, two = unboxed(self.array), unboxed(other.array)
+        one, two = payload_of(self.array), payload_of(other.array)
         if one is two or isinstance(one, Tracer) or isinstance(two, Tracer):
             return True
         return bool(one.dtype == two.dtype and one.shape == two.shape and _bits(one) == _bits(two))
 
     def __repr__(self) -> str:
-        array = unboxed(self.array)
+        array = payload_of(self.array)
         of = f"{array.dtype}[{','.join(map(str, array.shape))}]"
         return of if isinstance(array, Tracer) or array.size > _SHOWN_ELEMENTS else f"{of} {array!s}"
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mirrored._jax.arrays import NotConstant, evaluate
-from mirrored._jax.traces import Tracer, unboxed
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import Tracer
 from mirrored._typing import HostArray
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._rebinding import Rebinding
@@ -77,7 +78,7 @@ def known(value: object) -> Any:
     """
     if not isinstance(value, Tracer):
         return value
-    value = unboxed(value)
+    value = payload_of(value)
     return evaluate(value) if isinstance(value, Tracer) else value
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored._jax.traces import Tracer, current_trace, is_eval, recording_parent, unboxed
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import Tracer, current_trace, is_eval, recording_parent
 from mirrored._typing import HostArray
 
 
@@ -20,7 +21,7 @@ def values_now(indices: jax.Array) -> HostArray | None:
     """
     if not is_eval(recording_parent(current_trace())):
         return None
-    array = unboxed(indices)
+    array = payload_of(indices)
     if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.is_fully_addressable:
         return None
     device: Any = next(iter(array.sharding.device_set))

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
-from mirrored._jax.boxes import payload_of
+from mirrored._jax.boxes import BOXES, payload_of
+from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored._typing import Number, Operand
@@ -220,6 +221,13 @@ def check_assignable(variable: Variable, called: str) -> None:
     check_writable(variable, store_of(variable, ambient()), called)
 
 
+def operand_of(value: object) -> Any:
+    """Returns the value to assign: one array for a list that contains arrays, and the array that a tape's box holds."""
+    if isinstance(value, (list, tuple)):
+        return without_lists_of_arrays(value)
+    return payload_of(value) if type(value) in BOXES else value
+
+
 def write(assignment: Assignment, value: object) -> Any:
     """Assigns a value according to the variable's synchronization and aggregation, and returns the new value."""
     return _write(assignment, value, ambient(), recording_parent(current_trace()))
@@ -229,7 +237,7 @@ def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
     """Assigns each of several variables its own value, as `Variable.assign` does."""
     announce_write()
     here, where, trace = ambient(), user_line(), recording_parent(current_trace())
-    for variable, value in zip(variables, [payload_of(value) for value in values], strict=True):
+    for variable, value in zip(variables, map(operand_of, values), strict=True):
         _write(Assignment(variable, "assign", where, f"{variable.name}.assign", read_value=False), value, here, trace)
 
 

@@ -170,10 +170,9 @@ class VariableStorage(Awaiting):
         """The shape that all values have, with None for dimensions that assignments may change."""
 
     @property
+    @abc.abstractmethod
     def component_shape(self) -> tuple[int, ...]:
         """The shape of one copy or component of the value."""
-        shape: tuple[int, ...] = self._array.shape
-        return shape[1:] if self.per_replica else shape
 
     def may_become(self, shape: tuple[int, ...]) -> bool:
         """Returns whether the value may change to this shape: in eager code, if the declared shape allows it."""

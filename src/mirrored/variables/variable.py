@@ -13,9 +13,7 @@ import numpy as np
 from mirrored._jax import distributed
 from mirrored._jax.array_likes import register_array_like
 from mirrored._jax.arrays import is_key_dtype, key_data
-from mirrored._jax.boxes import payload_of
 from mirrored._jax.placement import movable
-from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored._typing import DTypeLike, Operand
@@ -170,6 +168,12 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         """
         return self._public_shape
 
+    @property
+    def component_shape(self) -> tuple[int, ...]:
+        """The shape of one copy or component of the value that the variable has now."""
+        shape: tuple[int, ...] = self._array.shape
+        return shape[1:] if self.per_replica else shape
+
     def get_shape(self) -> TensorShape:
         """Returns `shape`; TensorFlow's older name."""
         return self._public_shape
@@ -323,7 +327,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def _update(self, method: str, value: object, read_value: bool) -> Any:
         announce_write()
         assignment = access.Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
-        new = access.write(assignment, payload_of(without_lists_of_arrays(value)))
+        new = access.write(assignment, access.operand_of(value))
         if not read_value:
             return None
         replica = access.eager_replica(self)
@@ -335,7 +339,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         announce_write()
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
-        new = write_component(assignment, replica, payload_of(without_lists_of_arrays(value)))
+        new = write_component(assignment, replica, access.operand_of(value))
         return new if read_value else None
 
     def component_value(self, replica: int) -> Any:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from mirrored._jax.traces import Tracer, eager, unboxed
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Array, DTypeLike, HostArray
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._tensors import as_tensor
@@ -67,7 +68,7 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
         results = [] if not dtypes else list(result) if isinstance(result, (list, tuple)) else [result]
         return [jnp.asarray(as_tensor(one), dtype) for one, dtype in zip(results, dtypes, strict=True)]
 
-    if any(isinstance(unboxed(one), Tracer) for one in tensors):
+    if any(isinstance(payload_of(one), Tracer) for one in tensors):
         outs = _from_program(run, tensors)
     else:
         outs = run(*tensors)
