@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._jax.arrays import is_key_dtype
 from mirrored.collectives.summation import floating, sum_along
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, StructureError
 
 _RULE: Final = "a reduction must be ReduceOp.SUM, ReduceOp.MEAN, one of their names, or a callable"
 _REMEDY: Final = "pass one of these, for instance ReduceOp.SUM"
@@ -210,6 +211,40 @@ def check_dtype(called: str, op: ReduceOp, dtype: Any) -> None:
             found=f"{op!r} of typed PRNG keys, {dtype}",
             rule="keys have no sum and no mean",
             remedy="pass one key for all replicas to run as an argument, or gather jax.random.key_data(key)",
+        )
+
+
+def check_alike(called: str, components: Sequence[Any]) -> None:
+    """Raises an error unless the arrays to be reduced over replicas have equal shapes and dtypes.
+
+    Raises:
+        StructureError: Shapes or dtypes differ.
+    """
+    check_dtypes(called, components)
+    shapes = [tuple(np.shape(component)) for component in components]
+    if len(set(shapes)) > 1:
+        raise StructureError(
+            called,
+            found=f"the components have the shapes {', '.join(map(str, shapes))}",
+            rule="values that are reduced over replicas must have the same shape on all replicas",
+            remedy="reduce along the dimension that differs first (strategy.reduce(op, value, axis=0)), pad, or gather",
+        )
+
+
+def check_dtypes(called: str, components: Sequence[Any]) -> None:
+    """Raises an error unless the arrays that a collective combines have equal dtypes.
+
+    Raises:
+        StructureError: Dtypes differ. Promotion would give replicas results of a dtype that none of them passed, and
+            several devices cannot hold one array of several dtypes.
+    """
+    dtypes = [jnp.result_type(component) for component in components]
+    if len(set(dtypes)) > 1:
+        raise StructureError(
+            called,
+            found=f"the components have the dtypes {', '.join(map(str, dtypes))}",
+            rule="values that are combined over replicas must have the same dtype on all replicas",
+            remedy="convert the value in the replica function: value.astype(jnp.float32)",
         )
 
 

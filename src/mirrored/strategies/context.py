@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from mirrored._jax.arrays import as_array
 from mirrored._typing import PyTree
 from mirrored.collectives.algorithm import reduced_alone
-from mirrored.collectives.reduce_op import CallableReduction, ReduceOp, as_reduce_op, check_dtype
+from mirrored.collectives.reduce_op import (
+    CallableReduction,
+    ReduceOp,
+    as_reduce_op,
+    check_alike,
+    check_dtype,
+    check_dtypes,
+)
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.function_key import key_of
@@ -19,7 +26,7 @@ from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.gathered_shapes import check_gathered
 from mirrored.strategies.merge_call import call_merged, enclosed_by, nested_gather, nested_reduce
-from mirrored.strategies.reducing import check_alike, check_dtypes, check_sums_rows, mean_of_rows, refuse_rows
+from mirrored.strategies.reducing import check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures
 from mirrored.values.sparse_rows import SparseRows
 

@@ -17,10 +17,10 @@ from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Leaf
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.host_allgather import host_allgather
-from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_alike, check_dtype, check_dtypes
 from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_devices, reduce_stacked
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
-from mirrored.errors import ArgumentError, NotSupportedError, StructureError
+from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.component_reads import component_of, stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -289,40 +289,6 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
         [stacked_of(value, strategy.device_assignment) for value in values],
         strategy.device_assignment,
     )
-
-
-def check_alike(called: str, components: Sequence[Any]) -> None:
-    """Raises an error unless the arrays to be reduced over replicas have equal shapes and dtypes.
-
-    Raises:
-        StructureError: Shapes or dtypes differ.
-    """
-    check_dtypes(called, components)
-    shapes = [tuple(np.shape(component)) for component in components]
-    if len(set(shapes)) > 1:
-        raise StructureError(
-            called,
-            found=f"the components have the shapes {', '.join(map(str, shapes))}",
-            rule="values that are reduced over replicas must have the same shape on all replicas",
-            remedy="reduce along the dimension that differs first (strategy.reduce(op, value, axis=0)), pad, or gather",
-        )
-
-
-def check_dtypes(called: str, components: Sequence[Any]) -> None:
-    """Raises an error unless the arrays that a collective combines have equal dtypes.
-
-    Raises:
-        StructureError: Dtypes differ. Promotion would give replicas results of a dtype that none of them passed, and
-            several devices cannot hold one array of several dtypes.
-    """
-    dtypes = [jnp.result_type(component) for component in components]
-    if len(set(dtypes)) > 1:
-        raise StructureError(
-            called,
-            found=f"the components have the dtypes {', '.join(map(str, dtypes))}",
-            rule="values that are combined over replicas must have the same dtype on all replicas",
-            remedy="convert the value in the replica function: value.astype(jnp.float32)",
-        )
 
 
 def _locals(runner: ReplicaRunner, value: PerReplica) -> list[Any]:
