@@ -14,7 +14,7 @@ import pytest
 
 import mirrored as mr
 from interrupts import acted_at
-from mirrored._jax.traces import is_eager, put_trace, trace_context
+from mirrored._jax.traces import is_eager, put_trace, thread_state
 from mirrored.runtime import ambient as ambient_module
 from mirrored.runtime.ambient import ambient
 
@@ -84,4 +84,4 @@ def test_a_call_ends_the_state_that_an_interrupt_outside_of_it_has_left() -> Non
         assert float(strategy.run(lambda: jnp.sqrt(jnp.float32(4.0)))) == 2.0
         assert is_eager()
     finally:
-        trace_context()
+        thread_state()

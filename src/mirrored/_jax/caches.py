@@ -63,38 +63,33 @@ RUN = "mirrored.run"
 _TRACE = "mirrored.trace"
 
 _context = jax.make_user_context(None)
-_holder = _context._obj
+holder = _context._obj
 _serial = itertools.count(1)
 _replica_context = jax.make_user_context(None)
-_replica_holder = _replica_context._obj
+replica_holder = _replica_context._obj
 
 
 def current() -> Hashable:
     """Returns the token that this thread adds to the keys of JAX's tracing caches; None by default."""
-    token: Hashable = _holder.value
+    token: Hashable = holder.value
     return token
 
 
 def swap(token: Hashable) -> Hashable:
     """Sets the token that this thread adds to the keys of JAX's tracing caches; returns the previous one."""
-    previous: Hashable = _holder.value
-    _holder.set_local(token)
+    previous: Hashable = holder.value
+    holder.set_local(token)
     return previous
 
 
-put: Callable[[Hashable], None] = _holder.set_local
+put: Callable[[Hashable], None] = holder.set_local
 
 
-def tokens() -> tuple[Hashable, Hashable]:
-    """Returns this thread's tracing-cache tokens (of tapes, traces and replicas), for `restore_tokens`."""
-    return _holder.value, _replica_holder.value
-
-
-def restore_tokens(saved: tuple[Hashable, Hashable]) -> None:
+def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
     """Restores this thread's tracing-cache tokens after an exception; keeps a trace's token, which may be newer."""
-    if not isinstance(saved[0], tuple):
-        put(saved[0])
-    _replica_holder.set_local(saved[1])
+    if not isinstance(token, tuple):
+        put(token)
+    replica_holder.set_local(replica_token)
 
 
 @contextmanager
@@ -263,12 +258,12 @@ def for_replica(own: Hashable) -> Iterator[None]:
     Args:
         own: The replica's token.
     """
-    previous: Hashable = _replica_holder.value
+    previous: Hashable = replica_holder.value
     resume_replica(own)
     try:
         yield
     finally:
-        _replica_holder.set_local(previous)
+        replica_holder.set_local(previous)
 
 
 def resume_replica(own: Hashable) -> None:
@@ -278,7 +273,7 @@ def resume_replica(own: Hashable) -> None:
     current trace of a compiled function, the thread also takes a new token for that trace (`moved`), so helpers are
     traced again.
     """
-    _replica_holder.set_local(own if _Replicas.apart else RUN)
+    replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -130,7 +129,7 @@ def source_line(eqn: JaxprEqn) -> str | None:
     return None
 
 
-# Filters the errors that reach the user: removes internal stack frames, and preserves KeyboardInterrupt.
+# Filters the errors that reach the user: removes internal stack frames, and finds those that stand for Ctrl-C.
 #
 # JAX's own traceback filter removes this package's frames along with those of JAX. The setting
 # `jax_traceback_filtering` (JAX_TRACEBACK_FILTERING) controls it: ``off`` shows all frames.
@@ -147,23 +146,9 @@ _COMPARING = re.compile(r"comparable using __eq__|checking equality of metadata 
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
-def interruptible(function: F) -> F:
-    """Wraps a function so that Ctrl-C raises KeyboardInterrupt, where JAX's caches would turn it into a ValueError."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except ValueError as error:
-            if _is_interrupt(error):
-                raise KeyboardInterrupt from error
-            raise
-
-    return call  # type: ignore[return-value]
-
-
-def _is_interrupt(error: ValueError) -> bool:
-    if not _COMPARING.search(str(error)):
+def is_interrupt(error: BaseException) -> bool:
+    """Returns whether an exception is a ValueError of JAX's caches that stands for Ctrl-C, a KeyboardInterrupt."""
+    if not isinstance(error, ValueError) or not _COMPARING.search(str(error)):
         return False
     cause: BaseException | None = error
     while cause is not None:
@@ -173,7 +158,7 @@ def _is_interrupt(error: ValueError) -> bool:
     return False
 
 
-def boundary(function: F) -> F:
-    """Wraps a public function so that tracebacks hide internal frames and Ctrl-C raises KeyboardInterrupt."""
-    bounded: F = _traceback_util.api_boundary(interruptible(function))
-    return bounded
+def hides_frames(function: F) -> F:
+    """Wraps a public function so that the tracebacks of its exceptions hide internal frames."""
+    wrapped: F = _traceback_util.api_boundary(function)
+    return wrapped

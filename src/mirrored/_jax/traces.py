@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import set_current_trace as set_current_trace
 
+from mirrored._jax import caches
 from mirrored._jax.boxes import contents_of_stand_in
 from mirrored._jax.empty_slices import connected, connected_at
 from mirrored._jax.private import config as _config
@@ -90,8 +91,17 @@ def swap_trace(trace: Trace | None) -> Any:
 put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
-def trace_context() -> tuple[Any, Any]:
-    """Returns this thread's current JAX trace and axis environment, for `restore_trace_context`.
+class ThreadState(NamedTuple):
+    """JAX's state of a thread: the current trace, the axis environment, and the tracing-cache tokens of `caches`."""
+
+    trace: Any
+    axis_env: Any
+    token: Hashable
+    replica_token: Hashable
+
+
+def thread_state() -> ThreadState:
+    """Returns JAX's state of this thread, for `restore_thread_state`.
 
     JAX has no current trace while it applies a primitive. An exception that interrupts it there, such as Ctrl-C, can
     leave it so: then nothing can be computed in this thread any more. No caller of mirrored is in that place, so that
@@ -100,14 +110,14 @@ def trace_context() -> tuple[Any, Any]:
     context = _core.trace_ctx
     if context.trace is None:
         context.reset()
-    return context.trace, context.axis_env
+    return ThreadState(context.trace, context.axis_env, caches.holder.value, caches.replica_holder.value)
 
 
-def restore_trace_context(saved: tuple[Any, Any]) -> None:
-    """Restores the trace and axis environment that `trace_context` returned, as the current ones of this thread."""
-    trace, axis_env = saved
-    _core.trace_ctx.set_trace(trace)
-    _core.trace_ctx.set_axis_env(axis_env)
+def restore_thread_state(saved: ThreadState) -> None:
+    """Restores the state of this thread that `thread_state` returned, except a token of a trace that may be newer."""
+    _core.trace_ctx.set_trace(saved.trace)
+    _core.trace_ctx.set_axis_env(saved.axis_env)
+    caches.restore_tokens(saved.token, saved.replica_token)
 
 
 class _SharedIdentity(Trace):  # type: ignore[misc]

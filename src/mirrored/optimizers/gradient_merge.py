@@ -44,7 +44,7 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owne
         called: The caller's name, for messages.
         owner: The object whose method calls this function. All replicas must call the method of the same object.
     """
-    if get_replica_context() is None:
+    if not ambient().is_in_replica_context:
         update(_sums(gradients))
         return
     arrays = [as_array(gradient) for gradient in gradients]
@@ -87,8 +87,9 @@ def update_with_sums_of(
     Raises:
         ArgumentError: No replica has any gradient.
     """
-    runner = ambient().runner
-    if get_replica_context() is None or runner is None:
+    here = ambient()
+    runner = here.runner
+    if runner is None or not here.is_in_replica_context:
         present, absent = with_gradients(pairs, called)
 
         def with_variables(sums: Sequence[Any]) -> None:

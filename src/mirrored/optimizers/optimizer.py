@@ -17,9 +17,8 @@ from mirrored.optimizers.gradient_merge import Clipping, as_they_are, once, scop
 from mirrored.optimizers.pairs import Pair, as_pairs, as_variables, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.rules import LearningRate, LearningRateLike, copied, not_copied
 from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
-from mirrored.runtime.ambient import within
+from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.entry_point import restoring
-from mirrored.strategies import get_replica_context
 from mirrored.tape import GradientTape, unrecorded
 from mirrored.variables import Variable, access
 from mirrored.variables.state_lock import together, turn
@@ -241,7 +240,7 @@ class Optimizer:
         # Unrecorded: an enclosing tape must not record the update, which is not part of the loss.
         with unrecorded(), scope_of([variable for _, variable in pairs]):
             present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-            check_gradients(present, called, in_replica=get_replica_context() is not None)
+            check_gradients(present, called, in_replica=ambient().is_in_replica_context)
             if experimental_aggregate_gradients and not skip_gradients_aggregation:
                 absent = update_with_sums_of(pairs, values, update, called, self)
             else:

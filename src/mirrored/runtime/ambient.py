@@ -44,6 +44,11 @@ class Ambient:
     driver: Driver | None = None
     creators: tuple[Callable[..., Any], ...] = ()
 
+    @property
+    def is_in_replica_context(self) -> bool:
+        """Whether the thread is in replica context: in a replica of a run, or outside of any strategy."""
+        return self.replica is not None or not (self.strategies or self.runner is not None)
+
     def fork(self, **changes: Any) -> Ambient:
         """Returns a copy of this thread's context with some fields changed, for another thread or a nested block."""
         return dataclasses.replace(self, **changes)

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mirrored._jax import caches
-from mirrored._jax.source_lines import boundary
-from mirrored._jax.traces import restore_trace_context, trace_context
+from mirrored._jax.source_lines import hides_frames, is_interrupt
+from mirrored._jax.traces import restore_thread_state, thread_state
 from mirrored.runtime.ambient import thread
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,24 +16,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 def restoring(function: F) -> F:
     """Wraps a function so that, after an exception, this thread's context and JAX's trace state are as before.
 
+    Ctrl-C raises KeyboardInterrupt, also where JAX's caches have turned it into a ValueError.
+
     Blocks inside the function restore them, too. But an exception that interrupts the beginning or the end of such a
     block, such as Ctrl-C, can prevent that, in JAX's own blocks as well.
     """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        context, trace, tokens = thread.current, trace_context(), caches.tokens()
+        context, state = thread.current, thread_state()
         try:
             return function(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             thread.current = context
-            restore_trace_context(trace)
-            caches.restore_tokens(tokens)
+            restore_thread_state(state)
+            if is_interrupt(error):
+                raise KeyboardInterrupt from error
             raise
 
     return call  # type: ignore[return-value]
 
 
 def entry_point(function: F) -> F:
-    """Wraps a public function by `restoring`; tracebacks hide internal frames, and Ctrl-C raises KeyboardInterrupt."""
-    return boundary(restoring(function))
+    """Wraps a public function by `restoring`; tracebacks hide internal frames."""
+    return hides_frames(restoring(function))

@@ -66,6 +66,8 @@ class Merge:
         nested: The implementation under a JAX transform, where the local replicas cannot wait for each other. It
             records a placeholder for this replica's part of the collective; `strategies.fusing` combines it with those
             of the other local replicas. None: not supported under transforms.
+        calls_user_code: Whether `run` may call functions of the user, whose assignments of variables are undone if the
+            operation raises an exception.
         tapes: The number of tapes that record it in this replica.
         given: What must be equal in the calls of all replicas: the reduction, the axis, the function, the variable.
         enclosed: The arrays that the function of a `merge_call` closes over, by name. They must be equal on all
@@ -76,13 +78,14 @@ class Merge:
     name: str
     run: Callable[[Sequence[Any]], Sequence[Any]]
     nested: Callable[[int, list[Any]], list[Any]] | None = None
+    calls_user_code: bool = True
     tapes: int = 0
     given: tuple[Given, ...] = ()
     enclosed: tuple[tuple[str, Any], ...] = ()
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
         """Executes the operation for all replicas; after an exception, undoes the operation's variable assignments."""
-        return or_undone(lambda: self.run(payloads))
+        return or_undone(lambda: self.run(payloads)) if self.calls_user_code else self.run(payloads)
 
 
 @runtime_checkable

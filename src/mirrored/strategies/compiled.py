@@ -80,7 +80,6 @@ class _Output:
 
 class _Run:
     def __init__(self, strategy: Strategy, specs: OutSpecs) -> None:
-        self._strategy = strategy
         self._specs = specs
         self._runner = TracingRunner(strategy)
         self._device_assignment = self._runner.device_assignment
@@ -93,7 +92,7 @@ class _Run:
         assert store is not None
         self._outermost = store.outermost()
         self._runner.store.under_tape = is_under_tape() or self._outermost.under_tape
-        self._as_written = strategy.cross_device_ops.as_written and self._device_assignment.num_replicas > 1
+        self._as_written = self._runner.algorithm.as_written and self._device_assignment.num_replicas > 1
         self._fixed_order = self._as_written and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
 
@@ -382,7 +381,7 @@ class _Run:
         assert store is not None
         function = store.outermost()
         if isinstance(function, FunctionStore):
-            function.as_written |= self._strategy.cross_device_ops.as_written
+            function.as_written |= self._runner.algorithm.as_written
             function.device_assignment = self._device_assignment
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)

@@ -217,13 +217,15 @@ class ReplicaContext:
             "ReplicaContext.all_gather",
             run,
             lambda local, parts: nested_gather(parts, axis, local, replicas),
+            calls_user_code=False,
             given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef, StructureError)),
         )
         return structures.unflatten(treedef, run_merge(merge, arrays))
 
     def _check(self, called: str) -> None:
-        here = ambient().replica
-        several = self._strategy.num_replicas_in_sync > 1
+        here, runner = ambient().replica, ambient().runner
+        if here is self and runner is not None:
+            return
         if here is not None and here is not self and here.strategy is not self._strategy:
             raise ContextError(
                 f"ReplicaContext.{called}",
@@ -231,7 +233,8 @@ class ReplicaContext:
                 rule="a replica context can be used only by the replica that obtained it",
                 remedy="call get_replica_context() in the function that uses it",
             )
-        if (here is None and self._strategy.device_assignment is not None) or (several and ambient().runner is None):
+        several = self._strategy.num_replicas_in_sync > 1
+        if (here is None and self._strategy.device_assignment is not None) or (several and runner is None):
             raise ContextError(
                 f"ReplicaContext.{called}",
                 found="it was called outside its run",
@@ -272,11 +275,13 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.P
         return [*nested_reduce(op, arrays, local, replicas), [here is not False for here in mask]]
 
     replicas = runner.device_assignment.num_replicas
-    reduction = op.fn if isinstance(op, CallableReduction) else op
-    structure = Given(treedef, "the structure", treedef, StructureError)
-    key = key_of(reduction)
-    given = (Given((op.name, key), "reduce_op", op.name), structure)
     called = "ReplicaContext.all_reduce"
+    structure = Given(treedef, "the structure", treedef, StructureError)
+    if op is ReduceOp.SUM or op is ReduceOp.MEAN:
+        given = (Given((op, None), "reduce_op", op.name), structure)
+        return Merge(called, run, nested, calls_user_code=False, given=given)
+    key = key_of(op.fn if isinstance(op, CallableReduction) else op)
+    given = (Given((op.name, key), "reduce_op", op.name), structure)
     return Merge(called, run, nested, given=given, enclosed=enclosed_by(called, key))
 
 

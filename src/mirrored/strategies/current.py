@@ -66,7 +66,7 @@ def get_replica_context() -> ReplicaContext | None:
     here = ambient()
     if here.replica is not None:
         return here.replica  # type: ignore[no-any-return]
-    return None if here.strategies or here.runner is not None else _default_context
+    return _default_context if here.is_in_replica_context else None
 
 
 def in_cross_replica_context() -> bool:

@@ -102,7 +102,7 @@ def contain(
     group = runner.group_info
     if not group.padded:
         return body
-    keeps_gradients = not runner.strategy.cross_device_ops.drops_padding
+    keeps_gradients = not runner.algorithm.drops_padding
     return stage(lambda *inputs: _Contained(group, keeps_gradients).run(body, inputs), shapes, axes=axes)
 
 

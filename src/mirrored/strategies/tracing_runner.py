@@ -54,6 +54,7 @@ class TracingRunner(ReplicaRunner):
     """Executes a compiled run: traces the virtual replicas of one device into one SPMD program for all devices.
 
     Attributes:
+        algorithm: The all-reduce algorithm.
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
         enclosed: For each local replica the traced arrays that functions of `merge_call` close over: what was called,
             the name, the array. They must be equal on all replicas.
@@ -68,7 +69,8 @@ class TracingRunner(ReplicaRunner):
         self.num_local = self.device_assignment.local
         self.stands_for_others = len(self.device_assignment.devices) > 1
         self.in_place = self.num_local == 1
-        self.writes_halves = strategy.cross_device_ops.as_written
+        self.algorithm = strategy.cross_device_ops
+        self.writes_halves = self.algorithm.as_written
         self.base_trace: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
@@ -164,23 +166,23 @@ class TracingRunner(ReplicaRunner):
             return merge.complete([payload])[0]
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        return list(self.strategy.cross_device_ops.reduce_arrays(op, arrays, self.group_info))
+        return list(self.algorithm.reduce_arrays(op, arrays, self.group_info))
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return self.strategy.cross_device_ops.all_reduce(op, arrays, self.group_info)
+        return self.algorithm.all_reduce(op, arrays, self.group_info)
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         return [jnp.concatenate(self.all_components(components), axis) for components in arrays]
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
-        if not self.strategy.cross_device_ops.as_written:
+        if not self.algorithm.as_written:
             return [self.group_info.for_each_local(whole) for whole in self.gather(arrays, axis)]
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Stacks all replicas' components of each array as ``[replicas, ...]``; one copy per replica of this device."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
-        return self.strategy.cross_device_ops.stack_each(parts, self.group_info)
+        return self.algorithm.stack_each(parts, self.group_info)
 
     def group(self, components: Sequence[Any]) -> Any:
         return LocalPerReplica(components, lambda: self.all_components(components), self.device_assignment)
@@ -216,7 +218,7 @@ class TracingRunner(ReplicaRunner):
         is_one = structures.identical(values) if len(values) > 1 else not isinstance(value, PerReplica)
         if (
             not is_one
-            or not self.strategy.cross_device_ops.as_written
+            or not self.algorithm.as_written
             or self.device_assignment.num_replicas == 1
             or not _is_inexact_tracer(first)
         ):
@@ -224,14 +226,14 @@ class TracingRunner(ReplicaRunner):
         return fan_out_once(self.group_info, self.isolated([first])[0])
 
     def _apart_in_padding(self, values: list[Any]) -> list[Any]:
-        if not self.group_info.padded or self.strategy.cross_device_ops.drops_padding:
+        if not self.group_info.padded or self.algorithm.drops_padding:
             return values
         return [*values[:-1], apart(values[-1], self.group_info.is_real())]
 
     def isolated(self, values: Sequence[Any]) -> list[Any]:
         # A merge computes once per device what all of the device's replicas read, and its backward pass likewise.
         # Without boundaries, XLA may compute it inside the replicas' kernels, with bits that depend on their number.
-        if not self.strategy.cross_device_ops.as_written or self.device_assignment.num_replicas == 1:
+        if not self.algorithm.as_written or self.device_assignment.num_replicas == 1:
             return list(values)
         places = [i for i, value in enumerate(values) if _is_inexact_tracer(value)]
         results = list(values)
@@ -252,7 +254,7 @@ class TracingRunner(ReplicaRunner):
     def all_components(self, components: Sequence[Any]) -> list[Any]:
         """Returns all replicas' components of an array (all-gather), given those of this device's replicas."""
         parts = [jnp.asarray(component) for component in components]
-        stacked = stack_isolated([parts])[0] if self.strategy.cross_device_ops.as_written else jnp.stack(parts)
+        stacked = stack_isolated([parts])[0] if self.algorithm.as_written else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:
             stacked = self.device_assignment.slots.rows(lax.all_gather(stacked, AXIS, axis=0, tiled=True))
         return [stacked[i] for i in range(self.device_assignment.num_replicas)]

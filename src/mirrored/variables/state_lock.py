@@ -247,4 +247,5 @@ def together(assign: Callable[[], None]) -> None:
                 store.or_undone(assign)
         finally:
             thread.kept_back = None
-        store_all([variable for variable, _ in kept], [value for _, value in kept])
+        if kept:
+            store_all([variable for variable, _ in kept], [value for _, value in kept])

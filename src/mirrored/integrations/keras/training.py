@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import owned
-from mirrored._jax.source_lines import interruptible, user_stacklevel
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray, Leaf
 from mirrored.compilation.dispatch import launched
@@ -165,7 +165,7 @@ def wrap_model(model_class: type[Model]) -> None:
     shardings = one_sharding(model_class._get_state_sharding_spec, _device_of)
     replace("keras", model_class, "_get_state_sharding_spec", shardings)
     for name in _METHODS:
-        replace("keras", model_class, name, interruptible(restoring(_spread(getattr(model_class, name)))))
+        replace("keras", model_class, name, restoring(_spread(getattr(model_class, name))))
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         replace("keras", model_class, name, _bounding(getattr(model_class, name), kind))
