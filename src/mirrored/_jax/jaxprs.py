@@ -178,13 +178,19 @@ def kinds_of(eqns: Sequence[Any], axis: str | None) -> list[Kind]:
 
 def primitive_names(jaxpr: Jaxpr | ClosedJaxpr) -> set[str]:
     """Returns the names of all primitives in a jaxpr, at any nesting depth."""
-    names = set()
+    return {eqn.primitive.name for eqn, *_ in equations_in(jaxpr)}
+
+
+def equations_in(jaxpr: Jaxpr | ClosedJaxpr, outer: Sequence[JaxprEqn] = ()) -> list[tuple[JaxprEqn, ...]]:
+    """Returns the equations of a jaxpr at any nesting depth, each followed by those around it, innermost first."""
+    found = []
     for eqn in jaxpr.eqns:
-        names.add(eqn.primitive.name)
+        path = (eqn, *outer)
+        found.append(path)
         for value in eqn.params.values():
             for inner in jaxprs_in(value):
-                names |= primitive_names(inner)
-    return names
+                found += equations_in(inner, path)
+    return found
 
 
 def jaxprs_in(value: object) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jax.sharding import AxisType
 
-from mirrored._jax.jaxprs import jaxprs_in
+from mirrored._jax.jaxprs import equations_in
 from mirrored._jax.source_lines import source_line
 
 if TYPE_CHECKING:
@@ -32,20 +32,15 @@ class Placement:
     line: str | None
 
 
-def placements_in(jaxpr: Jaxpr | ClosedJaxpr, line: str | None = None) -> Iterator[Placement]:
+def placements_in(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Placement]:
     """Yields the operations of a program that place arrays on several devices, at any nesting depth.
 
-    Args:
-        jaxpr: The program.
-        line: The source line of the call to which the program belongs, for operations without one.
+    An operation without a source line has that of the call around it.
     """
-    for eqn in jaxpr.eqns:
+    for eqn, *outer in equations_in(jaxpr):
         what = _placed_by(eqn)
         if what is not None:
-            yield Placement(what, source_line(eqn) or line)
-        for value in eqn.params.values():
-            for inner in jaxprs_in(value):
-                yield from placements_in(inner, source_line(eqn) or line)
+            yield Placement(what, next(filter(None, map(source_line, (eqn, *outer))), None))
 
 
 def _placed_by(eqn: JaxprEqn) -> str | None:

@@ -74,8 +74,9 @@ class DataflowRules:
     def kinds(self, eqns: Sequence[Any]) -> list[tuple[Any, Kind]]:
         """Returns each equation with its cached classification, such as loop, branch or collective."""
         new = [eqn for eqn in eqns if id(eqn) not in self._kinds]
-        self._kinds.update(zip(map(id, new), kinds_of(new, self.axis), strict=True))
-        self._kept += new
+        if new:
+            self._kinds.update(zip(map(id, new), kinds_of(new, self.axis), strict=True))
+            self._kept += new
         return [(eqn, self._kinds[id(eqn)]) for eqn in eqns]
 
     def of(self, eqn: JaxprEqn) -> tuple[EquationDataflow, ...]:

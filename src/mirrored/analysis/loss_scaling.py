@@ -101,7 +101,7 @@ class LossScaling:
         for var, constant in zip(jaxpr.constvars, constants, strict=False):
             self._known.setdefault(var, _constant(constant))
         if self._sizes:
-            self._run(jaxpr, self._known, None)
+            self._run(jaxpr, self._known, ())
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
         """Returns the means over the per-replica batch whose derivatives are factors of the given gradients.
@@ -125,24 +125,25 @@ class LossScaling:
             value.depends and (value.rescaled if value.means else not value.divided) for value in values
         )
 
-    def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], line: str | None) -> None:
+    def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], calls: Sequence[JaxprEqn]) -> None:
         for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, None), strict=True):
             operands = [
                 _number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in eqn.invars
             ]
             if isinstance(kind, Call) and len(kind.jaxpr.invars) == len(operands):
-                known.update(zip(eqn.outvars, self._call(kind.jaxpr, operands, source_line(eqn) or line), strict=True))
+                known.update(zip(eqn.outvars, self._call(kind.jaxpr, operands, (eqn, *calls)), strict=True))
                 continue
-            result = self._apply(eqn, operands, line)
+            result = self._apply(eqn, operands, calls)
             known.update((var, result) for var in eqn.outvars)
 
-    def _call(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[_Value], line: str | None) -> list[_Value]:
+    def _call(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[_Value], calls: Sequence[JaxprEqn]) -> list[_Value]:
         known = dict(zip(jaxpr.invars, operands, strict=True))
-        known.update(zip(jaxpr.constvars, map(_constant, constants_of(jaxpr)), strict=False))
-        self._run(jaxpr, known, line)
+        if jaxpr.constvars:
+            known.update(zip(jaxpr.constvars, map(_constant, constants_of(jaxpr)), strict=False))
+        self._run(jaxpr, known, calls)
         return [_number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in jaxpr.outvars]
 
-    def _apply(self, eqn: JaxprEqn, operands: Sequence[_Value], line: str | None) -> _Value:
+    def _apply(self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]) -> _Value:
         name, shape = eqn.primitive.name, getattr(eqn.outvars[0].aval, "shape", ()) if eqn.outvars else ()
         constant = _computed(name, operands)
         if constant is not None:
@@ -151,7 +152,7 @@ class LossScaling:
         means = frozenset(chain.from_iterable(operand.means for operand in operands))
         depends = any(operand.depends for operand in operands)
         if depends:
-            means |= self._means_formed(eqn, operands, line)
+            means |= self._means_formed(eqn, operands, calls)
         divides = self._divides(name, operands)
         rescaled = any(operand.rescaled for operand in operands) or (
             divides and bool(operands[0].means | operands[1].means)
@@ -192,13 +193,16 @@ class LossScaling:
         """Returns whether the first dimension of a shape may be the batch, alone or merged with another dimension."""
         return any(shape[0] % size == 0 for size in self._sizes)
 
-    def _means_formed(self, eqn: JaxprEqn, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:
-        """Returns the batch means whose gradients this equation combines with values that depend on the batch."""
+    def _means_formed(self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]) -> frozenset[Mean]:
+        """Returns the batch means whose gradients this equation combines with values that depend on the batch.
+
+        The source line of a mean is that of the equation, or else that of the innermost call around it that has one.
+        """
         found = set()
         for operand in operands:
             size = None if operand.broadcast is None else self._averaged_size(*operand.broadcast)
             if size is not None:
-                found.add(Mean(size, source_line(eqn) or line))
+                found.add(Mean(size, next(filter(None, map(source_line, (eqn, *calls))), None)))
         return frozenset(found)
 
     def _averaged_size(self, divisor: float, shape: tuple[int, ...]) -> int | None:

@@ -21,7 +21,7 @@ def reached_results(jaxpr: Jaxpr, inputs: Iterable[int]) -> list[bool]:
     """
     rules = DataflowRules(None)
     reached: set[Var] = {jaxpr.invars[i] for i in inputs}
-    for equation in jaxpr.eqns:
+    for equation, _ in rules.kinds(jaxpr.eqns):
         operands = sum(
             2 << i for i, atom in enumerate(equation.invars) if not isinstance(atom, Literal) and atom in reached
         )

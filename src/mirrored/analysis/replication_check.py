@@ -119,7 +119,7 @@ class ReplicationCheck:
             MergeError: A collective is inside a branch or loop whose condition differs between replicas.
         """
         if self._flows.axis is not None:
-            CollectiveSites(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
+            CollectiveSites(self._flows).check(self._jaxpr, self._varying)
         # A loop or branch that contains a collective is traced once for all virtual replicas of a device. Its condition
         # is an equation with the primitive `SAME` over the replicas' conditions. If value numbering cannot prove these
         # equal, the replicas may need different iterations or branches.
@@ -243,35 +243,44 @@ class CollectiveSites:
         self._with_collective: dict[int, Any] = {}
         self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
 
-    def check(self, jaxpr: Jaxpr | ClosedJaxpr, differing: Sequence[bool]) -> None:
+    def check(self, jaxpr: Jaxpr | ClosedJaxpr, analysis: VaryingAnalysis) -> None:
         """Raises an error if a collective is in a branch or loop whose condition differs between devices.
+
+        Args:
+            jaxpr: The jaxpr to check.
+            analysis: The values of the jaxpr that vary between devices.
+
+        Raises:
+            MergeError: A collective is in a branch or loop that some devices may execute more often than others.
+        """
+        if self._collective_in(jaxpr) is not None:
+            varying = analysis.varying()
+            for eqn, kind in self._flows.kinds(jaxpr.eqns):
+                self._check_equation(eqn, kind, varying)
+
+    def _check_inner(self, jaxpr: Jaxpr | ClosedJaxpr, differing: Sequence[bool]) -> None:
+        """Checks a jaxpr inside an equation.
 
         Args:
             jaxpr: The jaxpr to check.
             differing: For each input, constants first, whether it varies between devices. The sequence may omit leading
                 inputs; those do not vary.
-
-        Raises:
-            MergeError: A collective is in a branch or loop that some devices may execute more often than others.
         """
-        if self._collective_in(jaxpr) is None:
-            return
-        inputs = (*jaxpr.constvars, *jaxpr.invars)[-len(differing) :] if differing else ()
-        entering = [0 if differs else None for differs in differing]
-        varying = VaryingAnalysis(jaxpr, entering, self._flows, inputs).varying()
-        for eqn, kind in self._flows.kinds(jaxpr.eqns):
-            self._check_equation(eqn, kind, varying)
+        if self._collective_in(jaxpr) is not None:
+            inputs = (*jaxpr.constvars, *jaxpr.invars)[-len(differing) :] if differing else ()
+            entering = [0 if differs else None for differs in differing]
+            self.check(jaxpr, VaryingAnalysis(jaxpr, entering, self._flows, inputs))
 
     def _check_equation(self, eqn: JaxprEqn, kind: Kind, varying: Set[Any]) -> None:
         operands = [not isinstance(atom, Literal) and atom in varying for atom in eqn.invars]
         match kind:
             case Call(jaxpr):
-                self.check(jaxpr, operands)
+                self._check_inner(jaxpr, operands)
             case Branch(branches):
                 if operands[0]:
                     self._refuse(eqn, branches, "a branch")
                 for branch in branches:
-                    self.check(branch, operands[1:])
+                    self._check_inner(branch, operands[1:])
             case Scan():
                 self._check_scan(eqn, kind, operands, varying)
             case While():
@@ -279,12 +288,12 @@ class CollectiveSites:
             case Plain(jaxprs):
                 for jaxpr in jaxprs:
                     if len(jaxpr.invars) == len(operands):
-                        self.check(jaxpr, operands)
+                        self._check_inner(jaxpr, operands)
 
     def _check_scan(self, eqn: JaxprEqn, scan: Scan, operands: Sequence[bool], varying: Set[Any]) -> None:
         consts, carries = scan.num_consts, scan.num_carries
         varying_carries = [var in varying for var in eqn.outvars[:carries]]
-        self.check(scan.jaxpr, [*operands[:consts], *varying_carries, *operands[consts + carries :]])
+        self._check_inner(scan.jaxpr, [*operands[:consts], *varying_carries, *operands[consts + carries :]])
 
     def _check_while(self, eqn: JaxprEqn, loop: While, operands: Sequence[bool], varying: Set[Any]) -> None:
         varying_carries = [var in varying for var in eqn.outvars]
@@ -293,8 +302,8 @@ class CollectiveSites:
         (continues,) = self._flows.of_jaxpr(loop.cond)
         if continues.varies & ALWAYS or any(entering[i] for i in operands_in(continues.varies)):
             self._refuse(eqn, (loop.cond, loop.body), "a loop")
-        self.check(loop.cond, entering)
-        self.check(loop.body, [*operands[of_cond : of_cond + loop.num_body_consts], *varying_carries])
+        self._check_inner(loop.cond, entering)
+        self._check_inner(loop.body, [*operands[of_cond : of_cond + loop.num_body_consts], *varying_carries])
 
     def _refuse(self, eqn: JaxprEqn, jaxprs: Sequence[Any], what: str) -> None:
         found = next((eqn for jaxpr in jaxprs if (eqn := self._collective_in(jaxpr)) is not None), None)

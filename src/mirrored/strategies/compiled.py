@@ -119,19 +119,20 @@ class _Run:
             body = contain(traced, self._runner, shapes, axes)
             body = fuse(body, self._runner, axes)
         self._outermost.rereads |= self._runner.store.rereads
-        body = self._without_gradients(self._without_enclosed(body))
+        analysis = self._analysis(body)
+        body = self._without_gradients(self._without_enclosed(body, analysis), analysis)
         if self._fixed_order:
             body = tracing_runner.with_fixed_order(body, self._runner, shapes, axes)
-        self._check_replicated(body)
+            analysis = self._analysis(body)
+        self._check_replicated(body, analysis)
         return self._bind(body)
 
-    def _without_enclosed(self, body: Body) -> Body:
+    def _without_enclosed(self, body: Body, analysis: ReplicationCheck) -> Body:
         """Checks that `merge_call` functions capture equal arrays on all replicas; drops these from the outputs."""
         enclosed = list(zip(*self._runner.enclosed, strict=True))
         if not enclosed:
             return body
         first = len(body.jaxpr.outvars) - self._local * len(enclosed)
-        analysis = self._analysis(body)
         for i, replicas in enumerate(enclosed):
             atoms = body.jaxpr.outvars[first + i * self._local : first + (i + 1) * self._local]
             if not analysis.same(atoms):
@@ -139,7 +140,7 @@ class _Run:
                 raise merged_differently(called, name, analysis.explain(atoms))
         return body.giving(range(first))
 
-    def _without_gradients(self, body: Body) -> Body:
+    def _without_gradients(self, body: Body, analysis: ReplicationCheck) -> Body:
         """Warns if gradients among the outputs come from a loss of the wrong scale; drops these from the outputs.
 
         Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
@@ -153,7 +154,7 @@ class _Run:
         gradients = iter(body.jaxpr.outvars[count:])
         for called, summed in self._runner.summed:
             rows = [[next(gradients) for _ in row] for row in summed]
-            check_loss_scale(called, rows, scale, self._analysis(body), self._device_assignment)
+            check_loss_scale(called, rows, scale, analysis, self._device_assignment)
         return body.giving(range(count))
 
     def _trace(
@@ -211,11 +212,12 @@ class _Run:
     # Replication check
 
     def _analysis(self, body: Body) -> ReplicationCheck:
+        """Returns the replication check of a body; it also answers for the body with fewer outputs (`Body.giving`)."""
         origins = [_origin(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)
 
-    def _check_replicated(self, body: Body) -> None:
+    def _check_replicated(self, body: Body, analysis: ReplicationCheck) -> None:
         outvars = body.jaxpr.outvars
         first = len(outvars) - self._local * len(self._assigned)
         mirrored = [
@@ -223,7 +225,6 @@ class _Run:
             for i, entry in enumerate(self._assigned)
             if not entry.variable.per_replica
         ]
-        analysis = self._analysis(body)
         analysis.check_collectives()
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
