@@ -15,14 +15,14 @@ from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
-from mirrored._jax.jaxprs import jaxprs_in, primitive_names
+from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.private import custom_derivatives as _custom_derivatives
 from mirrored._jax.private import linear_util as _linear_util
 from mirrored._jax.private import source_info_util as _source_info
 from mirrored.errors import MergeError
 
 if TYPE_CHECKING:
-    from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn
+    from mirrored._jax.jaxprs import JaxprEqn
 
 # Collectives of one local replica under a JAX transform, to be fused with those of the device's other replicas.
 #
@@ -37,6 +37,8 @@ SUM: Final = "replica_sum"
 GATHER: Final = "replica_gather"
 SAME: Final = "same_on_local_replicas"
 NUMBER: Final = "replica_number"
+PLACEHOLDERS: Final = frozenset({SUM, GATHER})
+"""The primitives that stand for one virtual replica's part in a collective, until all parts are fused."""
 
 _sum: Final = _extend.Primitive(SUM)
 _gather: Final = _extend.Primitive(GATHER)
@@ -57,11 +59,6 @@ def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
     """Returns one of the values of a device's virtual replicas, and records that they must be equal."""
     return values[0] if len(values) == 1 else _same.bind(*values)
-
-
-def has_local_collectives(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Returns whether a jaxpr still contains placeholders (`replica_sum`, `replica_gather`), at any nesting depth."""
-    return not primitive_names(jaxpr).isdisjoint({SUM, GATHER})
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:

@@ -7,16 +7,15 @@ Supports JAX 0.10 to 0.12: the names of primitives and of their parameters. `jax
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from jax.sharding import AxisType
 
-from mirrored._jax.jaxprs import equations_in
 from mirrored._jax.source_lines import source_line
 
 if TYPE_CHECKING:
-    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn  # type: ignore[attr-defined]
+    from jax.extend.core import JaxprEqn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +31,15 @@ class Placement:
     line: str | None
 
 
-def placements_in(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Placement]:
-    """Yields the operations of a program that place arrays on several devices, at any nesting depth.
+def placements_in(equations: Iterable[Sequence[JaxprEqn]]) -> Iterator[Placement]:
+    """Yields the operations of a program that place arrays on several devices.
 
     An operation without a source line has that of the call around it.
+
+    Args:
+        equations: The equations of the program, each followed by those around it, innermost first (`equations_in`).
     """
-    for eqn, *outer in equations_in(jaxpr):
+    for eqn, *outer in equations:
         what = _placed_by(eqn)
         if what is not None:
             yield Placement(what, next(filter(None, map(source_line, (eqn, *outer))), None))

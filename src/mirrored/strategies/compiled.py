@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec
 
 from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
+from mirrored._jax.jaxprs import equations_in
+from mirrored._jax.local_collectives import PLACEHOLDERS
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
 from mirrored._jax.unplaced import unplaced
 from mirrored._typing import Leaf
@@ -114,10 +116,13 @@ class _Run:
 
         with within(listeners=(self._runner.store,)):
             axes = [(AXIS, len(self._device_assignment.devices))]
-            traced = stage(flat_body, shapes, axes=axes)
-            refuse_other_meshes(traced)
-            body = contain(traced, self._runner, shapes, axes)
-            body = fuse(body, self._runner, axes)
+            body = stage(flat_body, shapes, axes=axes)
+            equations = equations_in(body.jaxpr)
+            refuse_other_meshes(equations)
+            if self._runner.group_info.padded:
+                body = contain(body, self._runner, shapes, axes)
+            if not PLACEHOLDERS.isdisjoint(eqn.primitive.name for eqn, *_ in equations):
+                body = fuse(body, self._runner, axes)
         self._outermost.rereads |= self._runner.store.rereads
         analysis = self._analysis(body)
         body = self._without_gradients(self._without_enclosed(body, analysis), analysis)

@@ -23,7 +23,6 @@ from mirrored._jax.local_collectives import (
     SUM,
     at_source_of,
     bind_equation,
-    has_local_collectives,
     local_replica_of,
     same_on_local_replicas,
 )
@@ -48,8 +47,6 @@ def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -
     Raises:
         MergeError: The local replicas' programs do not contain the same collectives.
     """
-    if not has_local_collectives(body.jaxpr):
-        return body
     avals: list[Any] = [var.aval for var in body.jaxpr.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     fused = _Body(runner)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from mirrored._jax.inlining import Staged
+from mirrored._jax.jaxprs import JaxprEqn
 from mirrored._jax.placements import placements_in
 from mirrored.errors import DeviceError, MirroredError
 from mirrored.runtime.function_key import key_of
@@ -57,13 +57,16 @@ def explicit_axes_explained(
         raise
 
 
-def refuse_other_meshes(program: Staged) -> None:
+def refuse_other_meshes(equations: Sequence[Sequence[JaxprEqn]]) -> None:
     """Raises an error if the traced program of a run's replicas places arrays on several devices.
+
+    Args:
+        equations: The equations of the program (`equations_in`).
 
     Raises:
         DeviceError: It contains such an operation, in any layout of the replicas.
     """
-    placement = next(placements_in(program.jaxpr), None)
+    placement = next(placements_in(equations), None)
     if placement is None:
         return
     where = f" at {placement.line}" if placement.line else ""

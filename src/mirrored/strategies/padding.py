@@ -88,7 +88,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites the traced program of a run so that neither gradients nor calls of Python leave padded slots.
+    """Rewrites the traced program of a run with padded slots so that no gradients or calls of Python leave them.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.
@@ -100,8 +100,6 @@ def contain(
         axes: The mesh axis and its size.
     """
     group = runner.group_info
-    if not group.padded:
-        return body
     keeps_gradients = not runner.algorithm.drops_padding
     return stage(lambda *inputs: _Contained(group, keeps_gradients).run(body, inputs), shapes, axes=axes)
 

@@ -81,7 +81,7 @@ class TracingRunner(ReplicaRunner):
         self.summed: list[tuple[str, list[list[Any]]]] = []
         self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
-        self._lockstep = LockStep("Strategy.run")
+        self._lockstep: LockStep | None = None
         self._called: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = (lambda: None, (), {})
         self.store = TracedReplicaStore(self)
 
@@ -89,9 +89,8 @@ class TracingRunner(ReplicaRunner):
         """Traces ``fn`` once per replica of a device, synchronised at collectives, and combines the results."""
         outer = self._called
         try:
-            return structures.regroup(
-                self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
-            )
+            results = self.trace_replicas(fn, args, kwargs)
+            return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
         finally:
             self._called = outer
 
@@ -158,6 +157,7 @@ class TracingRunner(ReplicaRunner):
         if not self.in_place:
             if recording_parent(current_trace()) is not self.base_trace and not is_outside(self):
                 raise refused(merge)  # an assignment in a branch or loop body, whose trace is that of one replica
+            assert self._lockstep is not None
             try:
                 return self._lockstep.run_merge(merge, payload)
             finally:
@@ -190,11 +190,7 @@ class TracingRunner(ReplicaRunner):
     def is_shared(self, components: Sequence[Any]) -> bool:
         first = components[0]
         if not structures.identical(components):
-            return (
-                not isinstance(first, Tracer)
-                and isinstance(first, (bool, int, float, complex, str))
-                and _all_equal(components)
-            )
+            return isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
         # The local replicas stand for those of all devices. A value computed inside the run may vary between devices,
         # even if the local replicas return the same tracer; a value from outside is shared.
         if isinstance(first, Tracer):

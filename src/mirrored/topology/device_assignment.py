@@ -225,7 +225,7 @@ class DeviceAssignment:
         """The places of the replicas in a compiled program, of which every device has the same number."""
         return Slots(len(self.devices), self.num_replicas)
 
-    @property
+    @functools.cached_property
     def local(self) -> int:
         """The number of slots per device (K): the largest number of replicas on one device."""
         return self.slots.local

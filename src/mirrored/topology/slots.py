@@ -33,22 +33,22 @@ class Slots:
     devices: int
     replicas: int
 
-    @property
+    @functools.cached_property
     def local(self) -> int:
         """The number of slots per device (K)."""
         return -(-self.replicas // self.devices)
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         """The number of all slots (D * K)."""
         return self.devices * self.local
 
-    @property
+    @functools.cached_property
     def padded(self) -> int:
         """The number of padded slots: the last slot of each of the last `padded` devices."""
         return self.count - self.replicas
 
-    @property
+    @functools.cached_property
     def full(self) -> int:
         """The number of devices without a padded slot: the first ones."""
         return self.devices - self.padded
