@@ -2,8 +2,7 @@
 
 In the order in which one module builds on the other:
 
-- `dataflow`: which operands an output of an equation depends on.
-- `reachability`: which results of a program can depend on given inputs.
+- `dataflow`: which operands an output of an equation depends on, and which results of a program on given inputs.
 - `varying`: which values vary between devices, and the path by which each came to vary.
 - `value_numbering`: which variables hold the same value, for the virtual replicas of one device.
 - `replication_check`: the proof that the replicas assign equal values, and the error that explains why they do not.

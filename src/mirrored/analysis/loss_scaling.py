@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain, combinations
 from typing import Any, Final
@@ -20,9 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.jaxprs import Call, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, constants_of, kinds_of
-from mirrored._jax.source_lines import source_line
+from mirrored._jax.source_lines import source_line, user_stacklevel
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
+from mirrored.analysis.replication_check import ReplicationCheck
+from mirrored.errors import LossScaleWarning
 
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
@@ -260,3 +263,55 @@ def _constant(value: Operand) -> _Value:
 def _is_real(value: Operand) -> bool:
     dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
     return bool(jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))
+
+
+# Warns of gradients of the wrong scale that an optimizer sums over replicas.
+
+
+def check_loss_scale(
+    called: str,
+    rows: Sequence[Sequence[Any]],
+    scale: LossScaling,
+    analysis: ReplicationCheck,
+    num_replicas: int,
+) -> None:
+    """Warns if gradients come from a mean over the per-replica batch, or are reduced already.
+
+    Args:
+        called: The method that sums the gradients over replicas.
+        rows: The gradients of the local replicas, for each variable, as variables of the traced replica function.
+        scale: The loss scaling analysis of this function.
+        analysis: Its replication check.
+        num_replicas: The number of replicas.
+    """
+    firsts = [row[0] for row in rows]
+    means = scale.means_in(firsts)
+    if means:
+        _warn_of_mean(called, means[0], num_replicas)
+    elif num_replicas > 1 and scale.are_totals(firsts) and all(analysis.same(row) for row in rows):
+        _warn_of_totals(called, num_replicas)
+
+
+def _warn_of_totals(called: str, replicas: int) -> None:
+    warnings.warn(
+        f"{called} sums the gradients of {replicas} replicas, and they are equal on all replicas, because they were "
+        f"reduced before: the step is {replicas} times too large\n"
+        "  rule:   the gradients of all replicas are reduced once\n"
+        f"  remedy: omit the all_reduce, because {called} sums over replicas; optimizers of mirrored.optimizers take "
+        "skip_gradients_aggregation=True for gradients that are reduced already",
+        LossScaleWarning,
+        stacklevel=user_stacklevel(),
+    )
+
+
+def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
+    where = f" ({mean.where})" if mean.where else ""
+    warnings.warn(
+        f"{called} sums the gradients of {replicas} replicas, and the loss{where} is averaged over the {mean.size} "
+        f"examples of one replica: the step is {replicas} times too large\n"
+        "  rule:   a replica's loss must be its contribution to the mean over the global batch\n"
+        "  remedy: loss = mirrored.losses.average_loss(per_example_losses), or divide the mean by "
+        "get_strategy().num_replicas_in_sync",
+        LossScaleWarning,
+        stacklevel=user_stacklevel(),
+    )

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec
 
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.dispatch import jit
+from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer
-from mirrored._jax.unplaced import unplaced
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment

@@ -9,8 +9,8 @@
 - `eager_runner`: runs the replica function in Python, one replica after another, and commits what they assigned.
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
-- `checks`, `gathered_shapes`: check contexts, diverging assignments and `out_specs`; the shapes of gathered arrays.
-- `other_meshes`: the errors for nested meshes and shardings in a run, and for arrays of a mesh with explicit axes.
+- `checks`: contexts, diverging assignments, `out_specs`, nested meshes, shardings, arrays of a mesh with explicit axes.
+- `gathered_shapes`: checks the shapes of gathered arrays.
 """
 
 from mirrored.strategies.context import ReplicaContext as ReplicaContext

@@ -21,10 +21,10 @@ from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
 from mirrored._jax.jaxprs import equations_in
 from mirrored._jax.local_collectives import PLACEHOLDERS
+from mirrored._jax.placement import unplaced
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
-from mirrored._jax.unplaced import unplaced
 from mirrored._typing import Leaf
-from mirrored.analysis.loss_scaling import LossScaling
+from mirrored.analysis.loss_scaling import LossScaling, check_loss_scale
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import StructureError
@@ -39,12 +39,11 @@ from mirrored.strategies.checks import (
     label_of,
     merged_differently,
     not_replicated,
+    refuse_other_meshes,
     warn_of_assignment_in_turn,
     would_differ,
 )
 from mirrored.strategies.fusing import fuse
-from mirrored.strategies.loss_scale import check_loss_scale
-from mirrored.strategies.other_meshes import refuse_other_meshes
 from mirrored.strategies.padding import contain
 from mirrored.strategies.tracing_runner import Passed, TracingRunner
 from mirrored.topology.device_assignment import AXIS
@@ -159,7 +158,7 @@ class _Run:
         gradients = iter(body.jaxpr.outvars[count:])
         for called, summed in self._runner.summed:
             rows = [[next(gradients) for _ in row] for row in summed]
-            check_loss_scale(called, rows, scale, analysis, self._device_assignment)
+            check_loss_scale(called, rows, scale, analysis, self._device_assignment.num_replicas)
         return body.giving(range(count))
 
     def _trace(

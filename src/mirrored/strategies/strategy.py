@@ -16,14 +16,20 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
-from mirrored.strategies.checks import OutSpecs, mark_made_by, refuse_in_replica, refuse_mixing, warn_if_fed_back
+from mirrored.strategies.checks import (
+    OutSpecs,
+    explicit_axes_explained,
+    mark_made_by,
+    refuse_in_replica,
+    refuse_mixing,
+    warn_if_fed_back,
+)
 from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.eager_runner import nested_run, run_alone, run_eager, run_inside, run_plainly
 from mirrored.strategies.extended import StrategyExtended
 from mirrored.strategies.inputs import DistributesInput
 from mirrored.strategies.older_names import OlderNames
-from mirrored.strategies.other_meshes import explicit_axes_explained
 from mirrored.strategies.scope import Scope
 from mirrored.topology.device_assignment import DeviceAssignment, name_device
 from mirrored.values import html, structures

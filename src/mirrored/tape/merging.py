@@ -24,7 +24,7 @@ import jax
 
 from mirrored._jax.boxes import another_object
 from mirrored._jax.jaxprs import aval_of, is_inexact, program_of
-from mirrored.analysis.reachability import reached_results
+from mirrored.analysis.dataflow import reached_results
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.overlay_store import assignments_apart
 from mirrored.tape.operation import linearize_with

@@ -17,7 +17,7 @@ from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tra
 from mirrored._jax.dispatch import jit
 from mirrored._jax.jaxprs import JaxprProgram, aval_of, context_key, is_inexact, program_of, zero_tangent
 from mirrored._jax.traces import ShapedArray, current_trace
-from mirrored.analysis.reachability import reached_results
+from mirrored.analysis.dataflow import reached_results
 
 # A fast cache of rules for concrete arrays, keyed by the identity of the arrays' types.
 #

@@ -13,7 +13,7 @@ import numpy as np
 from mirrored._jax.boxes import Box
 from mirrored._jax.jaxprs import JaxprProgram, aval_of, is_inexact, program_of, zero_tangent
 from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
-from mirrored.analysis.reachability import reached_results
+from mirrored.analysis.dataflow import reached_results
 from mirrored.errors import TapeError
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from mirrored._jax.jaxprs import aval_of, program_of
-from mirrored.analysis.reachability import reached_results
+from mirrored.analysis.dataflow import reached_results
 
 X = jnp.arange(3.0)
 
