@@ -14,7 +14,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import BOXES, payload_of
 from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
-from mirrored._jax.traces import current_trace, is_eval, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, is_eval, recording_parent
 from mirrored._typing import Number, Operand
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import as_reduce_op
@@ -274,7 +274,8 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
             variable.store(stored, shared=assignment.read_value)
         return as_result(stored, variable.device_assignment) if assignment.read_value else None
     old = None if assignment.replaces else store.whole(variable)
-    new = assignment.combined(old, aligned(value, variable.device_assignment))
+    here_too = value if isinstance(value, Tracer) else aligned(value, variable.device_assignment)
+    new = assignment.combined(old, here_too)
     store.set_whole(variable, new, assignment.where)
     return store.whole(variable) if assignment.read_value else None
 

@@ -153,6 +153,7 @@ class VariableStorage(Awaiting):
         device_assignment: The devices of the replicas; None for a plain variable.
         per_replica: Whether every replica has its own component (ON_READ, in a strategy).
         num_replicas: The number of replicas that have a copy; 1 for a plain variable.
+        component_shape: The shape of one copy or component of the value.
         dtype: The dtype.
         serial: A number that is larger for variables that were created later.
     """
@@ -161,6 +162,7 @@ class VariableStorage(Awaiting):
     device_assignment: Any  # `DeviceAssignment`, or None; most callers have excluded plain variables
     per_replica: bool
     num_replicas: int
+    component_shape: tuple[int, ...]
     dtype: Any
     serial: int
 
@@ -168,11 +170,6 @@ class VariableStorage(Awaiting):
     @abc.abstractmethod
     def shape(self) -> TensorShape:
         """The shape that all values have, with None for dimensions that assignments may change."""
-
-    @property
-    @abc.abstractmethod
-    def component_shape(self) -> tuple[int, ...]:
-        """The shape of one copy or component of the value."""
 
     def may_become(self, shape: tuple[int, ...]) -> bool:
         """Returns whether the value may change to this shape: in eager code, if the declared shape allows it."""

@@ -54,6 +54,18 @@ def _count_anew() -> None:
     _Unnamed.numbers = itertools.count()
 
 
+class _ShapeOfValue:
+    """The descriptor of `component_shape`, for variables whose shape may change: the shape of the current value.
+
+    All others have an attribute of this name, which takes precedence.
+    """
+
+    def __get__(self, variable: Any, owner: type) -> Any:
+        if variable is None:
+            return self
+        return variable._array.shape[1:] if variable.per_replica else variable._array.shape
+
+
 class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMeta):
     """A variable that compiled functions can update, mirrored over all replicas if created in a strategy's scope.
 
@@ -111,6 +123,9 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     strategy: Any
     """The strategy that it belongs to; None for a plain variable."""
 
+    component_shape = _ShapeOfValue()  # type: ignore[assignment]
+    """The shape of one copy or component of the value."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
         """Creates a `DistributedVariable` if a strategy is current."""
         strategies = ambient().strategies
@@ -152,7 +167,9 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
         self.hold(placed(value, self.device_assignment, self.per_replica))
-        if not declared.is_fully_defined():
+        if declared.is_fully_defined():
+            self.component_shape = tuple(value.shape)
+        else:
             note_resizable(self)
         self.await_value()
         if here.store is not None:
@@ -167,12 +184,6 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         Dimensions that assignments may change (argument `shape` of the constructor) are None.
         """
         return self._public_shape
-
-    @property
-    def component_shape(self) -> tuple[int, ...]:
-        """The shape of one copy or component of the value that the variable has now."""
-        shape: tuple[int, ...] = self._array.shape
-        return shape[1:] if self.per_replica else shape
 
     def get_shape(self) -> TensorShape:
         """Returns `shape`; TensorFlow's older name."""
