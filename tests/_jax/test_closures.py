@@ -19,7 +19,8 @@ from mirrored._jax.closures import (
     scan_split,
     used_constants,
 )
-from mirrored._jax.jaxprs import aval_of, program_of
+from mirrored._jax.inlining import program_of
+from mirrored._jax.jaxprs import aval_of
 from mirrored._jax.traces import CaptureTracer
 from mirrored.errors import TapeError
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mirrored._jax.jaxprs import aval_of, program_of
+from mirrored._jax.inlining import program_of
+from mirrored._jax.jaxprs import aval_of
 from mirrored.analysis.dataflow import reached_results
 
 X = jnp.arange(3.0)

@@ -1,9 +1,9 @@
-"""Functions on jaxprs: classify the equations, prune unused ones, and evaluate selected outputs."""
+"""Functions on jaxprs: classify the equations, find their types and dependencies, and evaluate selected outputs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -15,13 +15,10 @@ from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
 from mirrored._jax.arrays import evaluate
-from mirrored._jax.inlining import apply_jaxpr
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import debugging as _debugging
 from mirrored._jax.private import dtypes as _dtypes
-from mirrored._jax.private import linear_util as _linear_util
-from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import state_types as _state_types
 from mirrored._typing import Operand
 
@@ -268,101 +265,8 @@ def _plain(eqn: JaxprEqn) -> Plain:
     return Plain(inner) if inner else _PLAIN
 
 
-# Flat functions of arrays as jaxprs, which can be inspected, pruned and run.
-#
-# Supports JAX 0.10 to 0.12: `jax.make_jaxpr`, `jax.core.eval_jaxpr`, and the attributes of jaxprs.
-
 float0 = np.dtype(_dtypes.float0)
-
-_trace: Any = getattr(_partial_eval, "trace_to_jaxpr_dynamic", None)
-_WHAT = _core.DebugInfo("mirrored", "an operation's rule", None, None)
-
-
-class JaxprProgram:
-    """A traced function: an open jaxpr with the values of its constants."""
-
-    __slots__ = ("__name__", "__weakref__", "constants", "jaxpr")
-
-    def __init__(self, jaxpr: Jaxpr, constants: Sequence[Any], name: str = "program") -> None:
-        self.jaxpr = jaxpr
-        self.constants = list(constants)
-        self.__name__ = name
-
-    def __call__(self, *args: Any) -> list[Any]:
-        """Applies the program to its inputs, under the current trace."""
-        return apply_jaxpr(self.jaxpr, self.constants, args)
-
-    def of_constants(self, *args: Any) -> list[Any]:
-        """Evaluates the program with other values in place of its constants."""
-        count = len(self.constants)
-        return apply_jaxpr(self.jaxpr, args[:count], args[count:])
-
-    @property
-    def out_avals(self) -> list[Any]:
-        """The abstract values (shapes and dtypes) of the program's results."""
-        return [atom.aval for atom in self.jaxpr.outvars]
-
-    def keeping(self, positions: Sequence[int]) -> JaxprProgram:
-        """Returns a copy of this program that computes only the results at `positions`."""
-        outvars = [self.jaxpr.outvars[i] for i in positions]
-        return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
-
-    def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
-        """Returns which input (by position) or constant is returned unchanged as a result; None if it is computed."""
-        if isinstance(atom, Literal):
-            return "constant", atom.val
-        for position, variable in enumerate(self.jaxpr.invars):
-            if variable is atom:
-                return "input", position
-        for variable, constant in zip(self.jaxpr.constvars, self.constants, strict=True):
-            if variable is atom:
-                return "constant", constant
-        return None
-
-    def computed_at(self) -> list[int]:
-        """Returns, for each result, the index of the equation that computes it; -1 if no equation does."""
-        found = {variable: number for number, equation in enumerate(self.jaxpr.eqns) for variable in equation.outvars}
-        return [-1 if isinstance(atom, Literal) else found.get(atom, -1) for atom in self.jaxpr.outvars]
-
-    @property
-    def captured(self) -> bool:
-        """Whether a constant of the program is a tracer or tape-tracked array, so that the program cannot be reused."""
-        return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
-
-
-def _used_part(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Any:
-    """Returns `jaxpr` pruned to the given results and the equations that they need."""
-    needed = {atom for atom in outvars if not isinstance(atom, Literal)}
-    equations = []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or any(variable in needed for variable in equation.outvars):
-            equations.append(equation)
-            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
-    return jaxpr.replace(outvars=list(outvars), eqns=equations[::-1])
-
-
-def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> JaxprProgram:
-    """Traces a function of arrays for given shapes and dtypes, and returns the trace as a `JaxprProgram`.
-
-    Like `jax.make_jaxpr`, without its handling of argument structures and signatures, which dominates for a function of
-    a few equations *(measured: 185 us and 20 us)*. It is called twice for each new operation on a tape.
-    """
-
-    def flat(*args: Any) -> list[Any]:
-        return list(function(*args))
-
-    if _trace is None:
-        closed: ClosedJaxpr = jax.make_jaxpr(flat)(*avals)
-        return JaxprProgram(closed.jaxpr, closed.consts)
-    jaxpr, _, constants = _trace(_linear_util.wrap_init(flat, debug_info=_WHAT), list(avals))
-    if hasattr(jaxpr, "with_consts"):  # from JAX 0.12 on a jaxpr holds its constants itself
-        jaxpr = jaxpr.with_consts(constants)
-    return JaxprProgram(jaxpr, constants)
-
-
-def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Returns a Python function that evaluates a closed jaxpr."""
-    return lambda *args: apply_jaxpr(closed.jaxpr, closed.consts, args)
+"""The dtype of gradients with respect to integers and booleans."""
 
 
 def aval_of(value: Operand) -> Any:

@@ -10,7 +10,8 @@ import jax
 from mirrored._jax import caches
 from mirrored._jax.boxes import another_object, while_p
 from mirrored._jax.closures import Lifted, custom_calls, opaque_arrays, used_constants
-from mirrored._jax.jaxprs import ClosedJaxpr, as_function, aval_of, context_key, is_inexact, program_of
+from mirrored._jax.inlining import as_function, program_of
+from mirrored._jax.jaxprs import ClosedJaxpr, aval_of, context_key, is_inexact
 from mirrored._jax.local_collectives import fill_stores, reset_stores, stores_kept
 from mirrored._jax.traces import Tracer, is_eval_below
 from mirrored._typing import Leaf

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 
 from mirrored._jax.boxes import another_object
-from mirrored._jax.jaxprs import aval_of, is_inexact, program_of
+from mirrored._jax.inlining import program_of
+from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored.analysis.dataflow import reached_results
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.overlay_store import assignments_apart

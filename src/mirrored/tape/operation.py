@@ -15,7 +15,8 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, Array, Box
 from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tracers
 from mirrored._jax.dispatch import jit
-from mirrored._jax.jaxprs import JaxprProgram, aval_of, context_key, is_inexact, program_of, zero_tangent
+from mirrored._jax.inlining import JaxprProgram, program_of
+from mirrored._jax.jaxprs import aval_of, context_key, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, current_trace
 from mirrored.analysis.dataflow import reached_results
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.boxes import Box
-from mirrored._jax.jaxprs import JaxprProgram, aval_of, is_inexact, program_of, zero_tangent
+from mirrored._jax.inlining import JaxprProgram, program_of
+from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
 from mirrored.analysis.dataflow import reached_results
 from mirrored.errors import TapeError

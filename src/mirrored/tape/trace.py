@@ -19,7 +19,8 @@ from mirrored._jax import caches
 from mirrored._jax.array_likes import registered_read
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
 from mirrored._jax.closures import custom_calls, embedded_arrays
-from mirrored._jax.jaxprs import aval_of, program_of
+from mirrored._jax.inlining import program_of
+from mirrored._jax.jaxprs import aval_of
 from mirrored._jax.local_collectives import binder, is_from_jax
 from mirrored._jax.traces import (
     Trace,
