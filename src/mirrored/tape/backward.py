@@ -68,15 +68,20 @@ def is_array(value: object) -> bool:
     return isinstance(value, jax.Array)
 
 
+def _has_padding(value: object) -> TypeGuard[PerReplica]:
+    """Returns whether `value` is a per-replica value with padded rows, which a tape tracks as a whole."""
+    return isinstance(value, PerReplica) and is_padded(value)
+
+
 def is_leaf(value: object) -> bool:
     """Returns whether a tape does not flatten `value` further: None, a variable, or a value with padded rows."""
-    return value is None or is_variable(value) or is_padded(value)
+    return value is None or is_variable(value) or _has_padding(value)
 
 
 def whole_leaves(structure: PyTree) -> list[Any]:
     """Returns the leaves of a structure, including None; for a value that has padded rows, its whole array."""
     leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
-    return [leaf.first() if is_padded(leaf) else leaf for leaf in leaves]
+    return [leaf.first() if _has_padding(leaf) else leaf for leaf in leaves]
 
 
 def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
@@ -94,8 +99,8 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
     leaves: list[Any]
     treedef: Any
     leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=is_leaf)
-    likes = {position: leaf for position, (_, leaf) in enumerate(leaves) if is_padded(leaf)}
-    leaves = [(path, leaf.first() if is_padded(leaf) else leaf) for path, leaf in leaves]
+    likes = {position: leaf for position, (_, leaf) in enumerate(leaves) if _has_padding(leaf)}
+    leaves = [(path, leaf.first() if _has_padding(leaf) else leaf) for path, leaf in leaves]
     positions = []
     for position, (path, leaf) in enumerate(leaves):
         if is_variable(leaf) or is_array(leaf):
@@ -127,7 +132,7 @@ def refuse_padded(structure: PyTree, called: str) -> None:
     Raises:
         ArgumentTypeError: The structure contains such a value.
     """
-    if any(is_padded(leaf) for leaf in jax.tree.leaves(structure, is_leaf=is_leaf)):
+    if any(_has_padding(leaf) for leaf in jax.tree.leaves(structure, is_leaf=is_leaf)):
         raise ArgumentTypeError(
             called,
             found="a per-replica value of a strategy whose devices do not divide its replicas",
