@@ -161,13 +161,18 @@ _WHAT = _core.DebugInfo("mirrored", "an operation's rule", None, None)
 
 
 class JaxprProgram:
-    """A traced function: an open jaxpr with the values of its constants."""
+    """A traced function: an open jaxpr with the values of its constants.
 
-    __slots__ = ("__name__", "__weakref__", "constants", "jaxpr")
+    Attributes:
+        out_avals: The abstract values (shapes and dtypes) of the program's results.
+    """
+
+    __slots__ = ("__name__", "__weakref__", "constants", "jaxpr", "out_avals")
 
     def __init__(self, jaxpr: Jaxpr, constants: Sequence[Any], name: str = "program") -> None:
         self.jaxpr = jaxpr
         self.constants = list(constants)
+        self.out_avals = [atom.aval for atom in jaxpr.outvars]
         self.__name__ = name
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -178,11 +183,6 @@ class JaxprProgram:
         """Evaluates the program with other values in place of its constants."""
         count = len(self.constants)
         return apply_jaxpr(self.jaxpr, args[:count], args[count:])
-
-    @property
-    def out_avals(self) -> list[Any]:
-        """The abstract values (shapes and dtypes) of the program's results."""
-        return [atom.aval for atom in self.jaxpr.outvars]
 
     def keeping(self, positions: Sequence[int]) -> JaxprProgram:
         """Returns a copy of this program that computes only the results at `positions`."""

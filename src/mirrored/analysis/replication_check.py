@@ -106,6 +106,10 @@ class ReplicationCheck:
         return VaryingAnalysis(self._jaxpr, entering, self._flows, self._variables)
 
     @functools.cached_property
+    def _varying_variables(self) -> Set[Any]:
+        return self._varying.varying()
+
+    @functools.cached_property
     def _numbers(self) -> ValueNumbering:
         keys = [(i, None) if origin.identity is None else origin.identity for i, origin in enumerate(self._inputs)]
         return ValueNumbering(self._jaxpr, keys, self._flows)
@@ -128,7 +132,7 @@ class ReplicationCheck:
 
     def varies(self, atom: Var | Literal) -> bool:
         """Returns whether a value of the replica program may differ between devices."""
-        return self._flows.axis is not None and self._varying.distance(atom) is not None
+        return self._flows.axis is not None and not isinstance(atom, Literal) and atom in self._varying_variables
 
     def same(self, atoms: Sequence[Any]) -> bool:
         """Returns whether `atoms`, one value per virtual replica of a device, are proven equal on all replicas.

@@ -237,7 +237,8 @@ class FunctionStore(VariableStore):
 
     def _before(self, variable: VariableLike) -> Any:
         if id(variable) not in self.captured:
-            tracer = CaptureTracer(variable.stored_shape(), variable.dtype, variable)
+            shape = variable.stored_shape() if variable.per_replica else variable.component_shape
+            tracer = CaptureTracer(shape, variable.dtype, variable)
             self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]
 

@@ -73,13 +73,16 @@ def refuse_in_replica(method: str) -> None:
     )
 
 
-def refuse_mixing(strategy: Strategy, method: str) -> None:
-    """Raises an error if a strategy is used inside the scope of a different strategy.
+def check_context(strategy: Strategy, method: str) -> None:
+    """Raises an error if a strategy's method is called inside a replica, or in the scope of a different strategy.
 
     Raises:
-        ContextError: Another strategy is current.
+        ContextError: The call is inside a replica, or another strategy is current.
     """
-    strategies = ambient().strategies
+    here = ambient()
+    if here.replica is not None:
+        refuse_in_replica(method)
+    strategies = here.strategies
     # A `merge_call` of the default strategy can use another strategy, like code outside any strategy.
     if not strategies or strategies[-1] is strategy or strategies[-1].device_assignment is None:
         return
@@ -253,17 +256,21 @@ def merged_differently(called: str, name: str, path: str) -> MergeError:
     )
 
 
-def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
+def warn_if_fed_back(fn: Callable[..., Any], arguments: Sequence[Any]) -> Makers:
     """Warns if a function gets per-replica results of its own earlier run as arguments, so that replicas diverge.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
+
+    Args:
+        fn: The function passed to `run`.
+        arguments: The leaves of its arguments.
 
     Returns:
         The functions that have turned replicated values into per-replica ones, for these arguments and in `fn`.
     """
     made_by: frozenset[Any] = frozenset()
     had_replicated = False
-    for leaf in structures.flatten(arguments)[0]:
+    for leaf in arguments:
         if not isinstance(leaf, PerReplica):
             had_replicated = had_replicated or _is_floating(leaf)
         elif leaf.made_by.functions and _is_floating(leaf.first()):
@@ -339,30 +346,27 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
 
 
 @contextlib.contextmanager
-def explicit_axes_explained(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_traced: bool
-) -> Iterator[None]:
+def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is_traced: bool) -> Iterator[None]:
     """Raises an error that names an array of a mesh with explicit axes if a run of `fn` fails because of it.
 
     JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
 
     Args:
         fn: The function passed to `run`.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        arguments: The leaves of its arguments.
         is_traced: Whether the run is compiled. Then an argument could fail only when the program is compiled.
 
     Raises:
         DeviceError: `fn` closes over such an array, or it is an argument.
     """
     if is_traced:
-        _refuse_arguments(args, kwargs, None)
+        _refuse_arguments(arguments, None)
     try:
         yield
     except (KeyError, NotImplementedError, TypeError, ValueError) as error:
         if isinstance(error, MirroredError):
             raise
-        _refuse_arguments(args, kwargs, error)
+        _refuse_arguments(arguments, error)
         for name, key in key_of(fn).arrays:
             if _is_explicit(key.array):
                 raise _refused(f"the function closes over {name!r}", key.array) from error
@@ -396,8 +400,8 @@ def refuse_other_meshes(equations: Sequence[Sequence[JaxprEqn]]) -> None:
     )
 
 
-def _refuse_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception | None) -> None:
-    for leaf in structures.flatten((tuple(args), dict(kwargs)))[0]:
+def _refuse_arguments(arguments: Sequence[Any], error: Exception | None) -> None:
+    for leaf in arguments:
         if _is_explicit(leaf):
             raise _refused("it was passed as an argument", leaf) from error
 

@@ -91,9 +91,10 @@ class _Run:
         self._assigned: list[Assigned] = []
         store = ambient().store
         assert store is not None
+        self._outer_store = store
         self._outermost = store.outermost()
         self._runner.store.under_tape = is_under_tape() or self._outermost.under_tape
-        self._as_written = self._runner.algorithm.as_written and self._device_assignment.num_replicas > 1
+        self._as_written = self._runner.as_written and self._device_assignment.num_replicas > 1
         self._fixed_order = self._as_written and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
 
@@ -311,6 +312,7 @@ class _Run:
         operands: list[Any] = []
         sources: list[_Source] = []
         places: dict[int, int] = {}
+        read: dict[int, Any] = {}
         self._constant_sources: list[_Component] = []
         for constant in body.constants:
             captured = constant.source if isinstance(constant, CaptureTracer) else None
@@ -319,15 +321,17 @@ class _Run:
             if key not in places:
                 places[key] = len(operands)
                 sources.append(_Source(variable is not None and variable.per_replica))
-                operands.append(constant if variable is None else self._outer_value(variable))
+                operands.append(constant)
+                if variable is not None:
+                    read[places[key]] = variable
             local = captured.local if isinstance(captured, Captured) else None
             self._constant_sources.append(_Component(places[key], local))
+        wholes = [self._outer_store.whole(variable) for variable in read.values()]
+        for (place, variable), whole in zip(read.items(), wholes, strict=True):
+            operands[place] = self._announced(variable, whole)
         return operands, sources
 
-    def _outer_value(self, variable: Any) -> Any:
-        store = ambient().store
-        assert store is not None
-        whole = store.whole(variable)
+    def _announced(self, variable: Any, whole: Any) -> Any:
         if variable.per_replica and is_under_tape():
             return (tracing_runner.announced_components if self._fixed_order else announced_components)(variable, whole)
         return announce_read(variable, whole)
@@ -382,15 +386,12 @@ class _Run:
             else PerReplica.from_stacked(next(parts), self._device_assignment)
             for place in self._outputs
         ]
-        store = ambient().store
-        assert store is not None
-        function = store.outermost()
-        if isinstance(function, FunctionStore):
-            function.as_written |= self._runner.algorithm.as_written
-            function.device_assignment = self._device_assignment
+        if isinstance(self._outermost, FunctionStore):
+            self._outermost.as_written |= self._runner.as_written
+            self._outermost.device_assignment = self._device_assignment
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
-            store.set_whole(entry.variable, value, entry.where[0])
+            self._outer_store.set_whole(entry.variable, value, entry.where[0])
         return structures.unflatten(self._out_treedef, leaves)
 
 

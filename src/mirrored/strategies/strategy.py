@@ -18,10 +18,9 @@ from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
 from mirrored.strategies.checks import (
     OutSpecs,
+    check_context,
     explicit_axes_explained,
     mark_made_by,
-    refuse_in_replica,
-    refuse_mixing,
     warn_if_fed_back,
 )
 from mirrored.strategies.compiled import run_compiled
@@ -111,8 +110,7 @@ class Strategy(DistributesInput, OlderNames):
 
     def check_scope(self) -> None:
         """Raises an error if `scope()` is entered inside a replica or inside another strategy's scope."""
-        refuse_in_replica("scope")
-        refuse_mixing(self, "scope")
+        check_context(self, "scope")
 
     @entry_point
     def run(
@@ -185,8 +183,7 @@ class Strategy(DistributesInput, OlderNames):
                 rule="args must be a list or tuple of the function's positional arguments",
                 remedy="write run(fn, args=(x,)) for a single argument x",
             )
-        refuse_in_replica("run")
-        refuse_mixing(self, "run")
+        check_context(self, "run")
         kwargs, specs = kwargs or {}, OutSpecs(out_specs)
         if callable(fn) and isinstance(type(fn).__call__, Function):
             fn = fn.__call__  # type: ignore[operator]
@@ -197,11 +194,12 @@ class Strategy(DistributesInput, OlderNames):
             if here.store is None and here.runner is None and not functions_run_eagerly():
                 return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
             fn = fn.python_function
-        with within(strategies=(*ambient().strategies, self)):
+        with within(strategies=(*here.strategies, self)):
             if self._device_assignment is None or self._device_assignment.num_replicas == 1:
                 return self._run(fn, args, kwargs, specs)
-            made_by = None if specs.is_given else warn_if_fed_back(fn, (args, kwargs))
-            with explicit_axes_explained(fn, args, kwargs, here.store is not None):
+            arguments = structures.flatten((tuple(args), kwargs))[0]
+            made_by = None if specs.is_given else warn_if_fed_back(fn, arguments)
+            with explicit_axes_explained(fn, arguments, here.store is not None):
                 result = self._run(fn, args, kwargs, specs)
             if made_by is None:
                 return result
@@ -223,7 +221,7 @@ class Strategy(DistributesInput, OlderNames):
             # JAX reads a NumPy argument's buffer asynchronously, even after `run` has returned. The caller may have
             # refilled the buffer by then, so the replicas receive a copy.
             args, kwargs = structures.map_leaves(frozen, (tuple(args), kwargs))
-        if self._device_assignment is None or self.num_replicas_in_sync == 1:
+        if self._device_assignment is None or self._device_assignment.num_replicas == 1:
             own_args, own_kwargs = structures.select((tuple(args), kwargs), 0, component_of)
             inside = run_alone if here.store is None else run_inside
             call = run_plainly if self._device_assignment is None else inside
@@ -270,8 +268,7 @@ class Strategy(DistributesInput, OlderNames):
 
         TensorFlow: `tf.distribute.Strategy.reduce`. Custom reductions are an extension.
         """
-        refuse_in_replica("reduce")
-        refuse_mixing(self, "reduce")
+        check_context(self, "reduce")
         return reducing.reduce_structure(self, reduce_op, value, axis)
 
     @restoring
@@ -300,8 +297,7 @@ class Strategy(DistributesInput, OlderNames):
 
         TensorFlow: `tf.distribute.Strategy.gather`.
         """
-        refuse_in_replica("gather")
-        refuse_mixing(self, "gather")
+        check_context(self, "gather")
         return reducing.gather_structure(self, value, axis)
 
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:

@@ -185,12 +185,15 @@ class Operation:
 
         The rule closes over no values. So it is derived without a token of `_jax.caches`, and all traces share it.
         """
-        with caches.using(None):
+        token = caches.swap(None)
+        try:
             key = (avals, watched, context_key())
             rule = self._rules.get(key)
             if rule is None:
                 with _deriving():
                     rule = self._rules[key] = Rule(self, avals, watched)
+        finally:
+            caches.put(token)
         return rule
 
 
