@@ -20,7 +20,7 @@ from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
 from mirrored.optimizers.pairs import Pair, no_gradients, with_gradients
-from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies import get_replica_context, get_strategy
@@ -55,8 +55,7 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owne
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         rows = [list(components) for components in zip(*payloads, strict=True)]
-        with within(replica=None):
-            update(runner.reduce(ReduceOp.SUM, rows))
+        update(runner.reduce(ReduceOp.SUM, rows))
         runner.note_summed(called, rows)  # not for an update that raises
         return [[]] * len(payloads)
 
@@ -102,9 +101,8 @@ def update_with_sums_of(
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         variables, rows, absent = _aligned([own for own, _ in payloads], runner, called)
         extras = [list(components) for components in zip(*(others for _, others in payloads), strict=True)]
-        with within(replica=None):
-            sums = runner.reduce(ReduceOp.SUM, [*rows, *extras])
-            update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
+        sums = runner.reduce(ReduceOp.SUM, [*rows, *extras])
+        update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
         runner.note_summed(called, rows)  # not for an update that raises
         return [absent] * len(payloads)
 

@@ -275,7 +275,8 @@ def _on_its_device(function: Callable[..., Any], component: Any) -> Any:
 
 
 def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerReplica]) -> list[Any]:
-    if strategy.num_replicas_in_sync == 1 or strategy.device_assignment is None:
+    device_assignment = strategy.device_assignment
+    if device_assignment is None or device_assignment.num_replicas == 1:
         return [reduced_alone(op, as_array(component_of(value, 0))) for value in values]
     for value in values:
         if not value.is_stacked and not isinstance(value, LocalPerReplica):
@@ -286,8 +287,8 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
     return reduce_stacked(
         strategy.cross_device_ops,
         op,
-        [stacked_of(value, strategy.device_assignment) for value in values],
-        strategy.device_assignment,
+        [stacked_of(value, device_assignment) for value in values],
+        device_assignment,
     )
 
 

@@ -66,11 +66,11 @@ class TracingRunner(ReplicaRunner):
         assert strategy.device_assignment is not None
         self.strategy = strategy
         self.device_assignment = strategy.device_assignment
+        self.algorithm = strategy.cross_device_ops
+        self.as_written = self.writes_halves = self.algorithm.as_written
         self.num_local = self.device_assignment.local
         self.stands_for_others = len(self.device_assignment.devices) > 1
         self.in_place = self.num_local == 1
-        self.algorithm = strategy.cross_device_ops
-        self.as_written = self.writes_halves = self.algorithm.as_written
         self.base_trace: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
