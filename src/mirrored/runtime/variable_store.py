@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored._typing import Leaf
-from mirrored.runtime.ambient import ReadableVariable, ambient
+from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -272,9 +272,9 @@ def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], No
     return restore
 
 
-def is_under_tape() -> bool:
-    """Returns whether a tape listens to reads of variables in this thread."""
-    return any(not isinstance(listener, VariableStore) for listener in ambient().listeners)
+def is_under_tape(here: Ambient) -> bool:
+    """Returns whether a tape listens to reads of variables in a thread with this context."""
+    return any(not isinstance(listener, VariableStore) for listener in here.listeners)
 
 
 def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any], Any]) -> Any:

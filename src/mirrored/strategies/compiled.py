@@ -89,11 +89,11 @@ class _Run:
         self._outputs: list[_Output] = []
         self._out_treedef: Any = None
         self._assigned: list[Assigned] = []
-        store = ambient().store
-        assert store is not None
-        self._outer_store = store
-        self._outermost = store.outermost()
-        self._runner.store.under_tape = is_under_tape() or self._outermost.under_tape
+        here = ambient()
+        assert here.store is not None
+        self._outer_store = here.store
+        self._outermost = here.store.outermost()
+        self._runner.store.under_tape = is_under_tape(here) or self._outermost.under_tape
         self._as_written = self._runner.as_written and self._device_assignment.num_replicas > 1
         self._fixed_order = self._as_written and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
@@ -332,7 +332,7 @@ class _Run:
         return operands, sources
 
     def _announced(self, variable: Any, whole: Any) -> Any:
-        if variable.per_replica and is_under_tape():
+        if variable.per_replica and is_under_tape(ambient()):
             return (tracing_runner.announced_components if self._fixed_order else announced_components)(variable, whole)
         return announce_read(variable, whole)
 

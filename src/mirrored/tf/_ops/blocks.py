@@ -57,7 +57,7 @@ class BlockStore(VariableStore):
         self.staged: dict[Key, Held] = {}
         self.entries: dict[Key, CaptureTracer] = {}
         self._where: dict[Key, str] = {}
-        self.under_tape = is_under_tape() or outer.under_tape
+        self.under_tape = is_under_tape(ambient()) or outer.under_tape
 
     def outermost(self) -> VariableStore:
         return self.outer.outermost()
