@@ -63,9 +63,12 @@ class DistributedIterator:
         self._started: float | None = None
         self._was_moved = False  # by set_state, after which the reader is not at its start
         self._done: str | None = None
-        self._worker_steps: WorkerSteps | None = worker_steps(self._reader, placer)
+        self._worker_steps = self._steps_of(self._reader)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
+
+    def _steps_of(self, reader: Reader) -> WorkerSteps | None:
+        return worker_steps(reader, self._placer) if self._placer.spans_processes else None
 
     def _new_feed(self) -> Feed:
         reader, placer, stats, stop = self._reader, self._placer, self._stats, StopFlag()
@@ -226,7 +229,7 @@ class DistributedIterator:
         """Replaces the reader by a new one at a position; if the position does not fit, the reader stays."""
         reader = self._open_reader()
         try:
-            steps = worker_steps(reader, self._placer)
+            steps = self._steps_of(reader)
             reader.set_state(position)
         except BaseException:
             with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch

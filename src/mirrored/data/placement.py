@@ -186,16 +186,23 @@ class Placer:
         own_batches: With several workers: whether each worker reads separate batches for its own replicas. The workers
             coordinate their shapes later (`mirrored.data.readers`). If False, all workers read the same global
             batches, and each keeps the per-replica batches of its own replicas.
+        num_replicas: The total number of replicas, of all workers.
+        spans_processes: Whether there are several workers.
     """
 
     device_assignment: DeviceAssignment | None
     to_device: bool = True
     own_batches: bool = False
+    num_replicas: int = dataclasses.field(init=False)
+    spans_processes: bool = dataclasses.field(init=False)
+    _firsts: Sequence[int] = dataclasses.field(init=False, repr=False)  # the first replica of each device
 
-    @property
-    def num_replicas(self) -> int:
-        """The total number of replicas, of all workers."""
-        return 1 if self.device_assignment is None else self.device_assignment.num_replicas
+    def __post_init__(self) -> None:
+        assigned = self.device_assignment
+        firsts = () if assigned is None else tuple(map(assigned.slots.first_on, range(assigned.slots.devices)))
+        object.__setattr__(self, "num_replicas", 1 if assigned is None else assigned.num_replicas)
+        object.__setattr__(self, "spans_processes", assigned is not None and assigned.spans_processes)
+        object.__setattr__(self, "_firsts", firsts)
 
     def batch(self, batch: Element) -> Any:
         """Splits a global batch into per-replica batches, and moves each to its replica's device.
@@ -221,7 +228,7 @@ class Placer:
         if not self.own_batches:
             bounds = [bounds[replica] for replica in self.device_assignment.addressable_replicas]
         # A process does not see the shapes on other processes, so it cannot tell later whether all are equal.
-        ragged = self.device_assignment.spans_processes and not even
+        ragged = self.spans_processes and not even
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
@@ -251,12 +258,11 @@ class Placer:
     def _parts(self, rows: HostArray) -> list[HostArray]:
         """Returns each device's rows of an array ``[replicas, ...]``: one per slot, without a copy where possible."""
         assert self.device_assignment is not None
-        slots, parts = self.device_assignment.slots, []
-        for device in range(slots.devices):
-            first = slots.first_on(device)
+        local, parts = self.device_assignment.local, []
+        for first in self._firsts:
             # A padded slot may hold any row, such as that of the next device's first replica.
-            part = rows[first : first + slots.local]
-            parts.append(part if len(part) == slots.local else _filled(part, slots.local))
+            part = rows[first : first + local]
+            parts.append(part if len(part) == local else _filled(part, local))
         return parts
 
     def _components(self, batches: Sequence[Any], is_ragged: bool = False) -> PerReplica:

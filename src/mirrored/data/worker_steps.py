@@ -54,13 +54,11 @@ class WorkerSteps(Protocol):
         ...
 
 
-def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
-    """Returns the object by which several workers agree on each step's input; None for a single process.
+def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps:
+    """Returns the object by which several workers agree on each step's input.
 
     Context: when an iterator is created.
     """
-    if placer.device_assignment is None or not placer.device_assignment.spans_processes:
-        return None
     if isinstance(reader, GlobalBatches):
         reader.settle_seeds()
         if not placer.own_batches:
