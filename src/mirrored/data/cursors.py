@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from mirrored._jax.arrays import frozen
-from mirrored.data.calling import no_end
-from mirrored.data.closing import close_each, close_iterator, close_or_leave, closed_meanwhile
+from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile, no_end
 from mirrored.data.elements import Element, concatenated
 from mirrored.data.placement import batch_size
 from mirrored.errors import InputError

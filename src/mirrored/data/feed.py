@@ -25,7 +25,7 @@ from typing import Any, Final
 from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import start
-from mirrored.data.closing import Closeable
+from mirrored.data.calling import Closeable
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 # Timing statistics of an input pipeline.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import owned
-from mirrored.data.closing import close_each
+from mirrored.data.calling import close_each
 from mirrored.data.cursors import beyond_end, read_again
 from mirrored.data.elements import Element
 from mirrored.data.feed import log

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty
 from mirrored._typing import PyTree
-from mirrored.data.closing import close_each
+from mirrored.data.calling import close_each
 from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from mirrored.data.closing import closed_meanwhile
+from mirrored.data.calling import closed_meanwhile
 from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
