@@ -1,7 +1,11 @@
-"""Jitted helpers that ask which replica they run on: each replica gets its own answer, in every layout."""
+"""Jitted helpers that outlive the replica function: each replica gets its own answer, in every layout.
+
+They ask which replica they run on, or read an attribute that the replica function has just set.
+"""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +117,87 @@ def test_a_helper_sees_the_number_of_replicas_of_its_own_strategy(compiled):
     assert float(helper(jnp.float32(8))) == 8.0
 
 
-def test_replicas_share_a_trace_that_does_not_know_them():
+def over(read: Callable[[], Any]) -> dict[str, Callable[[Any], Any]]:
+    """Functions of x that give x * read(), each made once and traced by JAX."""
+
+    def body(x: Any) -> Any:
+        return x * read()
+
+    def carried(carry: Any, _: None) -> tuple[Any, None]:
+        return body(carry), None
+
+    def unchanged(x: Any) -> Any:
+        return x
+
+    @jax.custom_vjp
+    def with_a_rule(x: Any, factor: Any) -> Any:
+        return x * factor
+
+    with_a_rule.defvjp(lambda x, f: (x * f, (x, f)), lambda saved, g: (g * saved[1], g * saved[0]))
+    return {
+        "jit": jax.jit(body),
+        "nested jit": jax.jit(lambda x: jax.jit(body)(x)),
+        "checkpoint": jax.checkpoint(body),
+        "scan": lambda x: jax.lax.scan(carried, x, length=1)[0],
+        "cond": lambda x: jax.lax.cond(jnp.sum(x) > -1e9, body, unchanged, x),
+        "fori": lambda x: jax.lax.fori_loop(0, 1, lambda _, carry: body(carry), x),
+        "vmap": lambda x: jax.vmap(jax.jit(body))(x[None])[0],
+        "rule": jax.jit(lambda x: with_a_rule(x, read())),
+    }
+
+
+KINDS = tuple(over(lambda: 1.0))
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 3), (2, 3)], ids=["1", "2", "1x3", "3 on 2"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(12)
+def test_a_helper_reads_the_attribute_that_its_own_replica_has_just_set(kind, devices, replicas, deterministic):
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic)
+    module = types.SimpleNamespace()
+    helper = over(lambda: module.mask)[kind]
+    with strategy.scope():
+        w = mr.Variable(2.0)
+
+    def replica(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            module.mask = x * w
+            y = helper(jnp.float32(1.0))
+        return y, tape.gradient(y, w)
+
+    @mr.function
+    def step(x: Any) -> Any:
+        return strategy.run(replica, args=(x,)), strategy.run(replica, args=(strategy.run(lambda x: x * 10, (x,)),))
+
+    ids = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.float32(1 + context.replica_id_in_sync_group)
+    )
+    for results, factor in zip(step(ids), (1, 10), strict=True):
+        want = [factor * (1.0 + i) for i in range(replicas)]
+        assert parts(strategy, results[0]) == [2 * one for one in want]
+        assert parts(strategy, results[1]) == want
+
+
+def test_a_replica_reuses_its_own_trace_after_a_merge():
+    traces = 0
+
+    @jax.jit
+    def helper(x: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return x + 1
+
+    strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=3)
+
+    def replica() -> Any:
+        return helper(mr.get_replica_context().all_reduce("SUM", helper(helper(jnp.float32(0)))))
+
+    assert parts(strategy, mr.function(lambda: strategy.run(replica))()) == [7.0] * 3
+    assert traces == 3
+
+
+def test_eager_replicas_share_a_trace_that_does_not_know_them():
     traces = 0
 
     @jax.jit

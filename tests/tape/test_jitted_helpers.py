@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,6 @@ import pytest
 from jax import lax
 
 import mirrored as mr
-from mirrored._jax import caches
 
 Read = Callable[[], Any]
 Helper = Callable[[Any], Any]
@@ -277,9 +277,8 @@ def test_a_helper_reads_its_own_replicas_component(devices, replicas):
     assert [float(part) for part in strategy.experimental_local_results(results)] == list(range(replicas))
 
 
-def test_tapes_and_replicas_share_the_trace_of_a_helper_that_reads_nothing(monkeypatch):
-    # A helper of another test may have asked for its replica's id: from then on replicas share no traces.
-    monkeypatch.setattr(caches._Replicas, "apart", False)
+@pytest.mark.parametrize("tapes", [1, 2])
+def test_a_replica_traces_a_helper_that_reads_nothing_once_per_tape(tapes):
     strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=3)
     with strategy.scope():
         v = mr.Variable(W, name="v")
@@ -292,11 +291,44 @@ def test_tapes_and_replicas_share_the_trace_of_a_helper_that_reads_nothing(monke
 
     helper = jax.jit(counted)
 
+    def loss(x: Any) -> Any:
+        return helper(helper(x, v.read_value()), v.read_value())
+
     def replica() -> Any:
-        return sum(taped(lambda x: helper(x, v.read_value()), v, X) for _ in range(2))
+        for _ in range(tapes):
+            x = mr.get_replica_context().all_reduce("SUM", helper(X, X))
+            gradient = taped(loss, v, x)
+        return gradient
 
     mr.function(lambda: strategy.run(replica))()
-    assert traces == 1
+    assert traces == 3 * (1 + tapes)  # once for the shapes outside tapes, and once per tape
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 2), (2, 3)], ids=["1", "2", "1x2", "3 on 2"])
+@helpers
+@pytest.mark.sampled(8)
+def test_every_tape_has_the_gradient_through_an_attribute_that_it_has_just_set(make, devices, replicas, compiled):
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+    with strategy.scope():
+        v = mr.Variable(W, name="v")
+    module = types.SimpleNamespace()
+    helper = make(lambda: module.mask)
+
+    def gradient(x: Any, scale: float) -> Any:
+        with mr.GradientTape() as tape:
+            module.mask = scale * v
+            loss = jnp.sum(helper(x))
+        return tape.gradient(loss, v)
+
+    def step(x: Any) -> Any:
+        return strategy.run(lambda x: [gradient(x, scale) for scale in (1.0, 2.0)], args=(x,))
+
+    run = mr.function(step) if compiled else step
+    parts = strategy.experimental_distribute_values_from_function(lambda context: X + context.replica_id_in_sync_group)
+    for scale, found in zip((1.0, 2.0), run(parts), strict=True):
+        want = [jax.grad(lambda w, i=i, c=scale: jnp.sum(make(lambda: c * w)(X + i)))(W) for i in range(replicas)]
+        np.testing.assert_allclose(strategy.experimental_local_results(found), want, rtol=1e-5)
 
 
 def test_a_tape_traces_a_helper_that_reads_once_more_and_no_more():

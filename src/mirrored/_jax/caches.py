@@ -1,7 +1,8 @@
-"""Functions on JAX's caches: separates and evicts cached traces, configures the compilation cache."""
+"""Functions on JAX's tracing caches: separates and evicts cached traces."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import sys
@@ -15,9 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 
-from mirrored._jax.private import compiler as _compiler
 from mirrored._jax.private import core as _core
-from mirrored._jax.private import distributed as _distributed
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import util as _util
 
@@ -41,16 +40,21 @@ from mirrored._jax.private import util as _util
 #   token (`fresh`). At every assignment of a variable in the trace it takes another new token (`renew`), because
 #   helpers may have captured the old value. What a read of a variable returns also depends on the open tapes and on the
 #   replica. So once a helper has read a variable (`note_read`), each change of tape or replica (`moved`) takes a new
-#   token, too. Until then all tapes and replicas of the trace share one token, because most helpers read no variable.
+#   token, too. So does every further tape of a replica (`enter_tape`).
 #
 # (Elsewhere, a read of a variable inside a transform raises an error.)
 #
-# The second user context distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
-# `num_replicas_in_sync` contains the value as a constant; the trace of a helper that calls a collective contains a
-# placeholder for one replica's operand of the collective (`Merge.nested`). Once the process has traced one such helper,
-# each replica uses its own token until the process ends (`tell_replicas_apart`). Until then all replicas share one
-# token, `RUN`, which keeps their traces separate from those outside `run`. (A compiled run with one replica per device
-# does not count: it traces only one replica.)
+# The second user context distinguishes replicas. In a compiled run, each local replica has its own token
+# (`traced_run`), because the trace of a helper contains the tracers that the helper closes over: an array that the
+# replica function has just stored in a module's attribute belongs to one replica, and the next replica stores another
+# one. The tokens of two runs differ, even if one compiled function calls both.
+#
+# In an eager run, such an array is a constant of the trace, as in plain JAX (under a tape, the trace is evicted,
+# below). There the replicas share one token, `RUN`, which keeps their traces separate from those outside `run`: every
+# further trace would cost a compilation. But the trace of a helper that reads `replica_id_in_sync_group` or
+# `num_replicas_in_sync` contains the value as a constant, and the trace of a helper that calls a collective contains a
+# placeholder for one replica's operand of the collective (`Merge.nested`). Once an eager run has traced one such
+# helper, each replica of eager runs uses its own token until the process ends (`tell_replicas_apart`).
 #
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
@@ -148,12 +152,14 @@ class _Sharing:
     Attributes:
         apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
         tokens: All tokens of the trace. No other trace uses them.
+        taped: The replicas' tokens under which a tape has been opened.
         objects: What other modules cache for this trace alone (`for_this_trace`).
     """
 
     def __init__(self) -> None:
         self.apart = False
         self.tokens: set[Hashable] = set()
+        self.taped: set[Hashable] = set()
         self.objects: dict[object, Any] = {}
 
     def new_token(self) -> Hashable:
@@ -230,6 +236,20 @@ def moved() -> None:
         renew()
 
 
+def enter_tape() -> None:
+    """Called when a tape opens: makes JAX retrace jitted functions, unless it is the first tape of its replica's trace.
+
+    A helper may have closed over a value that an earlier tape of the trace has recorded, through a mutable object (a
+    module's attribute). The new tape would find no gradient through it.
+    """
+    sharing = _sharing.get()
+    if sharing is not None:
+        replica: Hashable = replica_holder.value
+        if sharing.apart or replica in sharing.taped:
+            renew()
+        sharing.taped.add(replica)
+
+
 def leave_tape(outer: Hashable) -> None:
     """Restores, at the end of a tape's block, the tracing-cache token that was current before the block.
 
@@ -244,16 +264,30 @@ def leave_tape(outer: Hashable) -> None:
 
 
 class _Replicas:
-    """Process-wide state: whether each replica has its own cached traces of jitted functions. It is never unset."""
+    """Process-wide state: whether each replica of an eager run has its own cached traces. It is never unset."""
 
     apart = False
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTraces:
+    """A replica's tracing-cache token in a compiled run, which no other replica and no other run uses."""
+
+    run: int
+    local: int
+
+
+def traced_run(replicas: int) -> list[OwnTraces]:
+    """Returns the tokens under which the local replicas of one compiled run cache traces."""
+    run = next(_serial)
+    return [OwnTraces(run, local) for local in range(replicas)]
 
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
     """Keeps the JAX traces that a replica caches in a ``with`` block apart from those made outside `Strategy.run`.
 
-    The traces of different replicas are separate only after `tell_replicas_apart`.
+    The traces of different replicas are separate in compiled runs, and in eager ones after `tell_replicas_apart`.
 
     Args:
         own: The replica's token.
@@ -269,26 +303,26 @@ def for_replica(own: Hashable) -> Iterator[None]:
 def resume_replica(own: Hashable) -> None:
     """Sets the token under which a replica caches traces, when it starts or continues after other replicas.
 
-    This is `RUN`, or the replica's own token after `tell_replicas_apart`. If a helper has read a variable in the
-    current trace of a compiled function, the thread also takes a new token for that trace (`moved`), so helpers are
-    traced again.
+    This is the replica's own token in a compiled run (`OwnTraces`) and after `tell_replicas_apart`, otherwise `RUN`. If
+    a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for that
+    trace (`moved`), so helpers are traced again.
     """
-    replica_holder.set_local(own if _Replicas.apart else RUN)
+    replica_holder.set_local(own if _Replicas.apart or isinstance(own, OwnTraces) else RUN)
     moved()
 
 
 def tell_replicas_apart(own: Hashable) -> None:
-    """From now on, makes JAX cache separate traces for each replica, instead of sharing traces between replicas.
+    """From now on, makes JAX cache separate traces for each replica of eager runs, instead of sharing traces.
 
     Called while JAX traces a helper that has read a value of its replica, such as the replica id, or has called a
-    collective (`ReplicaRunner.tell_apart`): the trace then contains a part that belongs to this replica. Before this
-    call all replicas share one trace per helper, because every further trace costs a compilation. JAX caches the trace
-    in progress under the shared token, which is never used again.
+    collective (`ReplicaRunner.tell_apart`): the trace then contains a part that belongs to this replica. JAX caches the
+    trace in progress under the shared token, which is never used again.
 
     Args:
         own: The token of the replica that runs in this thread.
     """
-    _Replicas.apart = True
+    if not isinstance(own, OwnTraces):
+        _Replicas.apart = True
     resume_replica(own)
 
 
@@ -374,44 +408,3 @@ def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any
                 function = reference()
                 if function is not None:
                     yield function
-
-
-# Makes every process write JAX's persistent compilation cache.
-#
-# Supports JAX 0.10 to 0.12. In JAX, only process 0 writes entries. On CPU, a key contains the topology as one process
-# sees it, so other processes never hit: 3.1 s of every start of a small model. Here every process writes its own
-# entries.
-
-
-class _AsFirst:
-    """JAX's distributed state with process id 0, so that JAX's check lets this process write its compilation cache."""
-
-    process_id = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_distributed.global_state, name)
-
-
-class _Module:
-    global_state = _AsFirst()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_distributed, name)
-
-
-def write_on_every_process() -> bool:
-    """Makes every process of a cluster, not only process 0, write to JAX's persistent compilation cache.
-
-    Returns:
-        Whether this version of JAX has the check that is removed.
-    """
-    write: Any = getattr(_compiler, "_cache_write", None)
-    if write is None or "distributed" not in write.__code__.co_names:
-        return False
-    if write.__globals__ is vars(_compiler):
-        globals_ = dict(vars(_compiler))
-        globals_["distributed"] = _Module()
-        patched = type(write)(write.__code__, globals_, write.__name__, write.__defaults__, write.__closure__)
-        patched.__kwdefaults__ = write.__kwdefaults__
-        vars(_compiler)["_cache_write"] = patched
-    return True

@@ -117,7 +117,7 @@ def fan_out(group: Group, value: jax.Array) -> list[Any]:
     """Copies a replicated value to each replica of this device, so that the copies' gradients add up in a fixed order.
 
     The tree sums the cotangents of all replicas. Every device returns the whole sum, and the caller must take only one
-    of them, as `one_row_each` does (`strategies.tracing_runner`).
+    of them, as `one_row_each` does (`strategies.fixed_order_runs`).
     """
     return [value] * group.local
 

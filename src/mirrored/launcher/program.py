@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any, Final
 
-from mirrored._jax.caches import write_on_every_process
+from mirrored._jax.compilation_cache import write_on_every_process
 from mirrored.errors import ArgumentError
 from mirrored.settings import LAUNCHER_FD
 from mirrored.watchdog.fail_fast_exit import connect, fail_fast, fail_fast_on_exception

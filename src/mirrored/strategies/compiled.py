@@ -32,7 +32,7 @@ from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.variable_store import Captured, FunctionStore, is_under_tape
 from mirrored.runtime.variable_store import StagedAssignment as Assigned
-from mirrored.strategies import tracing_runner
+from mirrored.strategies import fixed_order_runs
 from mirrored.strategies.checks import (
     OutSpecs,
     as_array,
@@ -127,7 +127,7 @@ class _Run:
         analysis = self._analysis(body)
         body = self._without_gradients(self._without_enclosed(body, analysis), analysis)
         if self._fixed_order:
-            body = tracing_runner.with_fixed_order(body, self._runner, shapes, axes)
+            body = fixed_order_runs.with_fixed_order(body, self._runner, shapes, axes)
             analysis = self._analysis(body)
         self._check_replicated(body, analysis)
         return self._bind(body)
@@ -264,7 +264,7 @@ class _Run:
         mesh = self._device_assignment.mesh
         in_rows = [not one.per_replica and self._in_rows(value) for one, value in zip(sources, operands, strict=False)]
         operands[: len(in_rows)] = [
-            tracing_runner.one_row_each(mesh, value) if is_row else value
+            fixed_order_runs.one_row_each(mesh, value) if is_row else value
             for is_row, value in zip(in_rows, operands, strict=False)
         ]
         in_specs = [
@@ -295,14 +295,14 @@ class _Run:
         )
         stacked, rows, equal_results = map(iter, bound(*operands))
         mirrored = [
-            unplaced(tracing_runner.first_row(mesh, next(rows)) if is_row else next(equal_results))
+            unplaced(fixed_order_runs.first_row(mesh, next(rows)) if is_row else next(equal_results))
             for is_row in out_rows
         ]
         return self._finish(list(stacked), mirrored)
 
     def _in_rows(self, value: object) -> bool:
         """Returns whether a replicated value is passed to or from the run as one equal row per device."""
-        return self._fixed_order and tracing_runner.has_gradient(value)
+        return self._fixed_order and fixed_order_runs.has_gradient(value)
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
         """Returns one operand per variable or outer value that the traced body captures, and the kind of each.
@@ -333,7 +333,9 @@ class _Run:
 
     def _announced(self, variable: Any, whole: Any) -> Any:
         if variable.per_replica and is_under_tape(ambient()):
-            return (tracing_runner.announced_components if self._fixed_order else announced_components)(variable, whole)
+            return (fixed_order_runs.announced_components if self._fixed_order else announced_components)(
+                variable, whole
+            )
         return announce_read(variable, whole)
 
     def _sorted(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -365,7 +367,7 @@ class _Run:
         if group.padded:
             arrays = [group.slots.repeated(array, group.is_real()) for array in arrays]
         if self._fixed_order:
-            return tracing_runner.unstack_unfused(arrays)
+            return fixed_order_runs.unstack_unfused(arrays)
         if self._as_written:
             return unstack_isolated(arrays)
         return [[array[k] for k in range(self._local)] for array in arrays]

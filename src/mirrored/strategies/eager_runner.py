@@ -430,7 +430,8 @@ def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Executes a single-replica run inside a trace or another run, and undoes its variable assignments if it fails."""
-    return or_undone(lambda: fn(*args, **kwargs))
+    with caches.for_replica(*caches.traced_run(1)):
+        return or_undone(lambda: fn(*args, **kwargs))
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:

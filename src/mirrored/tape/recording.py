@@ -80,7 +80,7 @@ class Recording:
         put_trace(self._trace)
         if self._trace.eager and self._trace.outer_token is None:
             caches.put(caches.tape_token())
-        caches.moved()
+        caches.enter_tape()
         listen(self)
 
     def _stop(self) -> None:

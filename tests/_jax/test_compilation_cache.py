@@ -11,7 +11,7 @@ import pytest
 
 from cluster.jobs import PROGRAMS
 from launcher.jobs import Ran, environment, written
-from mirrored._jax.caches import write_on_every_process
+from mirrored._jax.compilation_cache import write_on_every_process
 from mirrored.launcher import Job
 
 __all__ = ["environment"]  # a fixture for every test here
