@@ -15,7 +15,7 @@ from mirrored.data.elements import Element
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import indexed_sources, stateful, streams, transformations
 from mirrored.data.pipeline.iterators import Steps, at_least
-from mirrored.data.pipeline.nodes import Node
+from mirrored.data.pipeline.nodes import Members, Node
 from mirrored.errors import ArgumentError, StructureError
 
 # `Dataset` methods that combine datasets.
@@ -42,11 +42,11 @@ class Combining(Steps):
                 remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
             )
         parts = [member._node for member in members]
-        return cls(transformations.Zipped(tuple(parts), treedef))
+        return cls(transformations.Zipped(Members(parts), treedef))
 
     def concatenate(self, dataset: Steps) -> Self:
         """Appends the elements of another dataset to those of this one."""
-        return self._then(transformations.Concatenated((self._node, dataset._node)))
+        return self._then(transformations.Concatenated(Members((self._node, dataset._node))))
 
     def interleave(
         self,

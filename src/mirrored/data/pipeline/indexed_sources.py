@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,16 @@ from mirrored.data.calling import close_each
 from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.nodes import CursorNode, IndexedNode, Node, Rows, Run, length_as_cardinality, merged_spec
+from mirrored.data.pipeline.nodes import (
+    CursorNode,
+    IndexedNode,
+    Members,
+    Node,
+    Rows,
+    Run,
+    length_as_cardinality,
+    merged_spec,
+)
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import map_specs, merged, spec_of
 from mirrored.errors import ArgumentError
@@ -164,7 +174,11 @@ class Chosen(CursorNode):
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        return (self.choices, *self.members)
+        return self._inputs
+
+    @functools.cached_property
+    def _inputs(self) -> Members:
+        return Members((self.choices, *self.members))
 
     @property
     def cardinality(self) -> int:
@@ -182,8 +196,8 @@ class Chosen(CursorNode):
         return merged_spec(self.members)
 
     def open_cursor(self, run: Run) -> Cursor:
-        readings = [member.cursor(run) for member in self.members]
-        return _ChoiceCursor(self.choices.cursor(run), readings, self.stop_on_empty, self.called)
+        choices, *readings = [node.cursor(own) for node, own in self._inputs.with_runs(run)]
+        return _ChoiceCursor(choices, readings, self.stop_on_empty, self.called)
 
 
 class _ChoiceCursor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
@@ -86,6 +87,11 @@ class Node(abc.ABC):
 
     makes_datasets: ClassVar[bool] = False
     """Whether a function of the step makes datasets whose elements it returns."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether every iteration over the same dataset gives another order or other numbers, as `shuffle` does."""
+        return False
 
     @property
     def name(self) -> str:
@@ -224,8 +230,42 @@ def seeds_of(node: Node, run: Run) -> dict[int, int]:
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 
+class Members(tuple[Node, ...]):
+    """The datasets that one operation combines, such as `zip`.
+
+    Every use of a reshuffled dataset is an iteration of its own, as in TensorFlow: ``zip((d, d))`` combines two orders.
+    """
+
+    @functools.cached_property
+    def _further_uses(self) -> list[bool]:
+        """For each dataset, whether an earlier one contains the same varying operation."""
+        seen: set[int] = set()
+        found = []
+        for member in self:
+            varying = {id(step) for step in nodes(member) if step.varies}
+            found.append(not varying.isdisjoint(seen))
+            seen |= varying
+        return found
+
+    def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
+        """Returns each dataset and its `Run`, which depends only on its place: a restored position has the same one."""
+        places = enumerate(zip(self, self._further_uses, strict=True))
+        return [(member, run.epoch(_FURTHER_USES + place) if further else run) for place, (member, further) in places]
+
+
+_FURTHER_USES: Final = 2**40  # no `repeat` gets that far
+_drawn = itertools.count()
+
+
 class DrawnSeed(int):
-    """A random seed that was drawn automatically, because the user gave none."""
+    """A random seed that was drawn automatically, because the user gave none.
+
+    Attributes:
+        serial: Its position among the seeds that this process has drawn.
+    """
+
+    def __init__(self, _: int) -> None:
+        self.serial = next(_drawn)
 
 
 def new_seed() -> DrawnSeed:
@@ -236,27 +276,37 @@ def new_seed() -> DrawnSeed:
     return DrawnSeed(secrets.randbits(31))
 
 
-def inner_run(node: Node, run: Run, number: int, seed: int) -> Run:
+def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     """Returns the `Run` of a dataset that a user function (e.g. of `flat_map`) has returned, with reproducible seeds.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
-    that depend only on those of the outer step: the function is called again when a position is restored.
+    that depend only on those of the outer step: the function is called again when a position is restored. A dataset
+    that the function makes gets other seeds in every call; one that existed before the outer step, to which the
+    function refers, has the same seeds in all of them.
 
     Args:
         node: The inner dataset.
         run: The run of the outer step.
         number: The index of the inner dataset.
-        seed: The seed of the outer step.
+        outer: The outer step.
     """
-    places = enumerate(seeded(node))
-    drawn = {id(step): _derived(seed, number, place) for place, step in places if isinstance(step.seed, DrawnSeed)}
+    seed = run.seeds.get(id(outer), outer.seed)
+    drawn = {
+        id(step): _derived(seed, *([] if _is_older(step.seed, outer.seed) else [number]), place)
+        for place, step in enumerate(seeded(node))
+        if isinstance(step.seed, DrawnSeed)
+    }
     for step in reversed(list(nodes(node))):
         drawn.update(step.kept_seeds())
     return Run((*run.path, number), {**run.seeds, **drawn}, run.continues)
 
 
-def _derived(seed: int, number: int, place: int) -> int:
-    return int(np.random.default_rng((seed, number, place)).integers(2**31))
+def _is_older(seed: DrawnSeed, other: int) -> bool:
+    return isinstance(other, DrawnSeed) and seed.serial < other.serial
+
+
+def _derived(*key: int) -> int:
+    return int(np.random.default_rng(key).integers(2**31))
 
 
 def parallel_calls(node: Node) -> int:

@@ -143,6 +143,10 @@ class Uniform(IndexedNode):
     rerandomize: bool
 
     @property
+    def varies(self) -> bool:
+        return self.rerandomize
+
+    @property
     def cardinality(self) -> int:
         return INFINITE_CARDINALITY
 
@@ -213,6 +217,10 @@ class Shuffled(OneParent, CursorTransformation):
     def is_indexed(self) -> bool:
         """Whether element i can be computed without the elements before it; False for an infinite dataset."""
         return super().is_indexed and self.cardinality != INFINITE_CARDINALITY
+
+    @property
+    def varies(self) -> bool:
+        return self.reshuffle
 
     def _key(self, run: Run) -> tuple[int, ...]:
         return _key(run.seeds.get(id(self), self.seed), run, self.reshuffle)

@@ -192,7 +192,7 @@ class Grouped(StatefulStep):
 
     def _reduced(self, key: int, window: list[Element], number: int, run: Run) -> Iterator[Element]:
         node = self.reduce(np.int64(key), window, number)
-        return elements_of(node, inner_run(node, run, number, run.seeds.get(id(self), self.seed)))
+        return elements_of(node, inner_run(node, run, number, self))
 
     def _key_of(self, element: Element, index: int) -> int:
         found = call(self.key, element, "Dataset.group_by_window", index)

@@ -208,7 +208,7 @@ class Interleaved(StreamStep, CursorNode):
     def open_cursor(self, run: Run) -> Cursor:
         def opened(element: Element, number: int) -> Cursor:
             node = self.open_input(element, number)
-            return node.cursor(inner_run(node, run, number, run.seeds.get(id(self), self.seed)))
+            return node.cursor(inner_run(node, run, number, self))
 
         return InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block)
 

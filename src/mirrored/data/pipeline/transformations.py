@@ -32,6 +32,7 @@ from mirrored.data.pipeline.nodes import (
     IndexedNode,
     ItemRows,
     LikeParent,
+    Members,
     Node,
     Rows,
     Run,
@@ -256,7 +257,7 @@ def _joined(parts: list[Element]) -> Element:
 class Several(Transformation):
     """Base class of transformations that have several input datasets."""
 
-    members: tuple[Node, ...]
+    members: Members
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -281,10 +282,10 @@ class Zipped(Several):
         return self.treedef.unflatten([member.spec for member in self.members])
 
     def open(self, run: Run) -> Rows:
-        return _ZippedRows([rows_of(member, run) for member in self.members], self.treedef)
+        return _ZippedRows([rows_of(member, own) for member, own in self.members.with_runs(run)], self.treedef)
 
     def in_sequence(self, run: Run) -> Any:
-        zipped = engine().zip_shortest([member.stream(run) for member in self.members])
+        zipped = engine().zip_shortest([member.stream(own) for member, own in self.members.with_runs(run)])
         return engine().map_with_index(zipped, lambda _, parts: self.treedef.unflatten(parts))
 
 
@@ -317,11 +318,16 @@ class Concatenated(Several, CursorTransformation):
         return merged_spec(self.members)
 
     def open(self, run: Run) -> Rows:
-        return _ConcatenatedRows([rows_of(member, run) for member in self.members])
+        return _ConcatenatedRows([rows_of(member, own) for member, own in self.members.with_runs(run)])
 
     def open_cursor(self, run: Run) -> Cursor:
+        members = self.members.with_runs(run)
+
         def part(number: int) -> Cursor | None:
-            return self.members[number].cursor(run) if number < len(self.members) else None
+            if number >= len(members):
+                return None
+            member, own = members[number]
+            return member.cursor(own)
 
         return SequenceCursor(part)
 

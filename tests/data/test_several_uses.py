@@ -1,0 +1,108 @@
+"""One shuffled dataset that is used several times: which orders are equal, as TensorFlow 2.21 decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.readings import assert_resumes_everywhere, read
+from mirrored.data import Dataset as D
+
+N = 24
+Orders = list[list[int]]
+
+
+def halves(elements: list[int], parts: int = 2) -> Orders:
+    return np.reshape(elements, (parts, N)).tolist()
+
+
+def zipped(d: D) -> D:
+    return D.zip((d, d))
+
+
+def zipped_after_maps(d: D) -> D:
+    return D.zip({"a": d.map(lambda x: x), "b": d.batch(2).unbatch()}).map(lambda both: (both["a"], both["b"]))
+
+
+def zip_of_zips(d: D) -> D:
+    return D.zip((d, D.zip((d, d)))).map(lambda a, others: (a, *others))
+
+
+def zipped_streams(d: D) -> D:
+    return D.zip((d.filter(lambda x: True), d))
+
+
+def columns(dataset: D) -> Orders:
+    return np.asarray(read(dataset)).T.tolist()
+
+
+USES: dict[str, Callable[[D], Orders]] = {
+    "zip": lambda d: columns(zipped(d)),
+    "zip after maps": lambda d: columns(zipped_after_maps(d)),
+    "zip of zips": lambda d: columns(zip_of_zips(d)),
+    "zip of streams": lambda d: columns(zipped_streams(d)),
+    "concatenate": lambda d: halves(read(d.concatenate(d))),
+    "concatenate streams": lambda d: halves(read(d.filter(lambda x: True).concatenate(d))),
+    "repeat": lambda d: halves(read(d.repeat(3)), 3),
+    "zip, repeat": lambda d: [order for part in columns(zipped(d).repeat(2)) for order in halves(part)],
+    "concatenate, repeat": lambda d: halves(read(d.concatenate(d).repeat(2)), 4),
+    "choose": lambda d: columns(D.choose_from_datasets([d, d], D.range(2).repeat(N)).batch(2)),
+    "flat_map": lambda d: halves(read(D.range(3).flat_map(lambda _: d)), 3),
+    "interleave": lambda d: halves(read(D.range(2).interleave(lambda _: d, cycle_length=2, block_length=N))),
+    "two iterations": lambda d: [read(d), read(d)],
+    "two iterations of a zip": lambda d: [order for dataset in [zipped(d)] * 2 for order in columns(dataset)],
+}
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("reshuffles", [None, True, False])
+@pytest.mark.parametrize("use", USES)
+def test_the_orders_differ_if_each_iteration_is_reshuffled(use: str, reshuffles: bool | None, seed: int | None) -> None:
+    orders = USES[use](D.range(N).shuffle(N, seed=seed, reshuffle_each_iteration=reshuffles))
+    assert all(sorted(order) == list(range(N)) for order in orders)
+    expected = 1 if reshuffles is False else len(orders)
+    assert len({tuple(order) for order in orders}) == expected
+
+
+def test_a_shuffle_of_each_use_has_its_own_order_without_the_change_of_the_first() -> None:
+    def d() -> D:
+        return D.range(N).shuffle(N, seed=7)
+
+    one = d()
+    assert columns(D.zip((one, one)))[0] == read(d())
+    assert columns(D.zip((d(), d()))) == [read(d())] * 2  # two datasets with equal seeds
+
+
+def test_datasets_that_a_function_makes_have_orders_of_their_own() -> None:
+    made = D.range(3).flat_map(lambda _: D.range(N).shuffle(N, reshuffle_each_iteration=False))
+    assert len({tuple(order) for order in halves(read(made), 3)}) == 3
+
+
+def test_random_numbers_differ_between_uses_if_every_iteration_draws_others() -> None:
+    for rerandomizes in (True, False):
+        numbers = D.random(seed=3, rerandomize_each_iteration=rerandomizes).take(N)
+        one, other = columns(D.zip((numbers, numbers)))
+        assert (one != other) == rerandomizes
+
+
+@pytest.mark.parametrize("make", [zipped, zip_of_zips, zipped_streams, lambda d: d.concatenate(d)])
+def test_positions_are_exact(make: Callable[[D], Any]) -> None:
+    assert_resumes_everywhere(make(D.range(6).shuffle(6, seed=5)).repeat(2))
+
+
+def test_positions_in_a_dataset_that_a_function_refers_to_are_exact() -> None:
+    def dataset() -> D:
+        d = D.range(6).shuffle(6, reshuffle_each_iteration=False)
+        return D.range(3).flat_map(lambda _: d)
+
+    reading = iter(dataset())
+    for _ in range(8):
+        next(reading)
+    position = reading.get_state()
+    rest = [int(x) for x in reading]
+    again = iter(dataset())
+    again.set_state(position)
+    assert [int(x) for x in again] == rest
