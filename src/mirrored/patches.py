@@ -57,6 +57,8 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Model._make_function",
             "Model._purge_model_variables",
             "Model._symbolic_build",
+            "Model._update_metrics_variables",
+            "Model.compute_loss_and_updates",
             "Model.evaluate",
             "Model.fit",
             "Model.jax_state_sync",

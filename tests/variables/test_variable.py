@@ -78,8 +78,9 @@ def test_random_callable_is_drawn_once():
         lambda: jax.jit(lambda: jnp.ones(3))(),
         lambda: np.arange(3.0, dtype=np.float32),
         lambda: [1.0, 2.0, 3.0],
+        lambda: [jnp.float32(1) + 1, 2.0, jnp.ones(())],
     ],
-    ids=["jnp", "random", "jit", "numpy", "list"],
+    ids=["jnp", "random", "jit", "numpy", "list", "list of arrays"],
 )
 @pytest.mark.parametrize("as_callable", [True, False], ids=["callable", "value"])
 @pytest.mark.first(7)
@@ -102,8 +103,14 @@ def test_initial_value_that_depends_on_an_argument_is_refused():
     def step(x):
         return mr.Variable(x * 2, name="late").read_value()
 
+    @mr.function
+    def step_with_list(x):
+        return mr.Variable([x, 1.0], name="late").read_value()
+
     with pytest.raises(ArgumentError, match=r"'late' depends on a value that is being traced[\s\S]*callable"):
         step(jnp.ones(2))
+    with pytest.raises(ArgumentError, match="'late' depends on a value that is being traced"):
+        step_with_list(jnp.float32(2))
 
 
 def test_no_initial_value_is_refused():

@@ -247,6 +247,11 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
     return _put(aval, jax.sharding.SingleDeviceSharding(device), [value], [device], is_owned(value))
 
 
+def has_strings(value: object) -> bool:
+    """Returns whether a value is a NumPy array or scalar of strings or other Python objects, which JAX refuses."""
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "OSUT"
+
+
 def as_array(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     """Converts a value to a JAX array like `jnp.asarray`, but copies NumPy memory that user code can write to.
 

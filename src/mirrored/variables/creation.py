@@ -17,7 +17,7 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.arrays import NotConstant, check_fit, evaluate, is_key, new_array
 from mirrored._jax.source_lines import user_line
-from mirrored._jax.traces import eager
+from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import DTypeLike, Operand
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.errors import ArgumentError, DisagreementError, MergeError, ValuesError
@@ -159,7 +159,7 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
                 remedy="reduce it first, or create a sync-on-read variable and assign each component inside run",
             )
         try:
-            value = evaluate(value, _stored_value)
+            value = _evaluated(value)
         except NotConstant:
             raise ArgumentError(
                 "Variable",
@@ -174,6 +174,12 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
         # A Python number gives a weakly typed array. Assigned values are not weakly typed, and the change of type would
         # cause one unnecessary retrace of every function that captures the variable.
         return array.astype(array.dtype) if getattr(array, "weak_type", False) else array
+
+
+def _evaluated(value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        return jax.tree.map(lambda leaf: evaluate(leaf, _stored_value), value)
+    return evaluate(value, _stored_value)
 
 
 def _stored_value(source: Any) -> Any:

@@ -31,6 +31,7 @@ from mirrored.integrations.keras.batches import (
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.calls import converting_calls
+from mirrored.integrations.keras.masks import connect_masks
 from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
 from mirrored.integrations.keras.private import Distribution, backend_distribution
 from mirrored.integrations.keras.steps import building_with_call, connect_steps, made_for, stateless, takes_data_alone
@@ -169,6 +170,7 @@ def wrap_model(model_class: type[Model]) -> None:
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         replace("keras", model_class, name, _bounding(getattr(model_class, name), kind))
+    connect_masks(model_class)
     connect_steps(model_class)
     replace("keras", model_class, "jax_state_sync", from_fit(newest_first(model_class.jax_state_sync)))
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import DTypeLike, Operand
+from mirrored._jax.arrays import NotConstant, evaluate
+from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import Int, Ints, op, reported, tensors
 from mirrored.tf._tensors import as_tensor
@@ -145,9 +146,13 @@ def where(condition: jax.Array, x: Operand = None, y: Operand = None) -> jax.Arr
     """Returns elements of `x` where a condition is True, and of `y` elsewhere.
 
     Without `x` and `y`, returns the indices of True elements; only in eager code.
+
+    Raises:
+        UnimplementedError: Without `x` and `y`, the condition is computed in compiled code.
     """
     if x is None and y is None:
-        return jnp.argwhere(condition).astype(array_dtype("int64"))
+        elements = _elements(condition, "tf.where", "tf.where(condition, x, tf.zeros_like(x)), of the shape of x")
+        return as_tensor(np.argwhere(elements).astype(array_dtype("int64")))
     if x is None or y is None:
         raise InvalidArgumentError.of(
             "tf.where",
@@ -165,8 +170,12 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
     """Returns the elements of a tensor where a mask is True; works only in eager code.
 
     The mask's values determine the shape of the result.
+
+    Raises:
+        UnimplementedError: The mask is computed in compiled code.
     """
-    along, keep = axis or 0, np.asarray(mask)
+    instead = "tf.where(mask, tensor, 0), of the shape of the tensor; a mean is its sum, divided by the number of True"
+    along, keep = axis or 0, _elements(mask, "tf.boolean_mask", instead)
     if not keep.ndim or tensor.shape[along : along + keep.ndim] != keep.shape:
         raise InvalidArgumentError.of(
             "tf.boolean_mask",
@@ -176,6 +185,20 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
         )
     flat = tensor.reshape(tensor.shape[:along] + (-1,) + tensor.shape[along + keep.ndim :])
     return jnp.take(flat, np.flatnonzero(keep), axis=along)
+
+
+def _elements(value: jax.Array, called: str, instead: str) -> HostArray:
+    """Returns a tensor's elements, which determine the shape of a result; also of constants while tracing."""
+    try:
+        return np.asarray(evaluate(value))
+    except (NotConstant, jax.errors.TracerArrayConversionError):
+        raise UnimplementedError.of(
+            called,
+            found=f"a tensor of shape {value.shape} that is computed in compiled code (tf.function, a compiled run, "
+            "tf.map_fn)",
+            rule="its values determine the shape of the result, and compiled code has fixed shapes",
+            remedy=f"write {instead}; or call it outside of compiled code, such as in Dataset.map",
+        ) from None
 
 
 @op("slice", on_host=True)
@@ -267,6 +290,9 @@ def unique(x: jax.Array, out_idx: DTypeLike = "int32") -> Unique:
     """Returns a tensor's distinct elements, and the index of each element among them; works only in eager code.
 
     The elements are in order of appearance.
+
+    Raises:
+        UnimplementedError: The tensor is computed in compiled code.
     """
     y, idx, _ = unique_with_counts(x, out_idx)
     return Unique(y, idx)
@@ -277,8 +303,12 @@ def unique_with_counts(x: jax.Array, out_idx: DTypeLike = "int32") -> UniqueWith
     """Returns a tensor's distinct elements, each input element's index among them, and counts; only in eager code.
 
     Elements and indices are those of `unique`.
+
+    Raises:
+        UnimplementedError: The tensor is computed in compiled code.
     """
-    host, dtype = np.asarray(x), array_dtype(out_idx)
+    instead = "jnp.unique(x, size=n, fill_value=...), a vector of n elements"
+    host, dtype = _elements(x, "tf.unique", instead), array_dtype(out_idx)
     if host.ndim != 1:
         raise InvalidArgumentError.of(
             "tf.unique",
@@ -300,9 +330,13 @@ def dynamic_partition(data: jax.Array, partitions: jax.Array, num_partitions: In
     """Splits a tensor into `num_partitions` tensors; `partitions` says which of them gets each slice.
 
     Works only in eager code.
+
+    Raises:
+        UnimplementedError: The partitions are computed in compiled code.
     """
     require_indices("tf.dynamic_partition", partitions, num_partitions, "partitions")
-    parts = np.asarray(partitions)
+    instead = "tf.where(partitions == i, data, 0) for each part"
+    parts = _elements(partitions, "tf.dynamic_partition", instead)
     flat = data.reshape((-1,) + data.shape[parts.ndim :])
     return [flat[np.flatnonzero(parts == i)] for i in range(num_partitions)]
 
@@ -313,7 +347,8 @@ def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand]) -> jax.A
 
     Later tensors overwrite earlier ones; slices at missing indices are 0.
     """
-    places = [np.asarray(as_tensor(one)) for one in indices]
+    instead = "tf.tensor_scatter_nd_update(tensor, indices, updates)"
+    places = [_elements(as_tensor(one), "tf.dynamic_stitch", instead) for one in indices]
     for one in places:
         if one.size and one.min() < 0:
             raise InvalidArgumentError.of(
