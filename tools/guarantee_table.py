@@ -24,7 +24,7 @@ from guarantees.rows import FACTORS, ROWS  # noqa: E402
 
 _PAGE: Final = ROOT / "docs" / "guarantees.md"
 _MODES: Final = {
-    "eager": "Replica functions run one after the other, one replica per device; in 8/3 up to three",
+    "eager": "Replica functions run one after the other, one replica per device; in 8/3 three, three and two",
     "compiled": "`mirrored.function`, one replica per device",
     "virtual replicas": "`mirrored.function`, several replicas per device",
     "steps_per_call": "`mirrored.function(steps_per_call=2)`; `steps_per_execution=2` for Keras `fit`",
@@ -45,7 +45,8 @@ def _introduction() -> Iterator[str]:
     yield ""
     yield "`tools/guarantee_table.py` generates this page from the tables that the tests use; do not edit it."
     yield ""
-    yield f"Each of the {len(CELLS) - refused} cells below trains a model for some epochs, with an uneven last batch."
+    yield f"Of the {len(CELLS)} cells below {refused} are refused. Each other one trains a model for some epochs, with"
+    yield "an uneven last batch."
     yield "`make guarantees` tests these guarantees in every cell; `make test` runs a part of the cells:"
     yield ""
     yield "| guarantee | checked property |"
@@ -61,7 +62,7 @@ def _matrix() -> Iterator[str]:
     notes = {key: number for number, key in enumerate(REFUSED, 1)}
     yield "## Update paths, execution modes, device assignments"
     yield ""
-    yield "A device assignment is replicas/devices. `x`: all guarantees hold; a number: refused; a letter: a defect."
+    yield "A device assignment is replicas/devices. `x`: all guarantees hold; a number: see Refusals; a letter: defect."
     for mode, layouts in LAYOUTS.items():
         yield ""
         yield f"### {mode}"

@@ -17,8 +17,8 @@ PATHS: Final = (
     "Linen TrainState",
 )
 GUARANTEES: Final = {
-    "result": "losses and weights are those of one device",
-    "examples": "every example is used exactly once per epoch",
+    "result": "losses and weights are those of one device, up to rounding",
+    "examples": "every example that the rule for the last batch keeps is used exactly once per epoch",
     "copies": "every device holds the same bits of every mirrored variable",
     "bits": "with `deterministic=True` weights are bit-identical to those of the same replicas on one device",
     "no retrace": "an epoch of a warm loop traces and compiles nothing",

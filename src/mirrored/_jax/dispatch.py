@@ -109,10 +109,9 @@ class DispatchJob:
 
 
 class Dispatch:
-    """A jitted function whose tracing and compilation run in a separate thread, where no signal interrupts them.
+    """A jitted function whose cache misses run in a separate thread, where no signal interrupts them.
 
-    That thread runs a cache miss as a whole: tracing, compilation, and the execution of that call. Later calls on the
-    fast path run in the caller.
+    A cache miss is tracing, compilation and the execution of that call. Later calls on the fast path run in the caller.
 
     Args:
         jitted: The result of `jax.jit`, for a function that returns a list.

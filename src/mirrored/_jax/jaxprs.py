@@ -106,7 +106,7 @@ class Equalising:
 
 @dataclasses.dataclass(frozen=True)
 class ValueSource:
-    """Kind of an equation whose result differs between devices even if its operands are equal.
+    """Kind of an equation whose result may differ between devices even if its operands are equal.
 
     Attributes:
         label: Its name in messages.

@@ -41,14 +41,19 @@ from mirrored.topology.device_assignment import AXIS
 # if it may differ:
 #
 # - The per-replica batch, the replica ID and per-replica state are varying.
-# - Mirrored variables and constants are replicated.
-# - `psum`, `all_gather` and the operations built on them return replicated values.
+# - Mirrored variables and constants are replicated. Between processes this is compared at calls
+#   (`compilation.dispatch.WorkerArguments`), not proven.
+# - `psum`, `pmax`, `pmin` and `all_gather` over the whole axis return replicated values. So does the primitive
+#   `equal_on_all_devices`, by which an algorithm of other collectives (the fixed-order tree) vouches for its result.
 # - `axis_index`, reductions over `axis_index_groups`, host callbacks and other operations that may give each device its
 #   own result (`ValueSource`) return varying values whatever their operands are.
 # - Any other operation returns a varying value if one of its operands is varying.
 #
 # A device may run several virtual replicas, which are traced into one body. Their values must also be equal to each
 # other: computed by the same operations from the same inputs (`mirrored.analysis.value_numbering`).
+#
+# Equal means: the same operations on equal operands. That their bits are equal, too, assumes that every device compiles
+# and executes them alike.
 
 _LONGEST_PATH: Final = 8
 _NAMES_PER_LINE: Final = 3
@@ -137,7 +142,7 @@ class ReplicationCheck:
     def same(self, atoms: Sequence[Any]) -> bool:
         """Returns whether `atoms`, one value per virtual replica of a device, are proven equal on all replicas.
 
-        They must have one value number, and none of them may vary between devices.
+        They must have one value number, which makes them equal on a device, and none of them may vary between devices.
         """
         if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
             return True  # Arrays without elements cannot differ, and collectives skip them.

@@ -34,8 +34,9 @@ class OrderedTree(CrossDeviceOps):
     devices, so the sum is bit-identical on any number of them. Devices hold blocks of consecutive replicas. Each device
     computes the lower levels of the tree for its own replicas, behind a fusion boundary (`collectives.summation`). The
     upper levels are all-reduces between pairs of devices. Each is one addition, which gives the same bits in either
-    order. On D devices these are log2(D) exchanges of the whole arrays. On 4 simulated devices, the two exchanges take
-    1.01 times as long as one all-reduce over all 4 *(measured with arrays of 7.4 MB)*.
+    order. On D devices these are log2(D) exchanges of the whole arrays. On simulated devices the exchange alone takes
+    1.25 to 5 times as long as one all-reduce, and a whole step 0.95 to 1.14 times as long (`benchmarks/reports`,
+    2026-11-21).
 
     The exchange in pairs needs one complete subtree on each device, and a complete tree over the devices: the number of
     devices must be a power of two that divides the number of replicas into equal subtrees. Otherwise each device first
@@ -49,8 +50,9 @@ class OrderedTree(CrossDeviceOps):
     number of devices (`stack_each`), but its gradient is not bit-identical: JAX first adds the cotangents of a device's
     replicas, in its own order, and only then does the tree sum them over devices.
 
-    For equal bits XLA must also compile the rest of the program without merging or reordering its operations
-    (`mirrored._jax.dispatch`).
+    For equal bits the bodies of runs and merges must be behind boundaries, too (`strategies.compiled`,
+    `ReplicaRunner.isolated`), replica ids must be an input, and XLA must compile the program without merging or
+    reordering its operations (`mirrored._jax.dispatch`).
 
     Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.
@@ -199,7 +201,7 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
 
 def _sum_locally(arrays: Sequence[Sequence[Any]], group: Group, partial: PartialSums) -> list[Any]:
     """Sums the arrays of this device's replicas, whose one partial sum this is."""
-    if group.local == 1:
+    if group.local == 1:  # nothing is added, and the exchange itself is a fusion boundary
         return [components[0] for components in arrays]
     return isolate_lists(_adder(partial.patterns[0], partial.rows), arrays, partial.rows)
 

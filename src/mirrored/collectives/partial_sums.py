@@ -2,7 +2,8 @@
 
 The leaves of the tree are the replicas. A node at level n adds up to 2^n neighbours, beginning at a multiple of 2^n; an
 unpaired node is passed to the next level. A device with consecutive replicas can compute each node whose leaves are all
-its own. The largest such nodes are its *partial sums*: 8 replicas on 3 devices have five of them instead of eight rows,
+its own. The largest such nodes are its *partial sums*: 8 replicas on 3 devices have five of them, which are exchanged
+as two rows per device (six) instead of three slots per device (nine),
 
     {0 1 2} {3 4 5} {6 7}    0+1, 2    3, 4+5    6+7
 """
@@ -93,7 +94,7 @@ class PartialSums:
 
 
 def partial_sums(values: Sequence[Any], pattern: Pattern, rows: int) -> list[Any]:
-    """Returns the partial sums of a device as a list of `rows` values; the last one may be repeated.
+    """Returns the partial sums of a device as `rows` values; the last may be a repetition, which `joined` never reads.
 
     Args:
         values: The values of the device's slots.

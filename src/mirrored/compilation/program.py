@@ -184,7 +184,7 @@ class Program:
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not has_strings(leaf):
             self._results.append(_Result(is_array=True))
             return jnp.asarray(leaf)
-        if isinstance(leaf, np.ndarray):  # strings: every call returns this array, so nobody may change it
+        if isinstance(leaf, np.ndarray):  # strings: every call returns this array, so it is read-only
             leaf = leaf.copy()
             leaf.flags.writeable = False
         self._results.append(_Result(static=leaf))
@@ -336,7 +336,8 @@ class Program:
     def _call_recorded(self, arrays: Sequence[Any]) -> Any:
         """Runs the program under a tape or a JAX transform: no buffer is donated, because residuals may refer to it.
 
-        Reads are announced to the tape, which records the call.
+        Reads are announced to the tape. Their values are boxes, so JAX binds the primitive `jit`, and the tape records
+        it as one operation.
         """
         rereads = self._assigned and (self._store.rereads or self._steps is not None)
         if (rereads or self._store.as_written) and not self._store.under_tape:

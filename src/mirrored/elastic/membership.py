@@ -25,8 +25,9 @@ class Epoch:
     Attributes:
         number: The number of the epoch, from 1.
         members: The workers by rank.
-        step: The step of the snapshot from which all members continue: the newest that any of them has. It may be newer
-            than the committed step, because the snapshots of one step are equal on all workers: they train in
+        step: The step of the snapshot from which all members continue: the newest that any of them has. A step is the
+            number of commits of this job, not the checkpoint's counter: after `restore_latest` it begins at 0. It may
+            be newer than the committed step, because the snapshots of one step are equal on all workers: they train in
             lock-step. None if no member has a snapshot.
         source: The rank of a member that has the snapshot.
         receivers: The ranks of the members that do not have it.

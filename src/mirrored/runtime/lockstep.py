@@ -25,7 +25,8 @@ from mirrored.runtime.merge import Merge
 # `Exception`, its assignments are undone, and every replica raises the exception at its call of the merge. An exception
 # that escapes from a replica's function ends the run: all other replicas are unwound, all threads are joined, and
 # `LockStep.run` raises the exception. The same runner serves eager code and tracing: the threads copy all of JAX's
-# thread-local state, so several replicas can be traced into one program.
+# thread-local state, so several replicas can be traced into one program. A compiled run with one local
+# replica has no threads (`ReplicaRunner.in_place`).
 #
 # Python raises KeyboardInterrupt in the main thread. That is normally the driver, which either waits for a replica or
 # runs a merge. The interrupt ends the run. It does not stop the running replica: the driver waits until that replica

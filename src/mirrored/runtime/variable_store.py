@@ -53,7 +53,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def stored(self) -> Any:
-        """Returns the whole stored value: one mirrored array, or all components stacked ``[replicas, ...]``."""
+        """Returns the whole stored value: one mirrored array, or all components stacked ``[slots, ...]``."""
         ...
 
     def stored_component(self, replica: int) -> Any:

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 # Gradients in a fixed order for a tape around a compiled run.
 #
-# JAX transposes `shard_map` by summing the cotangents of a replicated operand over the devices, after it has added
-# those of a device's virtual replicas in the order of their uses. The order of that sum depends on the device
-# assignment. Under an algorithm whose results are bit-identical, a run with a tape around it is built in another way:
+# JAX transposes `shard_map` by dividing the cotangent of a replicated result by the number of devices, and summing
+# those of a replicated operand over the devices, after it has added those of a device's virtual replicas in the order
+# of their uses. The division rounds unless that number is a power of two, and the order of the sum depends on the
+# device assignment. Under an algorithm whose results are bit-identical, a run with a tape around it is built in another
+# way:
 #
 # - a replicated operand enters as one row per device (`one_row_each`), and `fan_out` gives each virtual replica its own
 #   copy, so that one fixed-order tree reduction sums the cotangents of all replicas;

@@ -237,7 +237,7 @@ def call_merged(
     tapes = [] if outside else _tapes()
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        # An eager merge runs in the thread that has started the replicas: its tapes are outside of the run.
+        # A merge that does not run in place runs in the thread that started the replicas: its tapes are outside of it.
         outer = [] if runner.in_place else _tapes()
         is_recorded = runner.device_assignment.num_replicas > 1 and any(tape not in outer for tape in tapes)
         probe = GradientTape() if is_recorded else None
