@@ -12,8 +12,7 @@ from jax import lax
 
 from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Plain, Scan, ValueSource, While, constants_of, kind_of
 from mirrored._jax.source_lines import source_line
-
-AXIS = "replica"
+from mirrored.topology.device_assignment import AXIS
 
 
 def kinds(fn: Any, *args: Any) -> list[Kind]:

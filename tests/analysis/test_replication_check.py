@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
+from mirrored.topology.device_assignment import AXIS
 
-AXIS = "replica"
 WEIGHTS, BATCH, NUMBER = "variable 'w'", "the batch (argument 0, 'x')", "replica_id_in_sync_group"
 Body = Callable[[Any, Any], Any]
 

@@ -13,8 +13,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from mirrored.analysis.replication_check import Origin, check_replication
+from mirrored.topology.device_assignment import AXIS
 
-AXIS, DEVICES, SIZE = "replica", 4, 4
+DEVICES, SIZE = 4, 4
 Operation = Callable[[Any, Any], Any]
 
 

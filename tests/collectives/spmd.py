@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from mirrored._jax.dispatch import jit
 from mirrored.collectives import CrossDeviceOps, Group
+from mirrored.topology.device_assignment import AXIS
 
-AXIS = "replica"
 Body = Callable[..., Any]
 
 

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import mirrored as mr
 from mirrored.errors import DeviceError
+from mirrored.topology.device_assignment import AXIS
 
 V = np.arange(4.0, dtype=np.float32)
 GLOBAL: Any = None
@@ -27,7 +28,7 @@ ARRAYS: dict[str, Callable[[], jax.Array]] = {
     "sharded": lambda: of_mesh(AxisType.Explicit),
     "replicated": lambda: of_mesh(AxisType.Explicit, spec=None),
     "more devices": lambda: of_mesh(AxisType.Explicit, devices=4),
-    "the axis of the run": lambda: of_mesh(AxisType.Explicit, axis="replica"),
+    "the axis of the run": lambda: of_mesh(AxisType.Explicit, axis=AXIS),
 }
 
 
@@ -77,7 +78,7 @@ def test_arrays_of_other_meshes_are_operands() -> None:
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         w = mr.Variable(jnp.ones(4))
-    for x in (of_mesh(AxisType.Auto), of_mesh(AxisType.Auto, axis="replica"), of_mesh(AxisType.Auto, devices=4)):
+    for x in (of_mesh(AxisType.Auto), of_mesh(AxisType.Auto, axis=AXIS), of_mesh(AxisType.Auto, devices=4)):
         results = mr.function(lambda: strategy.run(lambda: (x * w).sum()))()  # noqa: B023
         assert [float(part) for part in strategy.local_results(results)] == [6.0, 6.0]
 

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import mirrored as mr
 from mirrored.errors import DeviceError
+from mirrored.topology.device_assignment import AXIS
 
 P = PartitionSpec("i")
 
@@ -52,7 +53,7 @@ NESTED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "pmap in a gradient": (jax.grad(lambda x: jnp.sum(mapped(x) ** 2)), "jax.pmap"),
     "shard_map": (lambda x: sharded(mesh(), x), "jax.shard_map"),
     "shard_map over one device": (lambda x: sharded(mesh(count=1), x), "jax.shard_map"),
-    "shard_map over the name of the run": (lambda x: sharded(mesh("replica"), x), "jax.shard_map"),
+    "shard_map over the name of the run": (lambda x: sharded(mesh(AXIS), x), "jax.shard_map"),
     "with_sharding_constraint": (
         lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh(), P)) * 2,
         "with_sharding_constraint",

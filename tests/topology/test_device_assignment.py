@@ -63,7 +63,7 @@ def test_replica_lives_on_device_r_div_k():
 
 def test_mesh_is_auto_and_shardings_place_replicas_in_order():
     layout = make_device_assignment(["CPU:2", "CPU:0"], num_replicas=4)
-    assert layout.mesh.axis_names == (AXIS,) == ("replica",)
+    assert layout.mesh.axis_names == (AXIS,) == ("mirrored_replica",)
     assert layout.mesh.axis_types == (AxisType.Auto,)
     assert layout.replicated.spec == PartitionSpec()
     stacked = jax.device_put(np.arange(4), layout.sharded)

@@ -15,6 +15,7 @@ from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
+from mirrored._jax.axes import REPLICA_AXIS
 from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.private import custom_derivatives as _custom_derivatives
 from mirrored._jax.private import linear_util as _linear_util
@@ -129,7 +130,7 @@ def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, repli
     sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas)
     replica = _impls[NUMBER](local)
     if replica is None:
-        device, devices = jax.lax.axis_index("replica"), jax.lax.axis_size("replica")
+        device, devices = jax.lax.axis_index(REPLICA_AXIS), jax.lax.axis_size(REPLICA_AXIS)
         each = -(-replicas // devices)
         full = devices - (devices * each - replicas)  # the other devices have one replica less
         replica = device * (each - 1) + jax.numpy.minimum(device, full) + local

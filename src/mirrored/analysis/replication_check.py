@@ -203,8 +203,8 @@ def check_replication(
 
     Example:
         >>> import jax
-        >>> body = lambda w, g: (w - jax.lax.psum(g, "replica"), w - g)
-        >>> closed = jax.make_jaxpr(body, axis_env=[("replica", 4)])(1.0, 2.0)
+        >>> body = lambda w, g: (w - jax.lax.psum(g, AXIS), w - g)
+        >>> closed = jax.make_jaxpr(body, axis_env=[(AXIS, 4)])(1.0, 2.0)
         >>> check = check_replication(closed, [Origin("variable 'w'", False), Origin("the gradient", True)])
         >>> [check.varies(result) for result in closed.jaxpr.outvars]
         [False, True]

@@ -34,7 +34,7 @@ class Group:
         padded: The number of padded slots, 0 if D divides R.
 
     Example:
-        >>> Group(axis="replica", devices=2, local=2).num_replicas
+        >>> Group(axis="mirrored_replica", devices=2, local=2).num_replicas
         4
     """
 

@@ -33,7 +33,7 @@ from mirrored.errors import (
 )
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.function_key import key_of
-from mirrored.topology.device_assignment import AXIS
+from mirrored.topology.device_assignment import DECLARED_AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
 from mirrored.values.provenance import Makers
@@ -181,12 +181,12 @@ class OutSpecs:
         self.is_given = specs is not None
         self._specs, self._treedef = jax.tree.flatten(specs, is_leaf=_is_spec)
         for spec in self._specs if self.is_given else ():
-            if spec not in (PartitionSpec(), PartitionSpec(AXIS)) or not _is_spec(spec):
+            if spec not in (PartitionSpec(), PartitionSpec(DECLARED_AXIS)) or not _is_spec(spec):
                 raise ArgumentError(
                     "Strategy.run",
                     found=f"out_specs contains {spec!r}",
                     rule="a result is either equal on all replicas, PartitionSpec(), or per replica, "
-                    f"PartitionSpec({AXIS!r})",
+                    f"PartitionSpec({DECLARED_AXIS!r})",
                     remedy="write out_specs=(PartitionSpec(), PartitionSpec('replica')) for a pair of a state and "
                     "per-replica metrics, for instance",
                 )

@@ -16,6 +16,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
+from mirrored.strategies.axis_names import axis_names_explained
 from mirrored.strategies.checks import (
     OutSpecs,
     check_context,
@@ -154,7 +155,8 @@ class Strategy(DistributesInput, OlderNames):
             annotated: ``loss: mirrored.PerReplica = strategy.run(...)``.
 
         Raises:
-            ContextError: The call is inside a replica of another run, or in another strategy's scope.
+            ContextError: The call is inside a replica of another run, or in another strategy's scope; or `fn` calls a
+                collective of JAX over an axis name, such as ``jax.lax.psum(x, "replica")``.
             ArgumentError: `args` is not a list or tuple.
             ReplicaDivergenceError: A mirrored variable, or a result that `out_specs` declares replicated, would differ
                 between replicas.
@@ -194,7 +196,7 @@ class Strategy(DistributesInput, OlderNames):
             if here.store is None and here.runner is None and not functions_run_eagerly():
                 return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
             fn = fn.python_function
-        with within(strategies=(*here.strategies, self)):
+        with axis_names_explained(), within(strategies=(*here.strategies, self)):
             if self._device_assignment is None or self._device_assignment.num_replicas == 1:
                 return self._run(fn, args, kwargs, specs)
             arguments = structures.flatten((tuple(args), kwargs))[0]

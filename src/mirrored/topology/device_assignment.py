@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from mirrored._jax.axes import REPLICA_AXIS
 from mirrored.config import virtual_kind
 from mirrored.errors import DeviceError
 from mirrored.settings import KINDS
@@ -197,8 +198,10 @@ def _names(devices: Sequence[jax.Device]) -> str:
 # Devices hold consecutive replicas (`Slots`). A device that holds several has *virtual replicas*; this is called
 # *folding* in the code.
 
-AXIS: Final = "replica"
-"""The mesh axis of the replicas."""
+AXIS: Final = REPLICA_AXIS
+
+DECLARED_AXIS: Final = "replica"
+"""The axis that stands for the replicas in `out_specs`. No mesh has it."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -242,7 +245,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """The `jax.sharding.Mesh` of the replicas' devices, with the single axis ``"replica"``."""
+        """The `jax.sharding.Mesh` of the replicas' devices, with the single axis `AXIS`."""
         # Explicit axes, the default of jax.make_mesh, would make shardings a part of the array types in user code.
         return Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
 

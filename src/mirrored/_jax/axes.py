@@ -1,0 +1,31 @@
+"""The name of the mesh axis of the replicas' devices, and JAX's errors about axis names that are not bound."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+REPLICA_AXIS: Final = "mirrored_replica"
+"""The mesh axis of the devices. User code must not reduce over it: a device may have several replicas."""
+
+# Supports JAX 0.10 to 0.12. Outside of a trace, some collectives have no evaluation rule.
+_UNBOUND = re.compile(r"unbound axis name: ([^\s.]+)")
+_NO_RULE = re.compile(r"Evaluation rule for '(ppermute|all_to_all|psum_scatter|reduce_scatter|pshuffle|pbroadcast)'")
+
+
+def unbound_axis(error: BaseException) -> str | None:
+    """Returns what a JAX error about an axis name that is not bound found, or None for other errors.
+
+    Example:
+        >>> import jax
+        >>> try:
+        ...     jax.lax.axis_index("replica")
+        ... except NameError as error:
+        ...     print(unbound_axis(error))
+        the axis name 'replica', which is not bound
+    """
+    if isinstance(error, NameError) and (found := _UNBOUND.search(str(error))):
+        return f"the axis name {found[1]!r}, which is not bound"
+    if isinstance(error, NotImplementedError) and (found := _NO_RULE.search(str(error))):
+        return f"{found[1]} over an axis name outside of a mesh"
+    return None
