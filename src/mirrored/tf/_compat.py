@@ -62,6 +62,11 @@ class ConfigProto:
         vars(self).update(options)
 
 
+def _logging(name: str) -> Any:
+    """Returns the method of this package's logger that writes a message of a level."""
+    return getattr(logging.getLogger("mirrored"), name)
+
+
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
 
 NAMES: dict[str, Any] = {
@@ -79,4 +84,6 @@ NAMES: dict[str, Any] = {
     "compat.v1.set_random_seed": set_seed,
     "compat.v1.logging.set_verbosity": set_verbosity,
     **{f"compat.v1.logging.{name}": level for name, level in _LEVELS.items()},
+    **{f"compat.v1.logging.{name}": _logging(name) for name in ("debug", "error", "fatal", "info", "log", "warning")},
+    "compat.v1.logging.warn": _logging("warning"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -9,6 +11,8 @@ import jax.numpy as jnp
 
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError
+from mirrored.tf._ops import kinks
+from mirrored.tf._ops import losses as ops_losses
 from mirrored.tf._tensors import as_tensor
 
 
@@ -111,7 +115,109 @@ def _broadcast(weights: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.broadcast_to(weights, values.shape)
 
 
-NAMES: Final = {
+# Losses of labels and predictions, each a weighted mean by default.
+
+
+def _loss(losses: Callable[..., jax.Array], called: str) -> Callable[..., jax.Array]:
+    """Returns a loss of TensorFlow 1 from a function that computes the losses of the elements."""
+    parameters = list(inspect.signature(losses).parameters)
+
+    def loss(*args: Any, **kwargs: Any) -> jax.Array:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        elements = losses(*(given[one] for one in parameters))
+        return compute_weighted_loss(elements, given["weights"], reduction=given["reduction"])
+
+    place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    own = [one.replace(kind=place) for one in inspect.signature(losses).parameters.values()]
+    required = [one for one in own if one.default is one.empty]
+    options = [inspect.Parameter("weights", place, default=1.0), *(one for one in own if one.default is not one.empty)]
+    last = {"scope": None, "loss_collection": None, "reduction": Reduction.SUM_BY_NONZERO_WEIGHTS}
+    options += [inspect.Parameter(name, place, default=default) for name, default in last.items()]
+    signature = inspect.Signature([*required, *options])
+    loss.__signature__ = signature  # type: ignore[attr-defined]
+    loss.__name__ = loss.__qualname__ = called
+    loss.__doc__ = losses.__doc__
+    return loss
+
+
+def _pair(labels: Operand, predictions: Operand) -> tuple[jax.Array, jax.Array]:
+    found, expected = as_tensor(predictions), as_tensor(labels)
+    found = found if jnp.issubdtype(found.dtype, jnp.floating) else found.astype(jnp.float32)
+    if found.shape != expected.shape:
+        raise ArgumentError(
+            "tf.compat.v1.losses",
+            found=f"labels of shape {expected.shape} and predictions of shape {found.shape}",
+            rule="labels and predictions must have one shape",
+            remedy="reshape one of them; to broadcast, use tf.reduce_mean of the difference",
+        )
+    return expected.astype(found.dtype), found
+
+
+def _absolute_difference(labels: Operand, predictions: Operand) -> jax.Array:
+    """Returns the weighted mean of absolute differences."""
+    expected, found = _pair(labels, predictions)
+    return kinks.absolute(found - expected)
+
+
+def _mean_squared_error(labels: Operand, predictions: Operand) -> jax.Array:
+    """Returns the weighted mean of squared differences."""
+    expected, found = _pair(labels, predictions)
+    return jnp.square(found - expected)
+
+
+def _huber_loss(labels: Operand, predictions: Operand, delta: float = 1.0) -> jax.Array:
+    """Returns the weighted mean of Huber's losses: quadratic for errors up to `delta`, linear beyond."""
+    expected, found = _pair(labels, predictions)
+    error = jnp.abs(found - expected)
+    quadratic = jnp.minimum(error, delta)
+    return 0.5 * jnp.square(quadratic) + delta * (error - quadratic)
+
+
+def _log_loss(labels: Operand, predictions: Operand, epsilon: float = 1e-7) -> jax.Array:
+    """Returns the weighted mean of the cross entropy between labels and probabilities."""
+    expected, found = _pair(labels, predictions)
+    return -expected * jnp.log(found + epsilon) - (1 - expected) * jnp.log(1 - found + epsilon)
+
+
+def _hinge_loss(labels: Operand, logits: Operand) -> jax.Array:
+    """Returns the weighted mean of hinge losses of labels 0 and 1."""
+    expected, found = _pair(labels, logits)
+    return jax.nn.relu(1 - (2 * expected - 1) * found)
+
+
+def _sigmoid_cross_entropy(multi_class_labels: Operand, logits: Operand, label_smoothing: float = 0) -> jax.Array:
+    """Returns the weighted mean of the cross entropy of independent classes."""
+    expected, found = _pair(multi_class_labels, logits)
+    if label_smoothing > 0:
+        expected = expected * (1 - label_smoothing) + 0.5 * label_smoothing
+    return ops_losses.sigmoid_cross_entropy_with_logits(expected, found)
+
+
+def _softmax_cross_entropy(onehot_labels: Operand, logits: Operand, label_smoothing: float = 0) -> jax.Array:
+    """Returns the weighted mean of the cross entropy between one-hot labels and logits."""
+    expected, found = _pair(onehot_labels, logits)
+    if label_smoothing > 0:
+        expected = expected * (1 - label_smoothing) + label_smoothing / expected.shape[1]
+    return ops_losses.softmax_cross_entropy_with_logits(expected, found)
+
+
+def _sparse_softmax_cross_entropy(labels: Operand, logits: Operand) -> jax.Array:
+    """Returns the weighted mean of the cross entropy between class indices and logits."""
+    expected, found = as_tensor(labels), as_tensor(logits)
+    squeezes = expected.ndim == found.ndim and expected.shape[-1] == 1
+    return ops_losses.sparse_softmax_cross_entropy_with_logits(expected[..., 0] if squeezes else expected, found)
+
+
+NAMES: Final[dict[str, Any]] = {
     "compat.v1.losses.Reduction": Reduction,
     "compat.v1.losses.compute_weighted_loss": compute_weighted_loss,
-}
+    **{
+        f"compat.v1.losses.{one.__name__.lstrip('_')}": _loss(one, one.__name__.lstrip("_"))
+        for one in (
+            _absolute_difference, _hinge_loss, _huber_loss, _log_loss, _mean_squared_error, _sigmoid_cross_entropy,
+            _softmax_cross_entropy, _sparse_softmax_cross_entropy,
+        )
+    },
+}  # fmt: skip

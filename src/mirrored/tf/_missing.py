@@ -89,7 +89,7 @@ def missing(path: str, names: Iterable[str]) -> MissingNameError:
         path: The name below `tf`.
         names: All public names below `tf`.
     """
-    known = KNOWN.get(path)
+    known = KNOWN.get(path.removeprefix("compat.v1."))
     if known is not None:
         why, instead = known
         return MissingNameError(f"tf.{path}", found="mirrored.tf omits it", rule=why, remedy=instead)

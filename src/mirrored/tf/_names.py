@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.tf import _asking, _compat, _config, _debugging, _dtypes, _errors, _function, _nest
+from mirrored.tf import _asking, _compat, _compat_v1, _config, _debugging, _dtypes, _errors, _function, _nest
 from mirrored.tf._data import host_calls as _host_calls
 from mirrored.tf._device_spec import DeviceSpec
 from mirrored.tf._distribute import names as _distribute
@@ -104,7 +104,7 @@ _CORE: Final[dict[str, Any]] = {
     "version.VERSION": VERSION,
 }
 
-NAMES: Final[dict[str, Any]] = {
+_OF_2: Final[dict[str, Any]] = {
     **_CORE,
     **_distribute.NAMES,
     **_config.NAMES,
@@ -121,6 +121,7 @@ NAMES: Final[dict[str, Any]] = {
     **_dtype_names(),
     **{place: one.function for one in OPS.values() for place in one.places},
 }
+NAMES: Final[dict[str, Any]] = {**_compat_v1.names(_OF_2), **_OF_2}
 
 
 def _from(module: str, name: str) -> Callable[[], Any]:
@@ -180,7 +181,13 @@ _TRAIN: Final = (
 _TRAIN_V1: Final = (
     "AdadeltaOptimizer", "AdagradOptimizer", "AdamOptimizer", "GradientDescentOptimizer", "MomentumOptimizer",
     "Optimizer", "RMSPropOptimizer", "cosine_decay", "exponential_decay", "get_global_step",
-    "get_or_create_global_step", "piecewise_constant", "piecewise_constant_decay",
+    "get_or_create_global_step", "inverse_time_decay", "natural_exp_decay", "piecewise_constant",
+    "piecewise_constant_decay", "polynomial_decay",
+)  # fmt: skip
+
+_LOSSES_V1: Final = (
+    "Reduction", "absolute_difference", "compute_weighted_loss", "hinge_loss", "huber_loss", "log_loss",
+    "mean_squared_error", "sigmoid_cross_entropy", "softmax_cross_entropy", "sparse_softmax_cross_entropy",
 )  # fmt: skip
 
 _FILES: Final = (
@@ -204,7 +211,7 @@ def _message(name: str) -> Callable[[], Any]:
 
 
 # Imported at the first access: modules that need optional packages or are slow to import.
-LAZY: Final[dict[str, Callable[[], Any]]] = {
+_LAZY_OF_2: Final[dict[str, Callable[[], Any]]] = {
     "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
     "distribute.experimental.MultiWorkerMirroredStrategy": _from(
         "mirrored.tf._distribute.multi_worker", "MultiWorkerMirroredStrategy"
@@ -232,10 +239,7 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
         for name in _TRAIN
         for place in ("train", "compat.v1.train")
     },
-    **{
-        name: _of_table("mirrored.tf._losses_v1", name)
-        for name in ("compat.v1.losses.Reduction", "compat.v1.losses.compute_weighted_loss")
-    },
+    **{name: _of_table("mirrored.tf._losses_v1", name) for name in (f"compat.v1.losses.{one}" for one in _LOSSES_V1)},
     **{name: _of_table("mirrored.tf._optimizers_v1", name) for name in (f"compat.v1.train.{one}" for one in _TRAIN_V1)},
     "test.TestCase": _from("mirrored.tf._test_case", "TestCase"),
     "test.compute_gradient": _from("mirrored.tf._gradient_checker", "compute_gradient"),
@@ -246,3 +250,4 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
         for name in ("Dataset", "TextLineDataset", "TFRecordDataset")
     },
 }
+LAZY: Final = {**{f"compat.v1.{one}": _LAZY_OF_2[one] for one in _compat_v1.shared(_LAZY_OF_2)}, **_LAZY_OF_2}

@@ -338,6 +338,67 @@ def piecewise_constant(
     return _following(lambda step: rates[jnp.sum(step > jnp.asarray(boundaries))], x)
 
 
+def polynomial_decay(
+    learning_rate: float,
+    global_step: Operand,
+    decay_steps: int,
+    end_learning_rate: float = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+    name: str | None = None,
+) -> Callable[[], jax.Array]:
+    """Returns a function that computes the learning rate with polynomial decay at the current global step.
+
+    With ``cycle=True``, the number of steps grows by `decay_steps` each time that the step exceeds it.
+    """
+    del name
+
+    def rate(step: jax.Array) -> jax.Array:
+        steps = jnp.asarray(decay_steps, jnp.float32)
+        if cycle:
+            steps = steps * jnp.maximum(1.0, jnp.ceil(step / steps))
+        part = jnp.minimum(step, steps) / steps
+        return (learning_rate - end_learning_rate) * (1 - part) ** power + end_learning_rate
+
+    return _following(rate, global_step)
+
+
+def natural_exp_decay(
+    learning_rate: float,
+    global_step: Operand,
+    decay_steps: int,
+    decay_rate: float,
+    staircase: bool = False,
+    name: str | None = None,
+) -> Callable[[], jax.Array]:
+    """Returns a function that computes ``learning_rate * exp(-decay_rate * step / decay_steps)``."""
+    del name
+
+    def rate(step: jax.Array) -> jax.Array:
+        part = step / decay_steps
+        return learning_rate * jnp.exp(-decay_rate * (jnp.floor(part) if staircase else part))
+
+    return _following(rate, global_step)
+
+
+def inverse_time_decay(
+    learning_rate: float,
+    global_step: Operand,
+    decay_steps: int,
+    decay_rate: float,
+    staircase: bool = False,
+    name: str | None = None,
+) -> Callable[[], jax.Array]:
+    """Returns a function that computes ``learning_rate / (1 + decay_rate * step / decay_steps)``."""
+    del name
+
+    def rate(step: jax.Array) -> jax.Array:
+        part = step / decay_steps
+        return learning_rate / (1 + decay_rate * (jnp.floor(part) if staircase else part))
+
+    return _following(rate, global_step)
+
+
 NAMES: Final[dict[str, Any]] = {
     "compat.v1.train.Optimizer": OptimizerV1,
     "compat.v1.train.piecewise_constant_decay": piecewise_constant,
@@ -346,7 +407,7 @@ NAMES: Final[dict[str, Any]] = {
         for one in (
             AdadeltaOptimizer, AdagradOptimizer, AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer,
             RMSPropOptimizer, cosine_decay, exponential_decay, get_global_step, get_or_create_global_step,
-            piecewise_constant,
+            inverse_time_decay, natural_exp_decay, piecewise_constant, polynomial_decay,
         )
     },
 }  # fmt: skip

@@ -5,5 +5,12 @@ ERROR: int
 FATAL: int
 INFO: int
 WARN: int
+debug: method
+error: method
+fatal: method
+info: method
+log: method
+warn: method
+warning: method
 
 def set_verbosity(level: int | str) -> None: ...

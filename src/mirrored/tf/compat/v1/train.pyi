@@ -11,9 +11,22 @@ from mirrored.tf._optimizers_v1 import GradientDescentOptimizer as GradientDesce
 from mirrored.tf._optimizers_v1 import MomentumOptimizer as MomentumOptimizer
 from mirrored.tf._optimizers_v1 import OptimizerV1 as _OptimizerV1
 from mirrored.tf._optimizers_v1 import RMSPropOptimizer as RMSPropOptimizer
+from mirrored.tf.train import BytesList as BytesList
 from mirrored.tf.train import Checkpoint as Checkpoint
 from mirrored.tf.train import CheckpointManager as CheckpointManager
 from mirrored.tf.train import CheckpointOptions as CheckpointOptions
+from mirrored.tf.train import ClusterDef as ClusterDef
+from mirrored.tf.train import ClusterSpec as ClusterSpec
+from mirrored.tf.train import Example as Example
+from mirrored.tf.train import ExponentialMovingAverage as ExponentialMovingAverage
+from mirrored.tf.train import Feature as Feature
+from mirrored.tf.train import FeatureList as FeatureList
+from mirrored.tf.train import FeatureLists as FeatureLists
+from mirrored.tf.train import Features as Features
+from mirrored.tf.train import FloatList as FloatList
+from mirrored.tf.train import Int64List as Int64List
+from mirrored.tf.train import JobDef as JobDef
+from mirrored.tf.train import SequenceExample as SequenceExample
 from mirrored.tf.train import checkpoints_iterator as checkpoints_iterator
 from mirrored.tf.train import get_checkpoint_state as get_checkpoint_state
 from mirrored.tf.train import latest_checkpoint as latest_checkpoint
@@ -37,8 +50,33 @@ def exponential_decay(
 ) -> Callable[[], Tensor]: ...
 def get_global_step(graph: object = None) -> Variable | None: ...
 def get_or_create_global_step(graph: object = None) -> Variable: ...
+def inverse_time_decay(
+    learning_rate: float,
+    global_step: Any,
+    decay_steps: int,
+    decay_rate: float,
+    staircase: bool = False,
+    name: str | None = None,
+) -> Callable[[], Tensor]: ...
+def natural_exp_decay(
+    learning_rate: float,
+    global_step: Any,
+    decay_steps: int,
+    decay_rate: float,
+    staircase: bool = False,
+    name: str | None = None,
+) -> Callable[[], Tensor]: ...
 def piecewise_constant(
     x: Any, boundaries: Sequence[float], values: Sequence[float], name: str | None = None
+) -> Callable[[], Tensor]: ...
+def polynomial_decay(
+    learning_rate: float,
+    global_step: Any,
+    decay_steps: int,
+    end_learning_rate: float = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+    name: str | None = None,
 ) -> Callable[[], Tensor]: ...
 
 piecewise_constant_decay = piecewise_constant

@@ -2,10 +2,13 @@
 
 from mirrored.tf._distribute.v1 import MirroredStrategy as MirroredStrategy
 from mirrored.tf._distribute.v1 import OneDeviceStrategy as OneDeviceStrategy
+from mirrored.tf.compat.v1.distribute import cluster_resolver as cluster_resolver
 from mirrored.tf.compat.v1.distribute import experimental as experimental
 from mirrored.tf.distribute import CrossDeviceOps as CrossDeviceOps
 from mirrored.tf.distribute import DistributedValues as DistributedValues
 from mirrored.tf.distribute import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from mirrored.tf.distribute import InputContext as InputContext
+from mirrored.tf.distribute import InputReplicationMode as InputReplicationMode
 from mirrored.tf.distribute import NcclAllReduce as NcclAllReduce
 from mirrored.tf.distribute import ReduceOp as ReduceOp
 from mirrored.tf.distribute import ReductionToOneDevice as ReductionToOneDevice

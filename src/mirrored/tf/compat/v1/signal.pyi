@@ -1,0 +1,36 @@
+"""Type stub of `tf.compat.v1.signal`, written by tools/tf_stubs.py."""
+
+from mirrored.tf.signal import dct as dct
+from mirrored.tf.signal import fft as fft
+from mirrored.tf.signal import fft2d as fft2d
+from mirrored.tf.signal import fft3d as fft3d
+from mirrored.tf.signal import fftnd as fftnd
+from mirrored.tf.signal import fftshift as fftshift
+from mirrored.tf.signal import frame as frame
+from mirrored.tf.signal import hamming_window as hamming_window
+from mirrored.tf.signal import hann_window as hann_window
+from mirrored.tf.signal import idct as idct
+from mirrored.tf.signal import ifft as ifft
+from mirrored.tf.signal import ifft2d as ifft2d
+from mirrored.tf.signal import ifft3d as ifft3d
+from mirrored.tf.signal import ifftnd as ifftnd
+from mirrored.tf.signal import ifftshift as ifftshift
+from mirrored.tf.signal import inverse_mdct as inverse_mdct
+from mirrored.tf.signal import inverse_stft as inverse_stft
+from mirrored.tf.signal import inverse_stft_window_fn as inverse_stft_window_fn
+from mirrored.tf.signal import irfft as irfft
+from mirrored.tf.signal import irfft2d as irfft2d
+from mirrored.tf.signal import irfft3d as irfft3d
+from mirrored.tf.signal import irfftnd as irfftnd
+from mirrored.tf.signal import kaiser_bessel_derived_window as kaiser_bessel_derived_window
+from mirrored.tf.signal import kaiser_window as kaiser_window
+from mirrored.tf.signal import linear_to_mel_weight_matrix as linear_to_mel_weight_matrix
+from mirrored.tf.signal import mdct as mdct
+from mirrored.tf.signal import mfccs_from_log_mel_spectrograms as mfccs_from_log_mel_spectrograms
+from mirrored.tf.signal import overlap_and_add as overlap_and_add
+from mirrored.tf.signal import rfft as rfft
+from mirrored.tf.signal import rfft2d as rfft2d
+from mirrored.tf.signal import rfft3d as rfft3d
+from mirrored.tf.signal import rfftnd as rfftnd
+from mirrored.tf.signal import stft as stft
+from mirrored.tf.signal import vorbis_window as vorbis_window
