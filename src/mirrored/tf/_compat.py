@@ -63,8 +63,18 @@ class ConfigProto:
 
 
 def _logging(name: str) -> Any:
-    """Returns the method of this package's logger that writes a message of a level."""
-    return getattr(logging.getLogger("mirrored"), name)
+    """Returns a function that writes a message of a level to the logger "mirrored"."""
+
+    def write(msg: str, *args: object) -> None:
+        getattr(logging.getLogger("mirrored"), name)(msg, *args, stacklevel=2)
+
+    write.__name__ = write.__qualname__ = name
+    return write
+
+
+def log(level: int, msg: str, *args: object) -> None:
+    """Writes a message of a level to the logger "mirrored"."""
+    logging.getLogger("mirrored").log(level, msg, *args, stacklevel=2)
 
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
@@ -84,6 +94,7 @@ NAMES: dict[str, Any] = {
     "compat.v1.set_random_seed": set_seed,
     "compat.v1.logging.set_verbosity": set_verbosity,
     **{f"compat.v1.logging.{name}": level for name, level in _LEVELS.items()},
-    **{f"compat.v1.logging.{name}": _logging(name) for name in ("debug", "error", "fatal", "info", "log", "warning")},
+    **{f"compat.v1.logging.{name}": _logging(name) for name in ("debug", "error", "fatal", "info", "warning")},
+    "compat.v1.logging.log": log,
     "compat.v1.logging.warn": _logging("warning"),
 }

@@ -66,11 +66,12 @@ _MOVED: Final = {
     **{
         name: f"math.{name}"
         for name in (
-            "angle", "betainc", "ceil", "conj", "cumprod", "digamma", "erf", "erfc", "expm1", "igamma", "igammac",
-            "imag", "invert_permutation", "is_finite", "is_inf", "is_nan", "lbeta", "lgamma", "log", "log1p", "log_sigmoid",
-            "logical_xor", "polygamma", "real", "reciprocal", "rint", "rsqrt", "segment_max", "segment_mean",
-            "segment_min", "segment_prod", "segment_sum", "squared_difference", "unsorted_segment_max",
-            "unsorted_segment_mean", "unsorted_segment_min", "unsorted_segment_prod", "unsorted_segment_sum", "zeta",
+            "angle", "betainc", "ceil", "conj", "cumprod", "digamma", "erf", "erfc", "expm1", "igamma",
+            "igammac", "imag", "invert_permutation", "is_finite", "is_inf", "is_nan", "lbeta", "lgamma",
+            "log", "log1p", "log_sigmoid", "logical_xor", "polygamma", "real", "reciprocal", "rint",
+            "rsqrt", "segment_max", "segment_mean", "segment_min", "segment_prod", "segment_sum",
+            "squared_difference", "unsorted_segment_max", "unsorted_segment_mean", "unsorted_segment_min",
+            "unsorted_segment_prod", "unsorted_segment_sum", "zeta",
         )
     },
     **{
