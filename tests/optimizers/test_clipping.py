@@ -13,7 +13,7 @@ from flax import nnx
 
 import mirrored as mr
 from mirrored.errors import ArgumentError
-from mirrored.optimizers.gradient_merge import Clipping
+from mirrored.optimizers.rules import Clipping
 
 GRADIENTS = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.0, 12.0])}
 

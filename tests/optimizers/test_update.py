@@ -11,8 +11,7 @@ import optax
 import pytest
 
 from mirrored.optimizers import Optimizer, rules
-from mirrored.optimizers.gradient_merge import Clipping
-from mirrored.optimizers.rules import Decay
+from mirrored.optimizers.rules import Clipping, Decay
 from mirrored.optimizers.slots import UpdatePlan, UpdateRule, slot_key
 from mirrored.testing.parity import assert_close_by_norm
 from mirrored.variables import Variable

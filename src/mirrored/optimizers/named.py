@@ -7,10 +7,9 @@ from typing import Any, TypedDict, Unpack
 
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
-from mirrored.optimizers.gradient_merge import Clipping
 from mirrored.optimizers.optimizer import Optimizer
-from mirrored.optimizers.rules import Decay, LearningRateLike
-from mirrored.optimizers.slots import TransformFactory, UpdateRule
+from mirrored.optimizers.rules import Clipping, Decay, LearningRateLike, TransformFactory
+from mirrored.optimizers.slots import UpdateRule
 
 
 class OptimizerOptions(TypedDict, total=False):

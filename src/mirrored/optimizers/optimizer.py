@@ -13,9 +13,19 @@ import optax
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
-from mirrored.optimizers.gradient_merge import Clipping, as_they_are, once, scope_of, update_with_sums_of
-from mirrored.optimizers.pairs import Pair, as_pairs, as_variables, check_gradients, warn_of_missing, with_gradients
-from mirrored.optimizers.rules import LearningRate, LearningRateLike, copied, not_copied
+from mirrored.optimizers.gradient_merge import (
+    Pair,
+    as_pairs,
+    as_they_are,
+    as_variables,
+    check_gradients,
+    once,
+    scope_of,
+    update_with_sums_of,
+    warn_of_missing,
+    with_gradients,
+)
+from mirrored.optimizers.rules import Clipping, LearningRate, LearningRateLike, copied, not_copied
 from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.entry_point import restoring

@@ -1,4 +1,4 @@
-"""Update rules of the named optimizers as optax transformations, and learning rates."""
+"""Update rules of the named optimizers as optax transformations, learning rates, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import optax
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, ArgumentTypeError
-from mirrored.optimizers.slots import TransformFactory
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 Schedule = Callable[[Any], Any]
 LearningRateLike = float | jax.Array | Variable | Schedule
+TransformFactory = Callable[[Any], optax.GradientTransformation]
+"""A function from a learning rate (None for a transformation that contains its own) to the optax transformation."""
 
 
 class LearningRate:
@@ -117,6 +118,64 @@ def _checked_number(value: Operand) -> float:
             remedy="write learning_rate=0.001, or an optax schedule such as optax.cosine_decay_schedule(0.1, 1000)",
         )
     return number
+
+
+# Gradient clipping. In replica context it acts on the all-reduced gradient, not on each replica's own.
+
+Gradients = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """The gradient clipping of an optimizer: by norm, by global norm, by value, or none.
+
+    Attributes:
+        clipnorm: Upper bound on the norm of each variable's gradient.
+        global_clipnorm: Upper bound on the global norm of all gradients of one `apply_gradients` call.
+        clipvalue: Upper bound on the absolute value of each element.
+    """
+
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    clipvalue: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        for name, value in given.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ArgumentError(
+                    "Optimizer",
+                    found=f"{name}={value!r}",
+                    rule="a clipping bound must be a finite number greater than 0",
+                    remedy=f"omit {name}= to disable clipping",
+                )
+        if len(given) > 1:
+            raise ArgumentError(
+                "Optimizer",
+                found=" and ".join(f"{name}={value!r}" for name, value in given.items()),
+                rule="an optimizer can apply at most one kind of clipping",
+                remedy="pass one of clipnorm, global_clipnorm, clipvalue; chain optax's transforms to combine them",
+            )
+
+    def apply(self, gradients: Gradients) -> Gradients:
+        """Returns the gradients clipped to the given bounds, with unchanged shapes and dtypes."""
+        if self.clipvalue is not None:
+            return _transformed(optax.clip(self.clipvalue), gradients)
+        if self.global_clipnorm is not None:
+            return _transformed(optax.clip_by_global_norm(self.global_clipnorm), gradients)
+        if self.clipnorm is not None:
+            return {name: _clip_norm(gradient, self.clipnorm) for name, gradient in gradients.items()}
+        return gradients
+
+
+def _transformed(transform: optax.GradientTransformation, gradients: Gradients) -> Gradients:
+    clipped = transform.update(gradients, transform.init(gradients))[0]
+    return {name: clipped[name].astype(gradient.dtype) for name, gradient in gradients.items()}
+
+
+def _clip_norm(gradient: jax.Array, bound: float) -> jax.Array:
+    norm = optax.global_norm(gradient)
+    return jnp.where(norm <= bound, gradient, gradient / norm.astype(gradient.dtype) * bound)
 
 
 # Update rules of the named optimizers, as functions from a learning rate to an optax transform.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from mirrored._jax.constants import with_constants
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, StructureError
-from mirrored.optimizers.gradient_merge import Clipping
+from mirrored.optimizers.rules import Clipping, TransformFactory
 from mirrored.variables import Variable
 
 # Maps the leaves of an optax state to slots: per variable, or shared by variables that are updated together.
@@ -141,8 +141,6 @@ def _variable_at(path: Path, parameters: Mapping[str, Any], siblings: Mapping[Pa
 # The pure part of an update: a function from gradients, parameters and slots to new parameters and slots.
 
 Arrays = dict[str, jax.Array]
-TransformFactory = Callable[[Any], optax.GradientTransformation]
-"""A function from a learning rate (None for a transformation that contains its own) to the optax transformation."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
