@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirrored.elastic.membership import Begin, End, Epoch, Fail, Leave, Membership
 
 A, B, C, NEW = (0, 0), (1, 0), (2, 0), (0, 1)
@@ -109,6 +111,32 @@ def test_failures_without_progress_end_the_job():
     (failure,) = membership.suspected(A, 3)
     assert isinstance(failure, Fail)
     assert "3 failures in a row without progress" in failure.reason
+
+
+@pytest.mark.parametrize("events", ["SL", "LS", "SLL", "LLS", "LL", "S"])
+def test_all_events_of_one_failure_count_once(events):
+    """The collectives of the others fail before or after the launcher notices the ends of processes."""
+    membership = running(A, B, C, limit=2)
+    for epoch in (1, 2):
+        first, *others = membership.epoch.members
+        for event in events:
+            if event == "S":
+                membership.suspected(first, epoch)
+            else:
+                membership.lost(others.pop())
+        assert not membership.has_ended
+        for worker in (*((9, 10 * epoch + number) for number in range(2 - len(others))), first, *others):
+            membership.arrived(worker)
+    assert not membership.has_ended
+    assert [type(one) for one in membership.suspected(A, 3)] == [Fail]
+
+
+def test_a_loss_while_the_members_leave_for_a_new_worker_is_a_failure():
+    membership = running(A, B, step=10, limit=0)
+    membership.arrived(NEW)
+    membership.has_snapshot(A, 1, 20)
+    assert membership.has_snapshot(B, 1, 20) == [Leave(A), Leave(B)]
+    assert [type(one) for one in membership.lost(A)] == [Fail]
 
 
 def test_progress_resets_the_count_of_failures():

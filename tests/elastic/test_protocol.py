@@ -45,6 +45,7 @@ class World:
         self.newest: Epoch | None = None
         self.holders: set = set()  # the workers that have the committed step
         self.finished: list[tuple[int, ...]] = []
+        self.failed: set[int] = set()  # the epochs in which a worker was lost or suspected
 
     # What may happen next
 
@@ -182,7 +183,11 @@ class World:
     def _deliver(self, key):
         at = next(at for at, message in enumerate(self.outbox) if message[1] == key)
         name, worker, *rest = self.outbox.pop(at)
-        for command in self.commands(name, worker, *rest):
+        if name in ("lost", "suspected") and self.membership.epoch is not None:
+            self.failed.add(self.membership.epoch.number)
+        commands = self.commands(name, worker, *rest)
+        assert self.membership._unproductive <= len(self.failed), "one failure counts several times"
+        for command in commands:
             assert not isinstance(command, Fail), command
             if command.worker in self.workers:
                 self.execute(command)
@@ -342,7 +347,15 @@ def test_the_model_sees_a_copy_that_is_written_too_late():
         explore(range(300), _Late)
 
 
-@pytest.mark.parametrize("broken", [_Broken, _Stubborn, _Lonely])
+class _Suspicious(Membership):
+    """A membership that counts each event of a failure as a failure."""
+
+    def _failed(self):
+        self._is_counted = False
+        return super()._failed()
+
+
+@pytest.mark.parametrize("broken", [_Broken, _Stubborn, _Lonely, _Suspicious])
 def test_the_model_sees_a_wrong_protocol(broken, monkeypatch):
     monkeypatch.setattr(f"{__name__}.Membership", broken)
     with pytest.raises((AssertionError, KeyError)):

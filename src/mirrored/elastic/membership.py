@@ -15,7 +15,10 @@ WorkerKey = tuple[int, int]
 """A worker process: its slot (0 to the maximal number of workers - 1), and how many processes the slot had before."""
 
 UNPRODUCTIVE_LIMIT: Final = 5
-"""The maximum number of failures in a row without a committed step in between; one more ends the job."""
+"""The maximum number of failures in a row without a committed step in between; one more ends the job.
+
+All that fails from the begin of an epoch to that of the next one is one failure.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Membership:
         self._done: set[WorkerKey] = set()
         self._newest: dict[WorkerKey, int] = {}  # the newest snapshot of each member
         self._unproductive = 0
+        self._is_counted = False  # whether a failure of the newest epoch has been counted
         self._committed_at_failure: int | None = None
 
     @property
@@ -186,6 +190,14 @@ class Membership:
         return is_newest and self.is_running and not self.has_ended and worker in self._alive
 
     def _failed(self) -> list[Command]:
+        """Counts a failure, once per epoch, and makes the other members leave.
+
+        One lost worker causes several events: the collectives of the others fail, and the launcher notices the end of
+        the process, in any order. Further workers may be lost until the next epoch begins. All of that is one failure.
+        """
+        if self._is_counted:
+            return []
+        self._is_counted = True
         if self.committed != self._committed_at_failure:
             self._unproductive = 0
         self._committed_at_failure = self.committed
@@ -216,7 +228,7 @@ class Membership:
         source = has.index(True) if newest is not None else 0
         number = 1 if self.epoch is None else self.epoch.number + 1
         self.epoch = Epoch(number, members, newest, source, receivers)
-        self.is_running = True
+        self.is_running, self._is_counted = True, False
         self._alive = set(members)
         self._waiting.clear()
         if self.committed is not None and (newest or 0) < self.committed:
