@@ -347,3 +347,58 @@ def test_one_replica_may_average():
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
         run(taped, WRONG["jnp.mean of everything"], mr.MirroredStrategy(jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("driven", [False, True], ids=["batch", "loop"])
+@ALL_LAYOUTS
+def test_a_function_of_which_all_batches_are_uneven_is_checked_too(devices, driven):
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS)
+    batches = [np.ones((BATCH - 3, FEATURES), np.float32)] * 2
+    seen: list[Any] = []
+
+    def warned(loss: Any) -> list[str]:
+        with strategy.scope():
+            w = mr.Variable(np.ones((FEATURES, CLASSES), np.float32))
+            optimizer = mr.optimizers.SGD(0.1)
+
+        def replica(x: Any) -> None:
+            with mr.GradientTape() as tape:
+                value = loss(logits(w, x))
+            seen.append(value)
+            optimizer.apply_gradients([(tape.gradient(value, w), w)])
+
+        def over(dataset: Any) -> None:
+            for x in dataset:
+                strategy.run(replica, args=(x,))
+
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            dataset = strategy.experimental_distribute_dataset(batches)
+            if driven:
+                mr.function(over)(dataset)
+            else:
+                step = mr.function(lambda x: strategy.run(replica, args=(x,)))
+                for x in dataset:
+                    step(x)
+        return [str(one.message) for one in found if one.category is LossScaleWarning]
+
+    [message] = warned(jnp.mean)
+    assert "averaged over the" in message
+    assert warned(lambda values: mr.losses.average_loss(jnp.mean(values, axis=1))) == []
+    assert len(seen) == 2 * 2 * REPLICAS  # the values of the steps, and none of the trace
+    assert all(np.isfinite(float(value)) for value in seen)
+
+
+def test_an_uneven_function_that_cannot_be_traced_runs_eagerly():
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    step = mr.function(lambda x: strategy.run(lambda x: float(jnp.sum(x)) if float(jnp.sum(x)) > 0 else 0.0, args=(x,)))
+    [x] = strategy.experimental_distribute_dataset([np.ones((3, 1), np.float32)])
+    assert [float(part) for part in strategy.local_results(step(x))] == [2.0, 1.0]
+
+
+def test_an_uneven_function_that_takes_numbers_from_a_generator_takes_each_once():
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    numbers = iter(range(9))
+    step = mr.function(lambda x: strategy.run(lambda x: jnp.sum(x) * 0 + next(numbers), args=(x,)))
+    [x] = strategy.experimental_distribute_dataset([np.ones((3, 1), np.float32)])
+    assert [float(part) for part in strategy.local_results(step(x))] == [0.0, 1.0]

@@ -96,6 +96,14 @@ class ContainerSnapshot:
             self._container.clear()
             self._container.extend(self._before)
 
+    def rewind(self) -> None:
+        """Restores exactly the elements that the container had at the snapshot."""
+        self._container.clear()
+        if isinstance(self._container, (dict, set)):
+            self._container.update(self._before)
+        else:
+            self._container.extend(self._before)
+
 
 def is_container(value: object) -> bool:
     """Returns whether `value` is a plain list, dict, set, deque or queue."""

@@ -116,6 +116,19 @@ class PythonState:
         for _, contents in self._containers:
             contents.put_back()
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether `rewind` undoes what a trace does to these objects: there are no iterators and generators."""
+        return not (self._iterators or self._nested or self._random)
+
+    def rewind(self) -> None:
+        """Restores the elements of containers, and with one thread the state of the modules `random` and `numpy.random`."""
+        for _, contents in self._containers:
+            contents.rewind()
+        if self._shared is not None:
+            random.setstate(self._shared[0])
+            np.random.set_state(pickle.loads(self._shared[1]))
+
     def check_generators(self) -> None:
         """Raises an error if the trace has closed a Python generator that iterates over a dataset.
 

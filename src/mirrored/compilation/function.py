@@ -16,6 +16,7 @@ from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import DECISIONS, PythonState, exhausted
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import OF_TRACERS, explained_use
+from mirrored.compilation.ragged import check_scale, evened
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
@@ -81,6 +82,7 @@ class Function(Code):
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._quick: dict[Hashable, Program] = {}
+        self._has_met_ragged = False
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
@@ -124,7 +126,7 @@ class Function(Code):
         try:
             arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
         except Ragged:
-            self._notice_ragged()
+            self._notice_ragged(args, kwargs, strategies)
             return self._as_python(*args, **kwargs)
         try:
             program = self._program(arguments, strategies)
@@ -255,9 +257,17 @@ class Function(Code):
         self._traces += 1
         return program, python_state.frozen()
 
-    @functools.cached_property
-    def _notice_ragged(self) -> Callable[[], None]:
-        return functools.cache(lambda: log_ragged(self._name))
+    def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...]) -> None:
+        if self._has_met_ragged:
+            return
+        self._has_met_ragged = True
+        log_ragged(self._name)
+        if self._programs:
+            return
+        arguments = flatten_arguments(*evened(args, kwargs), strategies[-1].device_assignment if strategies else None)
+        with tracing:
+            trace = functools.partial(Program, self.traced_function, arguments, donate=False, owner=self)
+            check_scale(self.python_function, self._name, arguments.leaves, lambda: without_turns(trace))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.

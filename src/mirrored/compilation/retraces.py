@@ -23,7 +23,7 @@ def log_ragged(name: str) -> None:
     """Logs the warning that a function runs eagerly, because its per-replica batches differ in shape."""
     _log.warning(
         "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
-        "after another, and without the check of the loss scale (LossScaleWarning); distribute the dataset with "
+        "after another; distribute the dataset with "
         "last_batch='pad', whose elements are (batch, mask), or with 'drop', to keep every step compiled",
         name,
     )
