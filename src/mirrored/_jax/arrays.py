@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from jaxlib import xla_client as _xla_client
 
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import partial_eval as _partial_eval
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import CaptureTracer
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.errors import ArgumentError
@@ -142,7 +144,22 @@ def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:
             return array
     if isinstance(value, jax.Array) and not isinstance(value, _core.Tracer) and (dtype is None or value.dtype == dtype):
         return copied(value)
-    return jnp.array(owned(value), dtype=dtype, copy=True)
+    return jnp.array(owned(value), dtype=_as_jax_has_it(dtype), copy=True)
+
+
+def _as_jax_has_it(dtype: DTypeLike | None) -> DTypeLike | None:
+    """Returns the dtype of 32 bits for one of 64 without JAX's x64 mode, and warns as JAX does, at the user's line."""
+    if dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    available = jax.dtypes.canonicalize_dtype(dtype)
+    if available != np.dtype(dtype):
+        warnings.warn(
+            f"JAX has no {np.dtype(dtype).name} without its x64 mode: the array has dtype {available.name}\n"
+            f'  remedy: dtype={available.name}, or jax.config.update("jax_enable_x64", True) before arrays are made',
+            UserWarning,
+            stacklevel=user_stacklevel(),
+        )
+    return available
 
 
 # Puts host arrays on devices, faster than `jax.device_put`, and without aliasing memory that user code owns.

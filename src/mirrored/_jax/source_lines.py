@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+_SITE_PACKAGES: Final = f"{os.sep}site-packages{os.sep}"  # of an environment that a .pth file adds
 _MOST_LINES: Final = 3
 _is_users: dict[str, bool] = {}
 _described: dict[tuple[tuple[str, int, int], ...], str] = {}
@@ -50,7 +51,8 @@ def user_line() -> str:
 def _is_of_user(name: str) -> bool:
     is_users = _is_users.get(name)
     if is_users is None:
-        is_users = _is_users[name] = not name.startswith((_OURS, _JAX, *_INSTALLED, "<frozen"))
+        elsewhere = name.startswith((_OURS, _JAX, *_INSTALLED, "<frozen")) or _SITE_PACKAGES in name
+        is_users = _is_users[name] = not elsewhere
     return is_users
 
 

@@ -310,7 +310,8 @@ def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
         f"{called} sums the gradients of {replicas} replicas, and the loss{where} is averaged over the {mean.size} "
         f"examples of one replica: the step is {replicas} times too large\n"
         "  rule:   a replica's loss must be its contribution to the mean over the global batch\n"
-        "  remedy: loss = mirrored.losses.average_loss(per_example_losses), or divide the mean by "
+        "  remedy: loss = mirrored.losses.average_loss(per_example_losses) (tf.nn.compute_average_loss in "
+        "mirrored.tf); or, if all per-replica batches have one size, divide the mean by "
         "get_strategy().num_replicas_in_sync",
         LossScaleWarning,
         stacklevel=user_stacklevel(),

@@ -122,7 +122,7 @@ class PythonState:
         return not (self._iterators or self._nested or self._random)
 
     def rewind(self) -> None:
-        """Restores the elements of containers, and with one thread the state of the modules `random` and `numpy.random`."""
+        """Restores the elements of containers, and with one thread also the state of `random` and `numpy.random`."""
         for _, contents in self._containers:
             contents.rewind()
         if self._shared is not None:
