@@ -196,6 +196,53 @@ def test_a_merged_function_closes_over_what_an_outer_tape_tracks(
     assert [float(gradient) for gradient in gradients] == [15.0 * ids, 10.0 * ids]
 
 
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize("tape", [False, True], ids=["no tape", "tape"])
+@layouts
+def test_a_merged_function_closes_over_what_a_run_computes_from_mirrored_values(
+    devices: int, replicas: int, tape: bool, deterministic: bool
+) -> None:
+    """Under a tape around a deterministic run each replica has a read of its own, but of one value."""
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic)
+    with strategy.scope():
+        variable = mr.Variable(3.0, name="v")
+
+    @mr.function
+    def step(factor: Any) -> Any:
+        def replica(factor: Any) -> Any:
+            context = mr.get_replica_context()
+            own, passed = variable * 2.0, factor * 5.0
+            number = context.replica_id_in_sync_group + 1.0
+            merged: Any = lambda strategy, number: strategy.reduce("SUM", number, axis=None) * own * passed  # noqa: E731
+            return context.merge_call(merged, args=(number,))
+
+        return strategy.run(replica, args=(factor,))
+
+    with mr.GradientTape() if tape else contextlib.nullcontext() as recorder:
+        result = step(jnp.float32(2.0))
+    ids = sum(range(1, replicas + 1))
+    assert float(result) == 60.0 * ids
+    if tape:
+        assert float(recorder.gradient(result, variable)) == 20.0 * ids
+
+
+@layouts
+def test_a_merged_function_of_a_deterministic_run_must_not_close_over_arrays_that_differ(
+    devices: int, replicas: int
+) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=True)
+    with strategy.scope():
+        variable = mr.Variable(3.0, name="v")
+
+    def replica() -> Any:
+        context = mr.get_replica_context()
+        own = variable * context.replica_id_in_sync_group
+        return context.merge_call(lambda strategy: own)
+
+    with mr.GradientTape(), pytest.raises(MergeError, match="closes over 'own'"):
+        mr.function(lambda: strategy.run(replica))()
+
+
 @layouts
 @ways
 def test_a_merged_function_under_a_tape_must_not_return_a_function_of_a_variable(

@@ -426,7 +426,11 @@ def _origin(constant: object) -> Origin:
     if isinstance(source, Captured):
         varies = source.variable.per_replica
         label = f"{'sync-on-read ' if varies else ''}variable {source.variable.name!r}"
-        return Origin(label, varies=varies, identity=("variable", id(source.variable), source.local))
+        # `separates_reads` gives each local replica a tracer of its own for the same value.
+        local = source.local if varies else None
+        return Origin(label, varies=varies, identity=("variable", id(source.variable), local))
+    if isinstance(source, Passed):
+        return Origin("a value from outside run", varies=False, identity=("value", id(source.value)))
     if isinstance(constant, Tracer):
         return Origin("a value from outside run", varies=False)
     return Origin.constant(constant)
