@@ -139,6 +139,17 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "tf.keras": frozenset(
         {
             "Model.export",
+            *(
+                f"keras.src.layers.preprocessing.{name}.tf"
+                for name in (
+                    "discretization",
+                    "hashed_crossing",
+                    "hashing",
+                    "integer_lookup",
+                    "string_lookup",
+                    "text_vectorization",
+                )
+            ),
             "keras._tf_keras.keras.utils.set_random_seed",
             "keras._tf_keras.keras.utils.split_dataset",
             "keras.src.legacy.backend.tf",

@@ -10,6 +10,7 @@ import sys
 import mirrored.integrations.keras as _connected
 import mirrored.tf as _tf
 from mirrored.integrations.keras.private import legacy_backend as _legacy_backend
+from mirrored.integrations.keras.private import preprocessing as _preprocessing
 from mirrored.integrations.keras.private import seed_module as _seeds
 from mirrored.integrations.keras.private import sizes_of_parts as _sizes_of_parts
 from mirrored.integrations.keras.private import tensorflow_names as _tensorflow_names
@@ -17,6 +18,8 @@ from mirrored.integrations.keras.private import timeseries as _timeseries
 from mirrored.patches import replace as _replace
 from mirrored.tf._data.splitting import splitting as _splitting
 from mirrored.tf._keras_backend import REPLACED as _backend_functions
+from mirrored.tf._keras_preprocessing import MODULES as _modules
+from mirrored.tf._keras_preprocessing import Absent as _Absent
 from mirrored.tf._ops.seeding import drawing as _drawing
 from mirrored.tf._ops.seeding import seeding as _seeding
 from mirrored.tf._saved_model.exporting import exporting as _exporting
@@ -29,6 +32,10 @@ for _name in ("losses", "metrics"):
 # Keras builds datasets with `tf.data`; without TensorFlow, the datasets of this package take its place.
 _replace("tf.keras", _timeseries, "tf", _tf)
 _replace("tf.keras", _legacy_backend, "tf", _tf)
+_replace("tf.keras", _preprocessing.discretization, "tf", _tf)
+for _name in _modules:
+    if not getattr(_preprocessing, _name).tf.available:
+        _replace("tf.keras", getattr(_preprocessing, _name), "tf", _Absent(_name))
 for _name, _value in _backend_functions.items():
     for _module in (_legacy_backend, _keras.backend):
         _replace("tf.keras", _module, _name, _value)

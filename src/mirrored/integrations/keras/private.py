@@ -43,6 +43,8 @@ backend: Any = keras.src.backend
 # Keras' training loops look up `distribute_data_input` here for each batch.
 backend_distribution: Any = keras.src.backend.distribution_lib
 timeseries: Any = keras.src.utils.timeseries_dataset_utils
+# The modules of its layers refer to TensorFlow as `tf`, which Keras imports if it is installed.
+preprocessing: Any = keras.src.layers.preprocessing
 # The functions of `keras.backend` that Keras 3 keeps only in `tf.keras.backend`; they call TensorFlow.
 legacy_backend: Any = importlib.import_module("keras.src.legacy.backend")
 # Its `global_seed_generator` is called for random numbers without a seed.

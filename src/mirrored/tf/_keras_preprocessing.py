@@ -1,0 +1,45 @@
+"""Keras' layers that map strings and integers to indices: without TensorFlow, an error names what to use instead."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mirrored.tf._errors import UnimplementedError
+
+# The module of each layer below `keras.src.layers.preprocessing`, the layer, and what to use instead of it.
+_REMEDIES: Final = {
+    "string_lookup": ("StringLookup", "map strings in Dataset.map with a dict of Python ({word: index}), before batch"),
+    "integer_lookup": ("IntegerLookup", "map integers in Dataset.map with a dict of Python, before batch"),
+    "text_vectorization": (
+        "TextVectorization",
+        "split texts in Dataset.map with tf.strings.split, map the words with a dict of Python, and pad them with "
+        "Dataset.padded_batch",
+    ),
+    "hashing": ("Hashing", "compute zlib.crc32(word) % num_bins in Dataset.map"),
+    "hashed_crossing": ("HashedCrossing", "compute zlib.crc32 of the joined values modulo num_bins in Dataset.map"),
+}
+MODULES: Final = tuple(_REMEDIES)
+
+
+class Absent:
+    """Stands in a module of Keras for TensorFlow, which is not installed: each use of it raises an error.
+
+    Args:
+        module: The name of the module, which defines one layer.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._layer, self._remedy = _REMEDIES[module]
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises the error: called for every name of TensorFlow, also for Keras' own `available`.
+
+        Raises:
+            UnimplementedError: Always.
+        """
+        raise UnimplementedError.of(
+            f"tf.keras.layers.{self._layer}",
+            found="TensorFlow is not installed",
+            rule="Keras implements this layer with TensorFlow's tables and tensors of strings, on every backend",
+            remedy=self._remedy,
+        )
