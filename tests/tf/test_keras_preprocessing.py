@@ -9,6 +9,7 @@ import pytest
 
 import mirrored.tf as tf
 
+keras: Any = tf.keras
 LAYERS: dict[str, dict[str, Any]] = {
     "StringLookup": {"vocabulary": ["a", "b"]},
     "IntegerLookup": {"vocabulary": [10, 20]},
@@ -23,7 +24,7 @@ def test_layers_of_strings_name_what_to_use_instead(name: str) -> None:
     with pytest.raises(
         NotImplementedError, match=rf"tf\.keras\.layers\.{name}: TensorFlow is not installed[\s\S]*Dataset\.map"
     ):
-        getattr(tf.keras.layers, name)(**LAYERS[name])
+        getattr(keras.layers, name)(**LAYERS[name])
 
 
 def test_the_remedy_for_a_vocabulary() -> None:
@@ -34,6 +35,6 @@ def test_the_remedy_for_a_vocabulary() -> None:
 
 
 def test_bins_are_computed_from_a_dataset() -> None:
-    layer = tf.keras.layers.Discretization(num_bins=2)
+    layer = keras.layers.Discretization(num_bins=2)
     layer.adapt(tf.data.Dataset.from_tensor_slices(np.arange(10, dtype=np.float32)).batch(5))
     assert np.asarray(layer(tf.constant([1.0, 9.0]))).tolist() == [0, 1]
