@@ -172,7 +172,7 @@ class JaxprProgram:
     def __init__(self, jaxpr: Jaxpr, constants: Sequence[Any], name: str = "program") -> None:
         self.jaxpr = jaxpr
         self.constants = list(constants)
-        self.out_avals = [atom.aval for atom in jaxpr.outvars]
+        self.out_avals: list[Any] = [atom.aval for atom in jaxpr.outvars]
         self.__name__ = name
 
     def __call__(self, *args: Any) -> list[Any]:

@@ -16,9 +16,9 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
-from mirrored.strategies.axis_names import axis_names_explained
 from mirrored.strategies.checks import (
     OutSpecs,
+    axis_names_explained,
     check_context,
     explicit_axes_explained,
     mark_made_by,
@@ -196,7 +196,7 @@ class Strategy(DistributesInput, OlderNames):
             if here.store is None and here.runner is None and not functions_run_eagerly():
                 return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
             fn = fn.python_function
-        with axis_names_explained(), within(strategies=(*here.strategies, self)):
+        with within(strategies=(*here.strategies, self)), axis_names_explained():
             if self._device_assignment is None or self._device_assignment.num_replicas == 1:
                 return self._run(fn, args, kwargs, specs)
             arguments = structures.flatten((tuple(args), kwargs))[0]

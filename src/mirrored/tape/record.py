@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mirrored.runtime.ambient import ReadableVariable
     from mirrored.tape.trace import TapeTrace
 
-# Records of a tape: one per operation on a watched value.
-
 Key = int
 Pulled = Iterable[tuple[int, Any]]
 _ONLY: tuple[bool, ...] = (True,)
@@ -169,8 +167,8 @@ class RuleRecord(Record):
         return [(position, pulled[position]) for position in reached]
 
     def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
-        tracked = tuple([here and is_inexact(aval) for here, aval in zip(present, self.rule.out_avals, strict=True)])
-        return self.rule.backward(tracked).reached
+        avals = zip(present, self.rule.out_avals, strict=True)
+        return self.rule.backward(tuple([here and is_inexact(aval) for here, aval in avals])).reached
 
 
 class PartialRuleRecord(RuleRecord):

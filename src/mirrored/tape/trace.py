@@ -22,15 +22,7 @@ from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.inlining import program_of
 from mirrored._jax.jaxprs import aval_of
 from mirrored._jax.local_collectives import binder, is_from_jax
-from mirrored._jax.traces import (
-    Trace,
-    is_eval,
-    is_eval_below,
-    put_trace,
-    recording_parent,
-    share_identity,
-    swap_trace,
-)
+from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, recording_parent, share_identity, swap_trace
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.operation import Operation, QuickRules
