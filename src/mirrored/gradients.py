@@ -202,9 +202,8 @@ class GradientAccumulator:
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
         with unrecorded(), scope_of(self._variables):
-            update_with_sums(
-                [total.read_value() for total in self.variables], update, "GradientAccumulator.apply", self
-            )
+            sums = [total.read_value() for total in self.variables]
+            update_with_sums(sums, update, "GradientAccumulator.apply", self, check_scale=False)
             self.reset()
 
     def reset(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,18 @@ def test_global_clipnorm_bounds_all_together():
     clipped = Clipping(global_clipnorm=6.5).apply(GRADIENTS)
     np.testing.assert_allclose(clipped["a"], [1.5, 2.0], rtol=1e-6)
     np.testing.assert_allclose(clipped["b"], [0.0, 6.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [{"clipvalue": 1.0}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}], ids=str)
+def test_clipping_uses_no_deprecated_function(bound):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Clipping(**bound).apply(GRADIENTS)
+
+
+def test_clipnorm_takes_the_absolute_values_of_complex_gradients():
+    clipped = Clipping(clipnorm=1.0).apply({"a": jnp.array([[3.0j, 4.0]])})
+    np.testing.assert_allclose(clipped["a"], [[0.6j, 0.8]], rtol=1e-6)
 
 
 def test_a_zero_gradient_stays_zero():

@@ -112,11 +112,13 @@ WRONG_FOR_TWO = {
 }
 
 
-def batch(strategy: Any, size: int = BATCH) -> Any:
+def examples(size: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(size, FEATURES)).astype("float32")
-    y = rng.integers(0, CLASSES, size)
-    return next(iter(strategy.experimental_distribute_dataset([(x, y)])))
+    return rng.normal(size=(size, FEATURES)).astype("float32"), rng.integers(0, CLASSES, size)
+
+
+def batch(strategy: Any, size: int = BATCH) -> Any:
+    return next(iter(strategy.experimental_distribute_dataset([examples(size)])))
 
 
 def start() -> jax.Array:
@@ -402,3 +404,31 @@ def test_an_uneven_function_that_takes_numbers_from_a_generator_takes_each_once(
     step = mr.function(lambda x: strategy.run(lambda x: jnp.sum(x) * 0 + next(numbers), args=(x,)))
     [x] = strategy.experimental_distribute_dataset([np.ones((3, 1), np.float32)])
     assert [float(part) for part in strategy.local_results(step(x))] == [0.0, 1.0]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_accumulators_divide_by_the_examples_of_all_replicas(devices, reduction, micro_batches):
+    """`add` and `apply` of a mean over one replica's examples, in one program, give the step of the global mean."""
+    strategy = strategy_of(devices)
+    with strategy.scope():
+        w = mr.Variable(start())
+        accumulator = mr.GradientAccumulator([w], reduction=reduction)
+    optimizer = mr.optimizers.SGD(0.1)
+
+    def replica_step(x: Any, y: Any) -> None:
+        for part_x, part_y in zip(jnp.split(x, micro_batches), jnp.split(y, micro_batches), strict=True):
+            with mr.GradientTape() as tape:
+                losses = entropies(w.read_value(), part_x, part_y)
+                loss = losses.mean() if reduction == "mean" else losses.sum()
+            accumulator.add([tape.gradient(loss, w)], count=len(part_x))
+        accumulator.apply(optimizer)
+
+    step = mr.function(lambda x, y: strategy.run(replica_step, args=(x, y)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        step(*batch(strategy))
+    x, y = examples()
+    expected = start() - 0.1 * jax.grad(lambda w: entropies(w, x, y).mean())(start())
+    np.testing.assert_allclose(w.numpy(), expected, rtol=1e-5, atol=1e-6)

@@ -234,7 +234,9 @@ def _has_arrays(tree: PyTree) -> bool:
 Update = Callable[[Sequence[Any]], None]
 
 
-def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owner: object) -> None:
+def update_with_sums(
+    gradients: Sequence[Any], update: Update, called: str, owner: object, *, check_scale: bool = True
+) -> None:
     """Sums gradients over replicas in one all-reduce, and calls `update` with the sums in cross-replica context.
 
     In replica context this is one merge. The update is computed once per device for all virtual replicas of that device
@@ -245,6 +247,8 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owne
         update: Receives the sums.
         called: The caller's name, for messages.
         owner: The object whose method calls this function. All replicas must call the method of the same object.
+        check_scale: Whether the gradient of a mean over one replica's examples is too large (`LossScaleWarning`). False
+            if `update` divides the sums by the number of examples on all replicas.
     """
     if not ambient().is_in_replica_context:
         update(_sums(gradients))
@@ -258,7 +262,8 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str, owne
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         rows = [list(components) for components in zip(*payloads, strict=True)]
         update(runner.reduce(ReduceOp.SUM, rows))
-        runner.note_summed(called, rows)  # not for an update that raises
+        if check_scale:
+            runner.note_summed(called, rows)  # not for an update that raises
         return [[]] * len(payloads)
 
     run_merge(Merge(called, run, given=(same_object(owner, type(owner).__name__),)), arrays)

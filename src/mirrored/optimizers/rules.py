@@ -174,7 +174,7 @@ def _transformed(transform: optax.GradientTransformation, gradients: Gradients) 
 
 
 def _clip_norm(gradient: jax.Array, bound: float) -> jax.Array:
-    norm = optax.global_norm(gradient)
+    norm = jnp.linalg.norm(jnp.ravel(gradient))
     return jnp.where(norm <= bound, gradient, gradient / norm.astype(gradient.dtype) * bound)
 
 
