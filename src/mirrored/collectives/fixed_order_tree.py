@@ -23,6 +23,7 @@ from mirrored.collectives.summation import (
     not_constant,
     stack_isolated,
     widen,
+    with_positive_zeros,
 )
 
 
@@ -33,10 +34,10 @@ class OrderedTree(CrossDeviceOps):
     The tree is balanced, over replica indices, with pairs of neighbours first. It does not depend on the number of
     devices, so the sum is bit-identical on any number of them. Devices hold blocks of consecutive replicas. Each device
     computes the lower levels of the tree for its own replicas, behind a fusion boundary (`collectives.summation`). The
-    upper levels are all-reduces between pairs of devices. Each is one addition, which gives the same bits in either
-    order. On D devices these are log2(D) exchanges of the whole arrays. On simulated devices the exchange alone takes
-    1.25 to 5 times as long as one all-reduce, and a whole step 0.95 to 1.14 times as long (`benchmarks/reports`,
-    2026-11-21).
+    upper levels are all-reduces between pairs of devices. Each adds two values, which gives the same bits in either
+    order, except the sign of a zero. Sums that are zero are therefore 0.0 everywhere, never -0.0. On D devices these
+    are log2(D) exchanges of the whole arrays. On simulated devices the exchange alone takes 1.25 to 5 times as long as
+    one all-reduce, and a whole step 0.95 to 1.14 times as long (`benchmarks/reports`, 2026-11-21).
 
     The exchange in pairs needs one complete subtree on each device, and a complete tree over the devices: the number of
     devices must be a power of two that divides the number of replicas into equal subtrees. Otherwise each device first
@@ -105,10 +106,17 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
     """Returns, for each replica on this device, its row of the sum of all replicas' cotangents ``[replicas, ...]``."""
-    total = cotangents[0] if group.num_replicas == 1 else _all_sum(group, [cotangents])[0][0]
+    total = _sum_of_cotangents(group, cotangents)
     device = 0 if group.axis is None else lax.axis_index(group.axis)
     rows = [group.slots.replica_at(device, k) for k in range(group.local)]
     return ([lax.dynamic_index_in_dim(total, row, keepdims=False) for row in rows],)
+
+
+def _sum_of_cotangents(group: Group, cotangents: list[Any]) -> Any:
+    """Returns the sum of all replicas' cotangents. The group of a merged function has one replica per device."""
+    if group.num_replicas == 1:
+        return with_positive_zeros(cotangents[0])
+    return _all_sum(group, [cotangents])[0][0]
 
 
 _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
@@ -129,7 +137,7 @@ def _fan_out_forward(group: Group, value: jax.Array) -> tuple[list[Any], None]:
 
 
 def _fan_out_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[Any]:
-    return (cotangents[0] if group.num_replicas == 1 else _all_sum(group, [cotangents])[0][0],)
+    return (_sum_of_cotangents(group, cotangents),)
 
 
 fan_out.defvjp(_fan_out_forward, _fan_out_backward)
@@ -169,7 +177,7 @@ def _all_sum(group: Group, arrays: list[list[Any]]) -> list[list[Any]]:
     if places:
         wide = [[widen(component) for component in arrays[i]] for i in places]
         for i, total in zip(places, tree_sums(wide, group), strict=True):
-            results[i] = [narrow(total, arrays[i][0].dtype)] * group.local
+            results[i] = [narrow(with_positive_zeros(total), arrays[i][0].dtype)] * group.local
     return results
 
 

@@ -62,7 +62,7 @@ class Group:
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
         """Returns the components for a sum, with the neutral element in place of that of a padded slot.
 
-        It is -0.0, because 0.0 + -0.0 is 0.0.
+        It is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
         if not self.padded:
             return list(components)
@@ -161,6 +161,21 @@ def tree_sum(values: Sequence[Any]) -> Any:
     while len(values) > 1:
         values = sum_pairs(values)
     return values[0]
+
+
+def with_positive_zeros(total: jax.Array) -> Any:
+    """Replaces -0.0 by 0.0, in complex numbers in both parts; returns arrays of integers unchanged.
+
+    Sums of -0.0 have different signs: an addition gives -0.0, but an all-reduce of XLA for CPU begins with 0.0 and
+    gives 0.0. Other sums do not depend on the signs of zeros among their addends, so it suffices to replace the last
+    one. It is a selection, because XLA simplifies `x + 0.0` to `x`.
+    """
+    if jnp.iscomplexobj(total):
+        return lax.complex(with_positive_zeros(lax.real(total)), with_positive_zeros(lax.imag(total)))
+    if not jnp.issubdtype(total.dtype, jnp.floating):
+        return total
+    zeros = lax.full_like(total, 0)
+    return lax.select(lax.eq(total, zeros), zeros, total)
 
 
 def not_constant(value: jax.Array) -> jax.Array:

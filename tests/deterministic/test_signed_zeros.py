@@ -1,0 +1,113 @@
+"""Sums of negative zeros over replicas have the same sign on any number of devices, however they are computed."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+REPLICAS, LAYOUTS = 4, (1, 2, 3, 4)
+
+
+def number(dtype):
+    """A number whose parts are -0.0."""
+    return jnp.asarray(complex(-0.0, -0.0) if jnp.issubdtype(dtype, jnp.complexfloating) else -0.0, dtype)
+
+
+def reduced(op, strategy, dtype):
+    return lambda: [strategy.reduce(op, strategy.run(lambda: jnp.full(3, number(dtype))), axis=None)]
+
+
+def summed(strategy, dtype):
+    return reduced("SUM", strategy, dtype)
+
+
+def averaged(strategy, dtype):
+    return reduced("MEAN", strategy, dtype)
+
+
+def all_reduced(strategy, dtype):
+    def replica():
+        context, zeros = mr.get_replica_context(), jnp.full(3, number(dtype))
+        return (context.all_reduce("SUM", zeros), *context.all_reduce("MEAN", [zeros, zeros[:2]]))
+
+    return lambda: [strategy.experimental_local_results(one)[0] for one in strategy.run(replica)]
+
+
+def merged(strategy, dtype):
+    with strategy.scope():
+        w = mr.Variable(jnp.ones(3, dtype), name="w")
+
+    def merge(strategy, zeros):
+        return strategy.reduce("SUM", zeros, axis=None) * w
+
+    def step():
+        with mr.GradientTape() as tape:
+            total = strategy.run(lambda: mr.get_replica_context().merge_call(merge, args=(jnp.full(3, number(dtype)),)))
+            total = strategy.reduce("SUM", total, axis=None) if isinstance(total, mr.PerReplica) else total
+        return total, tape.gradient(total, w)
+
+    return step
+
+
+def gradients(strategy, dtype):
+    """Gradients of a tape in each replica, which the optimizer sums, and of a tape around the run."""
+    with strategy.scope():
+        w = mr.Variable(jnp.ones(3, dtype), name="w")
+        optimizer = mr.optimizers.SGD(1.0)
+
+    def replica():
+        with mr.GradientTape() as tape:
+            loss = jnp.real((w * number(dtype)).sum())
+        context = mr.get_replica_context()
+        own = context.all_reduce("SUM", tape.gradient(loss, w))
+        optimizer.apply_gradients([(own, w)])
+        return own
+
+    def step():
+        own = strategy.run(replica)
+        with mr.GradientTape() as tape:
+            losses = strategy.run(lambda: jnp.real((w * number(dtype)).sum()))
+            loss = strategy.reduce("SUM", losses, axis=None)
+        return strategy.experimental_local_results(own)[0], loss, tape.gradient(loss, w)
+
+    return step
+
+
+def gradients_of_reductions(strategy, dtype):
+    """The backward passes of a reduction, a gather and a custom reduction sum cotangents over replicas."""
+    with strategy.scope():
+        w = mr.Variable(jnp.ones(3, dtype), name="w")
+
+    def replica():
+        context = mr.get_replica_context()
+        found = []
+        for reduction in ("SUM", "MEAN", lambda stacked: stacked[0] * number(dtype)):
+            with mr.GradientTape() as tape:
+                loss = jnp.real((context.all_reduce(reduction, w * 1.0) * number(dtype)).sum())
+            found.append(tape.gradient(loss, w))
+        return [context.all_reduce("SUM", one) for one in found]
+
+    return lambda: [strategy.experimental_local_results(one)[0] for one in strategy.run(replica)]
+
+
+CASES = [
+    *((program, "float32") for program in (summed, averaged, all_reduced, merged, gradients, gradients_of_reductions)),
+    *((program, dtype) for program in (summed, averaged) for dtype in ("bfloat16", "complex64")),
+]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("program", "dtype"), CASES, ids=lambda one: getattr(one, "__name__", one))
+def test_zeros_have_the_same_signs_on_any_number_of_devices(program, compiled, dtype):
+    bits = {}
+    for devices in LAYOUTS:
+        places = [f"CPU:{i}" for i in range(devices)]
+        strategy = mr.MirroredStrategy(places, num_replicas=REPLICAS, deterministic=True)
+        step = program(strategy, dtype)
+        results = [np.asarray(one) for one in (mr.function(step) if compiled else step)()]
+        assert all((one == 0).all() for one in results)
+        bits[devices] = [one.tobytes().hex() for one in results]
+    assert bits == {devices: bits[1] for devices in LAYOUTS}
