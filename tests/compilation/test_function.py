@@ -794,3 +794,9 @@ def test_signature_with_open_sizes():
         step(np.ones((3, 3), np.float32))
     anything = mr.function(lambda x: jnp.sum(x), input_signature=[Spec(None, jnp.float32)])
     assert float(anything(np.ones((2, 2, 2), np.float32))) == 8.0
+
+
+def test_a_boolean_mask_is_refused_with_the_remedy() -> None:
+    with pytest.raises(jax.errors.NonConcreteBooleanIndexError) as caught:
+        mr.function(lambda x: x[x > 0])(jnp.ones(3))
+    assert "jnp.where(mask, x, 0)" in "".join(caught.value.__notes__)

@@ -67,6 +67,12 @@ def test_refuses_another_number_of_batches() -> None:
         step([jnp.ones(1), jnp.ones(1)])
 
 
+def test_refuses_an_iterator_with_the_remedy() -> None:
+    step = mr.function(lambda x: x, steps_per_call=2)
+    with pytest.raises(mr.errors.ArgumentError, match=r"pass \[next\(iterator\) for _ in range\(2\)\]"):
+        step(iter([jnp.ones(1), jnp.ones(1)]))
+
+
 def test_refuses_batches_of_different_shapes() -> None:
     step = mr.function(lambda x: x, steps_per_call=2)
     with pytest.raises(mr.errors.ArgumentError, match="batches of one call differ in structure, shapes"):

@@ -15,7 +15,7 @@ from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import DECISIONS, PythonState, exhausted
 from mirrored.compilation.program import Program
-from mirrored.compilation.program_checks import OF_TRACERS, explained_use
+from mirrored.compilation.program_checks import MASKS, OF_TRACERS, explained_use
 from mirrored.compilation.ragged import check_scale, evened
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
@@ -237,7 +237,7 @@ class Function(Code):
         try:
             program = Program(self.traced_function, arguments, donate=self._donate, steps=self._steps, owner=self)
         except OF_TRACERS as error:
-            error.add_note(DECISIONS)
+            error.add_note(MASKS if isinstance(error, jax.errors.NonConcreteBooleanIndexError) else DECISIONS)
             raise
         except (TypeError, ValueError) as error:
             explained = explained_use(self._name, error)

@@ -20,8 +20,17 @@ OF_TRACERS: Final = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.TracerArrayConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
 )
 """JAX's errors for Python code that needs the value of a traced array."""
+
+MASKS: Final = (
+    "mirrored.function: an array was indexed by a boolean mask whose values are known only when the program runs.\n"
+    "  rule:   a function is traced once, so the shapes of its results must not depend on values, as that of x[mask] does\n"
+    "  remedy: jnp.where(mask, x, 0), jnp.sum(x, where=mask) or x.at[mask].set(value), which keep the shape; size= of "
+    "jnp.nonzero; or run eagerly (mirrored.run_functions_eagerly(True), or without mirrored.function)"
+)
+"""The explanation of errors about boolean masks."""
 
 _TRACED: Final = re.compile(r"<[^<>]*\(being traced\)>")
 

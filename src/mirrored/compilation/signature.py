@@ -289,8 +289,15 @@ def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tup
     """Splits the arguments of a call with `steps_per_call` into one tuple per step, after checking their number.
 
     Raises:
-        ArgumentError: The number of batches is not the number of steps.
+        ArgumentError: The number of batches is not the number of steps, or `batches` is no list.
     """
+    if not isinstance(batches, Sequence):
+        raise ArgumentError(
+            called,
+            found=f"the call got an object of type {type(batches).__name__}",
+            rule=f"with steps_per_call={steps} a call takes a list of {steps} batches, one per step",
+            remedy=f"pass [next(iterator) for _ in range({steps})]",
+        )
     if len(batches) != steps:
         raise ArgumentError(
             called,
