@@ -26,7 +26,7 @@ OF_TRACERS: Final = (
 
 MASKS: Final = (
     "mirrored.function: an array was indexed by a boolean mask whose values are known only when the program runs.\n"
-    "  rule:   a function is traced once, so the shapes of its results must not depend on values, as that of x[mask] does\n"
+    "  rule:   a function is traced once, so no shape may depend on values, as that of x[mask] does\n"
     "  remedy: jnp.where(mask, x, 0), jnp.sum(x, where=mask) or x.at[mask].set(value), which keep the shape; size= of "
     "jnp.nonzero; or run eagerly (mirrored.run_functions_eagerly(True), or without mirrored.function)"
 )
