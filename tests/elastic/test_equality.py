@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrored.cluster import joining
-from mirrored.elastic import equality
+from mirrored.cluster import equality, joining
 from mirrored.elastic.equality import description, refusal
 
 

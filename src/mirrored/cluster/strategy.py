@@ -11,6 +11,7 @@ import jax
 from mirrored import config, settings, watchdog
 from mirrored.cluster.detecting import detected_process, resolver_of
 from mirrored.cluster.elastic_job import join_as_restartable
+from mirrored.cluster.equality import check_properties, properties
 from mirrored.cluster.joining import check_fingerprints, fingerprint, heartbeat_seconds, join, rendezvous_seconds
 from mirrored.cluster.resolver import ClusterResolver
 from mirrored.cluster.tasks import Process, process_of
@@ -58,7 +59,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     Warns:
         IndependentProcessesWarning: The description has one task, but the environment says that there are several
             processes.
-        UserWarning: Workers have devices of different models.
+        UserWarning: Workers have devices of different models; or their CPUs, or XLA's numbers of threads, differ
+            (with `deterministic`, an error).
 
     Example:
         >>> MultiWorkerMirroredStrategy().num_replicas_in_sync >= 1
@@ -82,7 +84,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         if process is None and cluster_resolver is None and not resolver.cluster_spec():
             process = detected_process("MultiWorkerMirroredStrategy", rendezvous_seconds())
             resolver = resolver if process is None else resolver_of(process)
-        devices = _alone() if process is None or process.num_processes == 1 else _together(process)
+        devices = _alone() if process is None or process.num_processes == 1 else _together(process, deterministic)
         super().__init__(devices, num_replicas=num_replicas, deterministic=deterministic)
         self._cluster_resolver = resolver
 
@@ -98,14 +100,15 @@ def _alone() -> list[str | jax.Device] | None:
     return ["CPU:0"] if only_cpus and not settings.VIRTUAL_DEVICES.is_set() else None
 
 
-def _together(process: Process) -> list[str | jax.Device]:
+def _together(process: Process, deterministic: bool) -> list[str | jax.Device]:
     """Joins the job, starts the watchdog, and returns the devices of all workers, in the order of tasks."""
     called = "MultiWorkerMirroredStrategy"
     join(process, called)
     job_is_formed()
     watchdog.install_fail_fast()
     watchdog.start_watchdog(heartbeat_seconds())
-    check_fingerprints(called, host_allgather(called, "compare versions and flags", fingerprint()), process.addresses)
+    gathered = host_allgather(called, "compare versions and flags", [fingerprint(), properties()])
+    check_fingerprints(called, [versions for versions, _ in gathered], process.addresses)
     own = sorted(jax.local_devices(), key=lambda device: device.id)
     everyone = host_allgather(called, "make a strategy", [kind_of(own[0]), len(own), own[0].device_kind])
     if len({kind for kind, _, _ in everyone}) > 1:
@@ -117,6 +120,9 @@ def _together(process: Process) -> list[str | jax.Device]:
             remedy="check the driver of the workers that have found no accelerator (mirrored doctor), or hide the "
             "accelerators of the others (JAX_PLATFORMS=cpu)",
         )
+    if own[0].platform == "cpu":
+        processors = [processor for _, processor in gathered]
+        check_properties(called, processors, process.addresses, deterministic=deterministic)
     warn_of_models([model for _, _, model in everyone])
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
