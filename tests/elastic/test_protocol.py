@@ -111,7 +111,7 @@ class World:
         if isinstance(command, Leave):
             one.phase, one.epoch = "waiting", None
             for state in one.pending:  # computed before; the worker waits for the copies to this host
-                one.snapshots[len(state)] = state
+                one.snapshots = {len(state): state}
             one.pending, one.dispatched, one.state = [], 0, ()
             self.outbox.append(("arrived", key, tuple(one.snapshots)))
         elif isinstance(command, Begin):
@@ -153,7 +153,7 @@ class World:
     def _snapshot(self, key):
         one = self.workers[key]
         state = one.pending.pop(0)
-        one.snapshots[len(state)] = state
+        one.snapshots = {len(state): state}  # only the newest is kept
         self.outbox.append(("has_snapshot", key, one.epoch.number, len(state)))
 
     def _finish(self, key):

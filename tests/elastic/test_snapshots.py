@@ -115,17 +115,19 @@ class Step:
         return Manifest({}, {}, {})
 
 
-def test_the_newest_snapshots_are_kept_and_failed_ones_are_not():
+def test_the_newest_snapshot_is_kept_and_failed_ones_are_not():
     done = []
     snapshots = Snapshots(done.append, lambda error: True)
 
     for step in range(0, 60, 10):
-        snapshots.add(step, Step(fails=step == 40))
-    snapshots.settle()
-    assert snapshots.steps == [20, 30, 50]
-    assert done == [0, 10, 20, 30, 50]
+        snapshots.add(step, Step(fails=step in (40, 50)))
+        snapshots.settle()
+        assert snapshots.steps == [min(step, 30)]
+    assert done == [0, 10, 20, 30]
     snapshots.forget_all_but(30)
     assert snapshots.steps == [30]
+    snapshots.forget_all_but(None)
+    assert snapshots.steps == []
 
 
 @pytest.mark.parametrize("is_change", [False, True])

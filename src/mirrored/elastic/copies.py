@@ -5,7 +5,8 @@ that cannot be aborted); its worker of rank 0 writes them. Otherwise the living 
 
 The launcher creates the memory (`os.memfd_create`), so that it outlives the workers and is freed with the job, however
 that ends. There are two places. A copy replaces the older one of the two: its header is cleared first and written last,
-so that a process that is killed at any moment leaves the previous copy or the new one.
+so that a process that is killed at any moment leaves the previous copy or the new one. The header has a checksum of
+itself, not of the arrays: memory is trusted, and a copy that is not complete has no header.
 """
 
 from __future__ import annotations

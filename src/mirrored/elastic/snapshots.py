@@ -22,7 +22,6 @@ from mirrored.compilation.dispatch import first_line
 from mirrored.elastic.link import Place
 
 _log: Final = logging.getLogger("mirrored.elastic")
-_KEPT: Final = 3
 _CHUNK_BYTES: Final = 1 << 24
 _LEAST_BYTES: Final = 1 << 12
 _SHARE_SECONDS: Final = 3600.0
@@ -31,7 +30,10 @@ _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 
 
 class Snapshots:
-    """The newest 3 snapshots of this worker, by step. A thread completes them, one after another.
+    """The newest complete snapshot of this worker, by its step. A thread completes snapshots, one after another.
+
+    An older one is of no use: all workers continue from the newest snapshot that any of them has, and those that lack it
+    receive it (`membership`).
 
     Args:
         completed: Called, in that thread, with the step of each completed snapshot.
@@ -56,7 +58,7 @@ class Snapshots:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the complete snapshots."""
+        """The step of the newest complete snapshot, as a list; empty without one."""
         return sorted(self._kept)
 
     def __getitem__(self, step: int) -> Manifest:
@@ -78,9 +80,9 @@ class Snapshots:
         self._kept = {one: manifest for one, manifest in self._kept.items() if one == step}
 
     def put(self, step: int, manifest: Manifest) -> None:
-        """Adds a complete snapshot."""
-        kept = {**self._kept, step: manifest}
-        self._kept = {one: kept[one] for one in sorted(kept)[-_KEPT:]}
+        """Keeps a complete snapshot instead of an older one."""
+        if step >= max(self._kept, default=step):
+            self._kept = {step: manifest}
 
     def _failed(self, step: int, error: Exception) -> None:
         # When a worker is lost, the news may come after the error of a collective.
