@@ -31,14 +31,6 @@ from mirrored.compilation.captured_objects import (
 from mirrored.errors import ArgumentError
 
 _MOST_ITEMS: Final = 16
-DECISIONS: Final = (
-    "mirrored.function: Python code used a value that is known only when the compiled program runs "
-    "(an `if`, `while`, `float()` or `int()` on an array, a variable or replica_id_in_sync_group, or one of them as an "
-    "axis or size).\n"
-    "  rule:   a function is traced once; its Python code runs only during tracing, on tracers\n"
-    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, Python ints for axes and sizes; or "
-    "run eagerly (mirrored.run_functions_eagerly(True), or without mirrored.function)"
-)
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -164,6 +156,17 @@ def exhausted(name: str) -> ArgumentError:
         rule="StopIteration must not propagate out of a compiled function: it would silently end a loop of the caller. "
         "A generator over a dataset ends when the function is traced",
         remedy="call next() outside and pass the element, or use iter(dataset) instead of the generator",
+    )
+
+
+def iterating(name: str) -> ArgumentError:
+    """Returns the error for a function that needs a program, but iterates over a dataset."""
+    return ArgumentError(
+        name,
+        found="the function takes elements from a dataset or its iterator",
+        rule="a function that iterates a dataset runs as Python, so it has no program to lower, save or run for "
+        "several steps",
+        remedy="take the elements outside the function and pass them as arguments",
     )
 
 

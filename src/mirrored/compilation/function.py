@@ -13,9 +13,9 @@ from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
-from mirrored.compilation.frozen_state import DECISIONS, PythonState, exhausted
+from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
 from mirrored.compilation.program import Program
-from mirrored.compilation.program_checks import MASKS, OF_TRACERS, explained_use
+from mirrored.compilation.program_checks import explaining_uses
 from mirrored.compilation.ragged import check_scale, evened
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
@@ -201,13 +201,7 @@ class Function(Code):
         try:
             return self._program(arguments, strategies)
         except IteratedWhileTracing:
-            raise ArgumentError(
-                self._name,
-                found="the function takes elements from a dataset or its iterator",
-                rule="a function that iterates a dataset runs as Python, so it has no program to lower, save or run "
-                "for several steps",
-                remedy="take the elements outside the function and pass them as arguments",
-            ) from None
+            raise iterating(self._name) from None
 
     def _traced(self, arguments: Arguments) -> Program:
         if self._last is not None:
@@ -235,15 +229,8 @@ class Function(Code):
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
         here, trace = ambient(), current_trace()
         try:
-            program = Program(self.traced_function, arguments, donate=self._donate, steps=self._steps, owner=self)
-        except OF_TRACERS as error:
-            error.add_note(MASKS if isinstance(error, jax.errors.NonConcreteBooleanIndexError) else DECISIONS)
-            raise
-        except (TypeError, ValueError) as error:
-            explained = explained_use(self._name, error)
-            if explained is None:
-                raise
-            raise explained from error
+            with explaining_uses(self._name):
+                program = Program(self.traced_function, arguments, donate=self._donate, steps=self._steps, owner=self)
         except IteratedWhileTracing:
             python_state.put_back()
             python_state.check_generators()

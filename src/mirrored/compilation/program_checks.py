@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from mirrored.runtime.variable_store import FunctionStore
 
 
-OF_TRACERS: Final = (
+_OF_TRACERS: Final = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.TracerArrayConversionError,
@@ -24,7 +25,15 @@ OF_TRACERS: Final = (
 )
 """JAX's errors for Python code that needs the value of a traced array."""
 
-MASKS: Final = (
+_DECISIONS: Final = (
+    "mirrored.function: Python code used a value that is known only when the compiled program runs "
+    "(an `if`, `while`, `float()` or `int()` on an array, a variable or replica_id_in_sync_group, or one of them as an "
+    "axis or size).\n"
+    "  rule:   a function is traced once; its Python code runs only during tracing, on tracers\n"
+    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, Python ints for axes and sizes; or "
+    "run eagerly (mirrored.run_functions_eagerly(True), or without mirrored.function)"
+)
+_MASKS: Final = (
     "mirrored.function: an array was indexed by a boolean mask whose values are known only when the program runs.\n"
     "  rule:   a function is traced once, so no shape may depend on values, as that of x[mask] does\n"
     "  remedy: jnp.where(mask, x, 0), jnp.sum(x, where=mask) or x.at[mask].set(value), which keep the shape; size= of "
@@ -38,7 +47,22 @@ _TRACED: Final = re.compile(r"<[^<>]*\(being traced\)>")
 _OF_JAXLIB: Final = "Non-hashable static arguments"  # raised by C++ code, which has no Python frame
 
 
-def explained_use(called: str, error: Exception) -> TransformError | None:
+@contextmanager
+def explaining_uses(called: str) -> Iterator[None]:
+    """Adds the rule and the remedy to JAX's errors for uses of values that are not known while a function is traced."""
+    try:
+        yield
+    except _OF_TRACERS as error:
+        error.add_note(_MASKS if isinstance(error, jax.errors.NonConcreteBooleanIndexError) else _DECISIONS)
+        raise
+    except (TypeError, ValueError) as error:
+        explained = _explained_use(called, error)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explained_use(called: str, error: Exception) -> TransformError | None:
     """Converts JAX's error for a variable in place of a Python number (an axis, a size) to a `TransformError`.
 
     JAX hashes such arguments, or compares them with numbers, so its message does not name the rule. Returns None for

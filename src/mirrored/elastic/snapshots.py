@@ -32,8 +32,8 @@ _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 class Snapshots:
     """The newest complete snapshot of this worker, by its step. A thread completes snapshots, one after another.
 
-    An older one is of no use: all workers continue from the newest snapshot that any of them has, and those that lack it
-    receive it (`membership`).
+    An older one is of no use: all workers continue from the newest snapshot that any of them has, and those that lack
+    it receive it (`membership`).
 
     Args:
         completed: Called, in that thread, with the step of each completed snapshot.
