@@ -12,7 +12,7 @@
     ├── ReplicaDivergenceError (ValueError)  a mirrored value that would differ between replicas
     ├── VariableError (ValueError)         an assignment or read that the variable's rules do not allow
     │   ├── NotSupportedError (NotImplementedError)  an operation that is not defined for such a variable
-    │   └── LostStateError (RuntimeError)  a variable whose buffer was donated to a step that failed
+    │   └── LostStateError (RuntimeError)  a variable whose new value a failed step was to compute
     ├── TransformError (TypeError)         a variable read or assigned under a JAX transform that cannot capture it
     ├── TapeError (RuntimeError)           an invalid use of a tape
     ├── ValuesError (TypeError, ValueError) a per-replica value used as if it were one array
@@ -118,7 +118,7 @@ class NotSupportedError(VariableError, NotImplementedError):
 
 
 class LostStateError(VariableError, RuntimeError):
-    """Error raised when a variable has lost its value, because its buffer was donated to a step that failed."""
+    """Error raised when a variable has lost its value, because the step that was to compute it has failed."""
 
 
 class TransformError(MirroredError, TypeError):

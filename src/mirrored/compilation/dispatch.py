@@ -16,6 +16,7 @@ from mirrored._jax.dispatch import Dispatch, consume
 from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.errors import DeviceError, DisagreementError
+from mirrored.variables.former import has_failed, on_restored, restore_failed
 from mirrored.variables.state_lock import lock, state, storing
 from mirrored.variables.storage import placed
 from mirrored.watchdog.collective_log import collective_log
@@ -193,6 +194,9 @@ def forget() -> None:
     _pending.clear()
 
 
+on_restored(forget)
+
+
 def _wait_for_oldest() -> None:
     try:
         oldest = _pending.popleft()
@@ -209,7 +213,8 @@ def _wait_for_oldest() -> None:
 def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
     """Makes reads of variables raise an error if a failed step has not computed the variables' new values.
 
-    If the error is that of another program, these variables have their new values, and are not lost.
+    Variables of steps that have kept the old values (`variables.former`) get these back. If the error is that of
+    another program, these variables have their new values, and are not lost.
 
     Args:
         variables: The variables whose old values the program has consumed.
@@ -217,22 +222,13 @@ def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) 
         waits: Whether to wait for values that are not computed yet. Otherwise they count as failed: a collective with
             a lost worker may never end.
     """
+    restore_failed()
     for variable in variables:
         value = variable._array
-        if _has_failed(value, waits):
+        if has_failed(value, waits):
             with lock:
                 if variable._array is value:
                     variable.lose(first_line(error))
-
-
-def _has_failed(array: Any, waits: bool) -> bool:
-    try:
-        if not waits and not array.is_ready():
-            return True
-        array.block_until_ready()
-    except RuntimeError:
-        return not array.is_deleted()  # another thread has donated it, so its variable has a newer value
-    return False
 
 
 # Compares the arguments of a compiled program between workers, and places them on the devices of all workers.

@@ -401,7 +401,7 @@ def function(
     Args:
         func: The function. Inside it, `strategy.run` runs on all replicas in one program.
         donate: Whether to reuse the memory of assigned variables for their new values. An error while the program runs
-            then loses the values. False keeps them, at the cost of their memory.
+            then loses the values. With False variables get the old ones back, at the cost of the memory of both.
         input_signature: The shapes and dtypes that arguments must have (objects with `shape`, None for any size, and
             `dtype`).
         steps_per_call: The number of steps per execution: one dispatch runs them as one compiled scan. The function is

@@ -38,6 +38,7 @@ from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, read_aga
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables.creation import settle_all, withheld
+from mirrored.variables.former import note_step
 from mirrored.variables.state_lock import (
     lock,
     note_former,
@@ -201,6 +202,7 @@ class Program:
         # A callback may fail in the middle of the program, and may read variables. The variables' old buffers must
         # survive until then, so a program with callbacks donates none.
         self._donated = carried if self._donate and not self._synchronous else []
+        self._keeps = bool(assigned) and not self._donate and not self._synchronous
         donated_ids = {id(variable) for variable in self._donated}
         needed = {id(v): v for v in (*read, *carried)}
         self._kept = [v for v in needed.values() if id(v) not in donated_ids]
@@ -330,8 +332,14 @@ class Program:
                 jax.block_until_ready(outs)
         finally:
             state.calls_back = 0
-        store_all(self._assigned, outs)
+        self._store_new(outs)
         return outs
+
+    def _store_new(self, outs: Sequence[Any]) -> None:
+        """Stores the new values of variables; keeps the old ones until the step has succeeded, unless it may donate."""
+        if self._keeps and not isinstance(outs[-1], Tracer):
+            note_step(self._assigned, outs, outs[-1], waits=self._several is None)
+        store_all(self._assigned, outs)
 
     def _call_recorded(self, arrays: Sequence[Any]) -> Any:
         """Runs the program under a tape or a JAX transform: no buffer is donated, because residuals may refer to it.
@@ -354,7 +362,7 @@ class Program:
             outs = self._plain(*values, *self._outer, *arrays)
             if together:
                 self._met.passed(payload_of(outs[-1]))
-            store_all(self._assigned, [payload_of(value) for value in outs[: len(self._assigned)]])
+            self._store_new([*map(payload_of, outs)])
         return self._wrapped(outs[len(self._assigned) :])
 
     def _under_tape(self) -> Program:
@@ -370,6 +378,7 @@ class Program:
             if self._recorded is None:
                 make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
                 self._recorded = without_turns(lambda: make(function, self._arguments))
+                self._recorded._keeps = self._keeps
         return self._recorded
 
     def _wrapped(self, arrays: Sequence[Any]) -> Any:

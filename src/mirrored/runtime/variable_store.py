@@ -73,7 +73,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def lose(self, why: str) -> None:
-        """Marks the variable's value as lost, because its buffer was donated to a step that failed."""
+        """Marks the variable's value as lost, because the step that was to compute it has failed."""
         ...
 
 

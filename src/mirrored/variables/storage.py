@@ -19,6 +19,7 @@ from mirrored.errors import LostStateError
 from mirrored.runtime.ambient import ambient
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables.creation import Awaiting
+from mirrored.variables.former import restore_failed
 from mirrored.variables.state_lock import lock, note_former, settle, state, thread
 
 if TYPE_CHECKING:
@@ -274,9 +275,15 @@ class VariableStorage(Awaiting):
             self._sound = weakref.ref(array)
 
     def _lose_failed(self, array: Any, error: RuntimeError) -> None:
-        """Marks the value as lost, and raises that error; does nothing if another thread has donated the array."""
+        """Marks the value as lost, and raises that error; does nothing if another thread has donated the array.
+
+        If the step has kept the old value, the variable gets that back instead, and the step's error is raised once.
+        """
         if array.is_deleted():
             return
+        if restore_failed() and self._array is not array:
+            error.add_note(f"{self.name} has its value from before the failed step again")
+            raise error
         with lock:
             if self._array is array and not self.is_lost:
                 self.lose(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
@@ -295,14 +302,14 @@ class VariableStorage(Awaiting):
             assert self._lost is not None
             raise LostStateError(
                 f"reading {self.name}",
-                found=f"its value was donated to a step that failed: {self._lost[1]}",
+                found=f"its value was to be computed by a step that failed: {self._lost[1]}",
                 rule="a compiled step reuses the memory of its variables, so an error while it runs loses their values",
                 remedy="restore a checkpoint (or assign a new value); function(donate=False) keeps the old values",
             )
 
     @property
     def is_lost(self) -> bool:
-        """Whether the variable has lost its value, because its buffer was donated to a step that failed."""
+        """Whether the variable has lost its value, because the step that was to compute it has failed."""
         return self._lost is not None and self._lost[0] is self._array
 
     def stored_shape(self) -> tuple[int, ...]:
@@ -351,5 +358,5 @@ class VariableStorage(Awaiting):
         self._shared = True
 
     def lose(self, why: str) -> None:
-        """Marks the variable's value as lost, because its buffer was donated to a step that failed."""
+        """Marks the variable's value as lost, because the step that was to compute it has failed."""
         self._lost, self._components, self._shared = (self._array, why), None, True
