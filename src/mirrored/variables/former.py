@@ -45,7 +45,7 @@ def note_step(variables: Sequence[Any], after: Sequence[Any], token: Any, *, wai
     Args:
         variables: The variables that the step assigns.
         after: Their new values.
-        token: A result of the step, which nobody donates.
+        token: A result of the step that is not donated.
         waits: Whether `restore_failed` may wait for the step. Otherwise it counts as failed while it runs: a collective
             with a lost worker may never end.
     """
