@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from itertools import chain, combinations
 from typing import Any, Final
 
@@ -30,8 +30,9 @@ from mirrored.errors import LossScaleWarning
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "copy_p", "device_put", "expand_dims", "reshape", "squeeze"}
-    | {"optimization_barrier", "pvary", "reduce_precision", "slice", "transpose"}
+    | {"pvary", "reduce_precision", "slice", "transpose"}
 )
+_SEPARATE: Final = frozenset({"optimization_barrier", "pvary"})  # each result is the operand at its position
 _UNARY: Final[dict[str, Callable[[float], float]]] = {"neg": lambda x: -x, "abs": abs}
 _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
     "add": lambda x, y: x + y,
@@ -67,8 +68,8 @@ class _Value:
             times, the first shape that may be the batch counts, or else the last one. None if there was no broadcast.
         depends: Whether the value depends on the per-replica batch.
         means: The means over the batch whose derivatives the value contains.
-        rescaled: Whether the value, which contains such a derivative, was then divided by the number of replicas.
-        divided: Whether a value that depends on the batch was divided by the number of replicas anywhere before.
+        rescaled: The divisions by the number of replicas of values that contained such a derivative; a bit for each.
+        divided: All divisions by the number of replicas of values on which this value depends; a bit for each.
     """
 
     constant: float | None = None
@@ -76,11 +77,65 @@ class _Value:
     broadcast: tuple[float, tuple[int, ...]] | None = None
     depends: bool = False
     means: frozenset[Mean] = frozenset()
-    rescaled: bool = False
-    divided: bool = False
+    rescaled: int = 0
+    divided: int = 0
 
 
 _UNKNOWN: Final = _Value()
+
+
+class _Divisions:
+    """The divisions by the number of replicas in a jaxpr; each is a bit of a mask.
+
+    A model may divide by the same number, as average pooling over 2x2 elements does on 4 replicas. The derivative of
+    such a division divides by it once more, in the same shape. So a value that depends on a division, and is divided
+    again in that shape, was divided by the derivative, and not by the program to average gradients over replicas.
+
+    Args:
+        may_be_batch: Tells whether the first dimension of a shape may be the batch.
+    """
+
+    def __init__(self, may_be_batch: Callable[[tuple[int, ...]], bool]) -> None:
+        self._may_be_batch = may_be_batch
+        self._count = 0
+        self._of_batch = 0
+        self._forward: dict[tuple[int, ...], int] = {}
+        self._derivatives: dict[tuple[int, ...], int] = {}
+
+    def add(self, shape: tuple[int, ...], before: int, depends: bool) -> int:
+        """Adds a division and returns its bit.
+
+        Args:
+            shape: The shape of the quotient.
+            before: The divisions on which the dividend depends.
+            depends: Whether the dividend depends on the batch.
+        """
+        bit = 1 << self._count
+        self._count += 1
+        self._of_batch |= bit if depends else 0
+        forward, derivatives = self._forward.get(shape, 0), self._derivatives.get(shape, 0)
+        is_derivative = (before & forward).bit_count() > (before & derivatives).bit_count()
+        known = self._derivatives if is_derivative else self._forward
+        known[shape] = known.get(shape, 0) | bit
+        return bit
+
+    def is_derivative(self, bit: int) -> bool:
+        """Returns whether a division is the derivative of another one."""
+        return any(bit & mask for mask in self._derivatives.values())
+
+    def average(self, mask: int, gradients: Set[tuple[int, ...]]) -> bool:
+        """Returns whether one of the divisions in a mask may average gradients of the given shapes over replicas."""
+        own = mask & self._of_batch
+        for shape, divisions in self._forward.items():
+            if not own & divisions:
+                continue
+            derivatives = (mask & self._derivatives.get(shape, 0)).bit_count()
+            if shape in gradients:
+                if (mask & divisions).bit_count() > derivatives:
+                    return True
+            elif not derivatives and not (len(shape) > 1 and self._may_be_batch(shape)):
+                return True
+        return False
 
 
 class LossScaling:
@@ -100,6 +155,7 @@ class LossScaling:
         inputs: list[Any] = [var for var, is_batched in zip(variables, batched, strict=True) if is_batched]
         self._replicas = num_replicas
         self._sizes: set[int] = {var.aval.shape[0] for var in inputs if getattr(var.aval, "shape", ())} - {0, 1}
+        self._divisions = _Divisions(self._may_be_batch)
         self._known: dict[Any, _Value] = {var: _Value(depends=True) for var in inputs}
         for var, constant in zip(jaxpr.constvars, constants, strict=False):
             self._known.setdefault(var, _constant(constant))
@@ -111,8 +167,8 @@ class LossScaling:
 
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """
-        values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
-        if any(value.rescaled for value in values):
+        values, shapes = self._values_of(gradients)
+        if any(self._divisions.average(value.rescaled, shapes) for value in values):
             return []
         return sorted({mean for value in values for mean in value.means}, key=str)
 
@@ -123,10 +179,18 @@ class LossScaling:
         to be summed: they were divided by the number of replicas, and their loss is not a mean over the per-replica
         batch. Gradients that do not depend on the batch are equal on all replicas anyway: the result is False.
         """
-        values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
-        return bool(values) and all(
-            value.depends and (value.rescaled if value.means else not value.divided) for value in values
-        )
+        values, shapes = self._values_of(gradients)
+        return bool(values) and all(value.depends and self._is_total(value, shapes) for value in values)
+
+    def _is_total(self, value: _Value, shapes: Set[tuple[int, ...]]) -> bool:
+        if value.means:
+            return self._divisions.average(value.rescaled, shapes)
+        return not self._divisions.average(value.divided, shapes)
+
+    def _values_of(self, gradients: Sequence[Any]) -> tuple[list[_Value], Set[tuple[int, ...]]]:
+        """Returns what is known about gradients, and their shapes."""
+        atoms = [atom for atom in gradients if not isinstance(atom, Literal)]
+        return [self._known.get(atom, _UNKNOWN) for atom in atoms], {tuple(atom.aval.shape) for atom in atoms}
 
     def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], calls: Sequence[JaxprEqn]) -> None:
         for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, None), strict=True):
@@ -135,6 +199,9 @@ class LossScaling:
             ]
             if isinstance(kind, Call) and len(kind.jaxpr.invars) == len(operands):
                 known.update(zip(eqn.outvars, self._call(kind.jaxpr, operands, (eqn, *calls)), strict=True))
+                continue
+            if eqn.primitive.name in _SEPARATE and len(eqn.outvars) == len(operands):
+                known.update(zip(eqn.outvars, operands, strict=True))
                 continue
             result = self._apply(eqn, operands, calls)
             known.update((var, result) for var in eqn.outvars)
@@ -156,12 +223,15 @@ class LossScaling:
         depends = any(operand.depends for operand in operands)
         if depends:
             means |= self._means_formed(eqn, operands, calls)
-        divides = self._divides(name, operands)
-        rescaled = any(operand.rescaled for operand in operands) or (
-            divides and bool(operands[0].means | operands[1].means)
-        )
-        divided = divides or any(operand.divided for operand in operands)
-        return _Value(depends=depends, means=means, rescaled=bool(means) and rescaled, divided=divided)
+        rescaled = divided = 0
+        for operand in operands:
+            rescaled, divided = rescaled | operand.rescaled, divided | operand.divided
+        if self._divides(name, operands):
+            bit = self._divisions.add(tuple(shape), divided, depends)
+            divided |= bit
+            if not self._divisions.is_derivative(bit) and any(operand.means for operand in operands):
+                rescaled |= bit
+        return _Value(depends=depends, means=means, rescaled=rescaled, divided=divided)
 
     def _broadcast_of(
         self, name: str, operands: Sequence[_Value], divisor: float | None, shape: tuple[int, ...]
@@ -222,10 +292,12 @@ class LossScaling:
         return None
 
     def _divides(self, name: str, operands: Sequence[_Value]) -> bool:
-        """Returns whether an operation divides a value that depends on the batch by the number of replicas."""
-        if name not in ("mul", "div") or len(operands) != 2 or not (operands[0].depends or operands[1].depends):
+        """Returns whether an operation divides a value that is not constant by the number of replicas."""
+        if name not in ("mul", "div") or len(operands) != 2:
             return False
-        factor = operands[1].constant if operands[0].depends else operands[0].constant
+        factor = operands[1].constant
+        if name == "mul" and factor is None:
+            factor = operands[0].constant
         if factor is None or not factor:
             return False
         return _among(abs(factor) if name == "div" else 1 / abs(factor), {float(self._replicas)})
