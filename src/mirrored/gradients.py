@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
-from mirrored._typing import DTypeLike, Operand
+from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
-from mirrored.errors import ArgumentError, StructureError
+from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 from mirrored.optimizers.gradient_merge import scope_of, update_with_sums
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.tape import unrecorded
@@ -112,13 +112,16 @@ class GradientAccumulator:
     Context: create it where the variables are created, in the strategy's scope.
 
     Args:
-        variables: The variables whose gradients are accumulated, in order.
+        variables: The variables whose gradients are accumulated: a list, or another pytree, such as a model given to
+            `mirrored.mirror`, or a Flax NNX model that was created in the scope, or ``nnx.state(model, nnx.Param)``.
+            Of the variables of a model only the trainable ones are used.
         reduction: The loss that the gradients belong to: ``"mean"`` for the mean loss over a micro-batch on one
             replica, ``"sum"`` for the sum.
         name: The first part of the accumulator's variable names.
 
     Raises:
         ArgumentError: `reduction` is neither ``"mean"`` nor ``"sum"``.
+        ArgumentTypeError: `variables` contains arrays that are no variables, or no trainable variable.
 
     Example:
         >>> import mirrored as mr
@@ -135,7 +138,7 @@ class GradientAccumulator:
 
     def __init__(
         self,
-        variables: Sequence[Variable],
+        variables: PyTree,
         *,
         reduction: Literal["mean", "sum"] = "mean",
         name: str = "gradient_accumulator",
@@ -147,7 +150,7 @@ class GradientAccumulator:
                 rule="reduction says how each micro-batch's loss was reduced: 'mean' or 'sum'",
                 remedy='write reduction="mean" or reduction="sum"',
             )
-        self._variables = list(variables)
+        self._paths, self._variables = _sources(variables)
         self._reduction = reduction
         with scope_of(self._variables):
             self._sums = [_accumulator(v.shape, v.dtype, f"{name}/{v.name}") for v in self._variables]
@@ -158,19 +161,19 @@ class GradientAccumulator:
         """The variables that hold the accumulated gradients and the number of examples, for checkpoints."""
         return [*self._sums, self._count]
 
-    def add(self, gradients: Sequence[Any], count: Operand) -> None:
+    def add(self, gradients: PyTree, count: Operand) -> None:
         """Adds one micro-batch's gradients to the accumulated ones, without a reduction over replicas.
 
         Context: replica context, or without a strategy.
 
         Args:
-            gradients: One gradient per variable; None counts as zero.
+            gradients: One gradient per variable, in a list or in the structure of `variables`; None counts as zero.
             count: The number of examples of the micro-batch on this replica (or the sum of their weights); can be 0.
 
         Raises:
             StructureError: The number or the shapes of the gradients do not match the variables.
         """
-        self._check(gradients)
+        gradients = self._checked(gradients)
         count = jnp.asarray(count, jnp.float32)
         for total, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
@@ -195,7 +198,19 @@ class GradientAccumulator:
         This takes one reduction over replicas in total.
 
         Context: any.
+
+        Raises:
+            ArgumentTypeError: `optimizer` is not an optimizer of `mirrored.optimizers`.
         """
+        if not hasattr(optimizer, "apply_gradients"):
+            raise ArgumentTypeError(
+                "GradientAccumulator.apply",
+                found=f"the optimizer is a {type(optimizer).__module__}.{type(optimizer).__qualname__}",
+                rule="the accumulated gradients are summed over replicas already; only an optimizer of "
+                "mirrored.optimizers can apply them without a second sum",
+                remedy="pass mirrored.optimizers.Optimizer(transform), or accumulate with optax instead: "
+                "nnx.Optimizer(model, optax.MultiSteps(transform, every_k_schedule=k), wrt=nnx.Param)",
+            )
 
         def update(sums: Sequence[Any]) -> None:
             pairs = zip(self._means(sums), self._variables, strict=True)
@@ -218,17 +233,54 @@ class GradientAccumulator:
             for total, variable in zip(sums[:-1], self._variables, strict=True)
         ]
 
-    def _check(self, gradients: Sequence[Any]) -> None:
+    def _checked(self, gradients: PyTree) -> list[Any]:
+        """Returns one gradient, or None, per variable."""
+        found, leaves = _flattened(gradients)
+        if found == [path for path, _ in self._paths]:
+            leaves = [leaf for leaf, (_, used) in zip(leaves, self._paths, strict=True) if used]
+        elif not isinstance(gradients, list | tuple):
+            leaves = [] if self._variables else leaves
         wanted = [tuple(variable.shape) for variable in self._variables]
-        found = [None if gradient is None else jnp.shape(gradient) for gradient in gradients]
-        fits = len(found) == len(wanted) and all(a is None or a == b for a, b in zip(found, wanted, strict=True))
+        shapes = [None if gradient is None else jnp.shape(gradient) for gradient in leaves]
+        fits = len(shapes) == len(wanted) and all(a is None or a == b for a, b in zip(shapes, wanted, strict=True))
         if not fits:
+            what = f"gradients of shapes {shapes}" if shapes else f"a {type(gradients).__name__} of another structure"
             raise StructureError(
                 "GradientAccumulator.add",
-                found=f"gradients of shapes {found} for variables of shapes {wanted}",
-                rule="the list must have one gradient of the variable's shape, or None, per variable",
+                found=f"{what} for variables of shapes {wanted}",
+                rule="there must be one gradient of the variable's shape, or None, per variable, in a list or in the "
+                "structure given to GradientAccumulator",
                 remedy="pass tape.gradient(loss, variables) with the variables given to GradientAccumulator",
             )
+        return leaves
+
+
+def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
+    """Returns the paths of the leaves of a tree, and whether each is one of the variables to use; and these."""
+    paths, leaves = _flattened(tree)
+    is_model = not isinstance(tree, list | tuple)
+    used = [isinstance(leaf, Variable) and (leaf.trainable or not is_model) for leaf in leaves]
+    wrong = [leaf for leaf in leaves if not isinstance(leaf, Variable) and (not is_model or _is_parameter(leaf))]
+    if wrong or not any(used):
+        what = f"{len(wrong)} of {len(leaves)} leaves are no variables, but {type(wrong[0]).__name__}" if wrong else ""
+        raise ArgumentTypeError(
+            "GradientAccumulator",
+            found=f"a {type(tree).__name__} was passed: {what or 'it has no trainable variables'}",
+            rule="the argument must be a list of variables, or a pytree or model whose parameters are variables",
+            remedy="create an NNX model inside `with strategy.scope():`, or convert a model or pytree of arrays: "
+            "mirrored.mirror(model); or accumulate with optax: nnx.Optimizer(model, optax.MultiSteps(transform, "
+            "every_k_schedule=k), wrt=nnx.Param)",
+        )
+    return list(zip(paths, used, strict=True)), [leaf for leaf, one in zip(leaves, used, strict=True) if one]
+
+
+def _flattened(tree: PyTree) -> tuple[list[str], list[Any]]:
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None or isinstance(leaf, Variable))
+    return [jax.tree_util.keystr(path) for path, _ in found[0]], [leaf for _, leaf in found[0]]
+
+
+def _is_parameter(leaf: object) -> bool:
+    return bool(jnp.issubdtype(getattr(leaf, "dtype", None) or jnp.bool_, jnp.inexact))
 
 
 def _accumulator(shape: tuple[int, ...], dtype: DTypeLike, name: str) -> Variable:
