@@ -412,7 +412,7 @@ def test_writing_under_a_nested_transform_is_refused_inside_a_function_too(trans
         v.assign(5.0)
         return transform(write)
 
-    with pytest.raises(TransformError, match=r"v\.assign: [\s\S]*return the new value"):
+    with pytest.raises(TransformError, match=r"v\.assign: [\s\S]*use mirrored\.function [\s\S]*return the new value"):
         step()
     assert float(v) == 2.0
 

@@ -157,7 +157,8 @@ def _check_writable(variable: Variable, store: VariableStore | None, called: str
         found=f"variable {variable.name!r} was assigned under a JAX transform ({_transform()})",
         rule="an assignment inside jit, grad, scan, cond or vmap would happen once, during tracing, "
         "and not when the program runs",
-        remedy="return the new value from the transformed function and assign it outside",
+        remedy="use mirrored.function instead of jax.jit and GradientTape instead of jax.grad, "
+        "or return the new value from the transformed function and assign it outside",
     )
 
 
