@@ -12,6 +12,7 @@ from mirrored.collectives.cross_device_ops import CrossDeviceOps
 from mirrored.compilation.function import Function
 from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError, ArgumentTypeError
+from mirrored.runtime import hooks
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.entry_point import entry_point, restoring
@@ -190,6 +191,8 @@ class Strategy(DistributesInput, OlderNames):
         if callable(fn) and isinstance(type(fn).__call__, Function):
             fn = fn.__call__  # type: ignore[operator]
         here = ambient()
+        if not here.strategies:
+            hooks.connect()
         if here.driver is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
             fn = here.driver.compiled(fn)
         if isinstance(fn, Function):

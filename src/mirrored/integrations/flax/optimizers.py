@@ -12,7 +12,7 @@ from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
 from mirrored.extras import load
-from mirrored.integrations.flax.holding import adopt, held, is_ours
+from mirrored.integrations.flax.holding import adopt, held, is_nested, is_ours
 from mirrored.optimizers.gradient_merge import note_summed
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
@@ -37,6 +37,8 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
     def update_over_replicas(self: Optimizer[Any], model: PyTree, grads: PyTree = None, /, **kwargs: Any) -> Any:
         if grads is None or not _is_distributed(model):
+            if grads is not None:
+                _check_gradients(model, grads)
             return update(self, model, grads, **kwargs) if grads is not None else update(self, model, **kwargs)
         for variable in jax.tree.leaves(self, is_leaf=_is_nnx_variable):
             if _is_nnx_variable(variable) and not is_ours(held(variable)):
@@ -44,6 +46,24 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
         return update(self, model, _summed(nnx.state(grads, self.wrt)), **kwargs)
 
     return update_over_replicas
+
+
+def _check_gradients(model: PyTree, grads: PyTree) -> None:
+    """Raises an error for gradients of a tape whose sources were arrays: they are None, which optax does not accept."""
+    variables = jax.tree.leaves(model, is_leaf=_is_nnx_variable)
+    if any(leaf is not None for leaf in jax.tree.leaves(grads)) or not any(map(_is_nnx_variable, variables)):
+        return
+    in_transform = is_nested()
+    raise ContextError(
+        "nnx.Optimizer.update",
+        found="all gradients are None: the parameters of the model are arrays of "
+        + ("a transform of JAX or NNX, such as nnx.jit" if in_transform else "an object made outside strategy.scope()"),
+        rule="GradientTape records parameters that are variables of a strategy, and only mirrored.function compiles "
+        "steps with variables",
+        remedy="use mirrored.function instead of nnx.jit, and refer to the model as a global or closure variable"
+        if in_transform
+        else "create the model inside `with strategy.scope():`, or convert it there: mirrored.mirror(model)",
+    )
 
 
 def _is_distributed(model: PyTree) -> bool:

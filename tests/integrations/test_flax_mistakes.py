@@ -1,0 +1,146 @@
+"""Mistakes of programs that come from Flax NNX: each error names the rule and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import mirrored as mr
+from mirrored import integrations
+from mirrored.errors import ArgumentTypeError, ContextError, StructureError, TransformError
+
+ROWS = 8
+X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.inner = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.0, rngs=rngs)
+        self.outer = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.outer(self.dropout(jnp.tanh(self.inner(x))))[:, 0]
+
+
+def two() -> mr.MirroredStrategy:
+    return mr.MirroredStrategy(jax.devices()[:2])
+
+
+def sgd(model: Any) -> Any:
+    return nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+
+def update(model: Any, optimizer: Any, x: Any) -> None:
+    with mr.GradientTape() as tape:
+        loss = mr.losses.average_loss(model(x)[:, 0] ** 2)
+    optimizer.update(model, tape.gradient(loss, nnx.state(model, nnx.Param)))
+
+
+@COMPILED
+@pytest.mark.parametrize("how", ["no scope", "optimizer in the scope"])
+def test_a_model_made_outside_the_scope_is_refused_with_the_remedy(how: str, compiled: bool) -> None:
+    integrations.disconnect("flax")
+    strategy, model = two(), nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    if how == "no scope":
+        optimizer = sgd(model)
+    else:
+        with strategy.scope():
+            optimizer = sgd(model)
+    step: Callable[[Any], Any] = lambda x: strategy.run(lambda x: update(model, optimizer, x), args=(x,))  # noqa: E731
+    with pytest.raises(ContextError, match=r"outside strategy\.scope\(\)[\s\S]*mirrored\.mirror\(model\)"):
+        (mr.function(step) if compiled else step)(X)
+
+
+def test_nnx_jit_around_run_is_refused_with_the_remedy() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = sgd(model)
+    step = nnx.jit(lambda model, optimizer, x: strategy.run(update, args=(model, optimizer, x)))
+    with pytest.raises(ContextError, match=r"use mirrored\.function instead of nnx\.jit"):
+        step(model, optimizer, X)
+
+
+def test_jit_around_the_replica_function_names_the_compiled_function() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = sgd(model)
+    step = mr.function(lambda x: strategy.run(jax.jit(lambda x: update(model, optimizer, x)), args=(x,)))
+    with pytest.raises(TransformError, match=r"use mirrored\.function instead of jax\.jit"):
+        step(X)
+
+
+SOURCES: dict[str, Callable[[Any], Any]] = {
+    "state": lambda model: nnx.state(model, nnx.Param),
+    "model": lambda model: model,
+    "leaves": lambda model: jax.tree.leaves(
+        nnx.state(model, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, mr.Variable)
+    ),
+    "dict": lambda model: {"inner": nnx.state(model.inner), "outer": nnx.state(model.outer)},
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.sampled(2)
+def test_gradients_of_nnx_models_are_accumulated(name: str, compiled: bool) -> None:
+    strategy = two()
+    with strategy.scope():
+        model = Model(nnx.Rngs(0))
+        sources = SOURCES[name](model)
+        accumulator, optimizer = mr.GradientAccumulator(sources), mr.optimizers.SGD(0.1)
+
+    def replica_step(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = jnp.mean(model(x) ** 2)
+        accumulator.add(tape.gradient(loss, sources), count=len(x))
+
+    def step(x: Any) -> None:
+        strategy.run(replica_step, args=(x,))
+
+    step = mr.function(step) if compiled else step
+    for x in strategy.experimental_distribute_dataset([X[:4], X[4:]]):
+        step(x)
+    strategy.run(lambda: accumulator.apply(optimizer))
+    plain = Model(nnx.Rngs(0))
+    sgd(plain).update(plain, nnx.grad(lambda model: jnp.mean(model(X) ** 2))(plain))
+    found, expected = (nnx.as_pure(nnx.state(one, nnx.Param)) for one in (mr.unmirror(model), plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("what", ["plain model", "plain state", "arrays", "nothing", "text", "mixed"])
+def test_an_accumulator_refuses_what_is_not_variables(what: str) -> None:
+    plain = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    with two().scope():
+        mixed = {"mine": mr.Variable(1.0), "theirs": plain}
+    given = {
+        "plain model": plain,
+        "plain state": nnx.state(plain),
+        "arrays": [jnp.ones(2)],
+        "nothing": {},
+        "text": "weights",
+        "mixed": mixed,
+    }
+    with pytest.raises(ArgumentTypeError, match=r"GradientAccumulator: [\s\S]*optax\.MultiSteps"):
+        mr.GradientAccumulator(given[what])
+
+
+def test_an_accumulator_refuses_other_gradients_and_optimizers() -> None:
+    with two().scope():
+        model = Model(nnx.Rngs(0))
+        accumulator, optimizer = mr.GradientAccumulator(nnx.state(model, nnx.Param)), sgd(model)
+    with pytest.raises(StructureError, match="the structure given to GradientAccumulator"):
+        accumulator.add(nnx.state(model.inner, nnx.Param), count=1)
+    with pytest.raises(ArgumentTypeError, match=r"Optimizer\n[\s\S]*optax\.MultiSteps"):
+        accumulator.apply(optimizer)
