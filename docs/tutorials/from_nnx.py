@@ -153,8 +153,22 @@ print(f"test accuracy {accuracy:.3f}")
 #
 # - `RngKey` (dropout): replica r draws from the key folded with r. The replicas drop different units, as the rows of
 #   one large batch would.
-# - `BatchStat` (`nnx.BatchNorm`): each replica updates its own statistics. A read outside `run` returns their mean.
+# - `BatchStat` (`nnx.BatchNorm`): each replica normalizes by the statistics of its own part of the batch. So the losses
+#   differ from those of one device, typically in the second digit. A read outside `run` returns the mean of the running
+#   statistics.
 #
+# With `axis_name`, `nnx.BatchNorm` uses the statistics of the batches of all replicas, as one device does for the whole
+# batch. Any name stands for the replicas:
+
+# %%
+with strategy.scope():
+    norm = nnx.BatchNorm(64, axis_name="batch", rngs=nnx.Rngs(0))
+
+[x] = strategy.experimental_distribute_dataset([training[0][:128]])
+normalized = strategy.gather(strategy.run(norm, args=(x,)), axis=0)
+np.testing.assert_allclose(normalized, nnx.BatchNorm(64, rngs=nnx.Rngs(0))(training[0][:128]), atol=1e-4)
+
+# %% [markdown]
 # The masks of a dropout layer on two replicas, for the same input:
 
 # %%
@@ -176,6 +190,51 @@ loaded = Classifier(nnx.Rngs(7))
 with strategy.scope():
     mr.mirror(loaded)
 print(len(loaded.hidden.kernel[...].sharding.device_set), "devices hold", loaded.hidden.kernel.shape)
+
+# %% [markdown]
+# ## Accumulated gradients, and moving averages of the weights
+#
+# `optax.MultiSteps` in `nnx.Optimizer` accumulates gradients over micro-batches of equal size. `mr.assign` writes new
+# values to the variables of a state, here in the step:
+
+# %%
+with strategy.scope():
+    model, average = Classifier(nnx.Rngs(0)), Classifier(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.MultiSteps(optax.adam(3e-3), every_k_schedule=2), wrt=nnx.Param)
+
+
+def averaging_step(x, y):
+    loss = replica_step(x, y)
+    weights, averages = (mr.unmirror(nnx.state(one, nnx.Param)) for one in (model, average))
+    mr.assign(nnx.state(average, nnx.Param), jax.tree.map(lambda a, w: 0.9 * a + 0.1 * w, averages, weights))
+    return loss
+
+
+@mr.function
+def accumulating_step(x, y):
+    return strategy.reduce("SUM", strategy.run(averaging_step, args=(x, y)), axis=None)
+
+
+# %% [markdown]
+# ## Checkpoint and resume
+#
+# A checkpoint takes the model, the optimizer and the iterator of the dataset. A program that starts again creates the
+# same objects and restores them; the losses of the next steps are equal to the bit:
+
+# %%
+import tempfile
+
+dataset = strategy.experimental_distribute_dataset(list(batches(20)))
+iterator = iter(dataset)
+checkpoint = mr.checkpoint.Checkpoint(model=model, optimizer=optimizer, average=average, data=iterator)
+for _ in range(6):
+    accumulating_step(*next(iterator))
+path = checkpoint.save(tempfile.mkdtemp() + "/trained")
+uninterrupted = [float(accumulating_step(*next(iterator))) for _ in range(4)]
+checkpoint.restore(path)
+resumed = [float(accumulating_step(*next(iterator))) for _ in range(4)]
+print(resumed)
+assert resumed == uninterrupted
 
 # %% [markdown]
 # ## Next

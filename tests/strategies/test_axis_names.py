@@ -13,7 +13,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 from jax import lax
 
 import mirrored as mr
@@ -39,10 +38,6 @@ def normalized_by_linen(x: Any) -> Any:
     return layer.apply(variables, x, mutable=["batch_stats"])[0]
 
 
-def normalized_by_nnx(x: Any) -> Any:
-    return nnx.BatchNorm(2, axis_name=AXIS, rngs=nnx.Rngs(0))(x)
-
-
 USES: dict[str, Callable[[Any], Any]] = {
     "psum": lambda x: lax.psum(x, AXIS),
     "psum of 1": lambda x: x / lax.psum(1, AXIS),
@@ -60,7 +55,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     "in grad": jax.grad(lambda x: jnp.sum(lax.psum(x, AXIS))),
     "in a rule": summed_in_a_rule,
     "linen.BatchNorm": normalized_by_linen,
-    "nnx.BatchNorm": normalized_by_nnx,
 }
 LAYOUTS = [(1, 1), (2, 2), (1, 2), (2, 3)]
 layouts = pytest.mark.parametrize(("devices", "replicas"), LAYOUTS, ids=["1", "2", "1x2", "3 on 2"])

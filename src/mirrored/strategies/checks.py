@@ -446,5 +446,5 @@ def axis_names_explained() -> Iterator[None]:
             remedy="call context = mirrored.get_replica_context(), and write context.all_reduce('SUM', x) for "
             "jax.lax.psum, context.all_reduce('MEAN', x) for pmean, context.all_gather(x, axis=0) for all_gather, "
             "context.replica_id_in_sync_group for axis_index, context.num_replicas_in_sync for axis_size; create "
-            "layers such as BatchNorm without axis_name",
+            "Linen's BatchNorm without axis_name (nnx.BatchNorm takes any name for the replicas)",
         ) from error

@@ -26,6 +26,7 @@ from mirrored.integrations.flax.holding import (
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.private import REPLACING, RESTORING, random_state, results, tracers
 from mirrored.integrations.flax.random_state import replacing, restoring
+from mirrored.integrations.flax.statistics import connect_statistics
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo
 from mirrored.runtime.ambient import ambient
@@ -46,6 +47,7 @@ def connect() -> None:
         return
     connect_variables()
     connect_optimizer()
+    connect_statistics()
     replace("flax", tracers, "current_jax_trace", below_tapes(tracers.current_jax_trace))
     for names, wrap in ((REPLACING, replacing), (RESTORING, restoring)):
         for name in names:

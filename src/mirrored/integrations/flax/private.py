@@ -61,3 +61,8 @@ RESTORING = ("restore_rngs",)
 # Transforms: the module whose `from_tree` makes the modules that a transform returns.
 
 results: Any = nnx.extract
+
+# Statistics: the module whose `_compute_stats` computes the statistics of normalization layers, and that of metrics.
+
+normalization: Any = nnx.nn.normalization
+metrics: Any = nnx.training.metrics

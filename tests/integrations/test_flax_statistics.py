@@ -1,0 +1,150 @@
+"""`nnx.BatchNorm(axis_name=...)` and `nnx.metrics.Welford` over replicas equal those of one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import mirrored as mr
+
+LAYOUTS = pytest.mark.parametrize("devices", [1, 2, 4], ids=["1x4", "2x2", "4x1"])
+COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+STEPS, ROWS = 2, 12
+
+
+class Normalized(nnx.Module):
+    def __init__(self, axis_name: str | None, **options: Any) -> None:
+        rngs = nnx.Rngs(0)
+        self.inner = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=0.5, axis_name=axis_name, rngs=rngs, **options)
+        self.outer = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.outer(jnp.tanh(self.norm(self.inner(x))))[:, 0]
+
+
+def batches(rows: int) -> list[np.ndarray]:
+    return list(np.random.default_rng(0).normal(2.0, 3.0, size=(STEPS, rows, 3)).astype("float32"))
+
+
+def losses_of(model: Any, x: Any) -> Any:
+    return (model(x) - jnp.sin(x.sum(axis=1))) ** 2
+
+
+def state_of(model: Any) -> Any:
+    return nnx.as_pure(nnx.state(model))
+
+
+def on_one_device(rows: int, **options: Any) -> tuple[list[float], Any]:
+    model = Normalized(None, **options)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    losses = []
+    for x in batches(rows):
+        loss, gradients = nnx.value_and_grad(lambda model, x: losses_of(model, x).mean())(model, x)
+        optimizer.update(model, gradients)
+        losses.append(float(loss))
+    return losses, state_of(model)
+
+
+def on_replicas(strategy: Any, rows: int, compiled: bool, taped: bool, **options: Any) -> tuple[list[float], Any]:
+    with strategy.scope():
+        model = Normalized("batch", **options)
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def replica_step(x: Any) -> Any:
+        if taped:
+            with mr.GradientTape() as tape:
+                loss = mr.losses.average_loss(losses_of(model, x))
+            gradients = tape.gradient(loss, nnx.state(model, nnx.Param))
+        else:
+            loss, gradients = nnx.value_and_grad(lambda model: mr.losses.average_loss(losses_of(model, x)))(model)
+        optimizer.update(model, gradients)
+        return loss
+
+    def step(x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+    step = mr.function(step) if compiled else step
+    losses = [float(step(x)) for x in strategy.experimental_distribute_dataset(batches(rows))]
+    return losses, state_of(mr.unmirror(model))
+
+
+def assert_equal(found: tuple[list[float], Any], expected: tuple[list[float], Any]) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found[1], expected[1])
+
+
+@LAYOUTS
+@COMPILED
+@pytest.mark.parametrize("rows", [ROWS, ROWS - 2], ids=["even", "uneven"])
+def test_an_axis_name_of_batch_norm_stands_for_all_replicas(rows: int, compiled: bool, devices: int) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4)
+    assert_equal(on_replicas(strategy, rows, compiled, taped=True), on_one_device(rows))
+
+
+@COMPILED
+def test_the_transforms_of_nnx_and_the_slow_variance_are_supported_too(compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2], num_replicas=4)
+    options = {"use_fast_variance": False}
+    assert_equal(on_replicas(strategy, ROWS, compiled, taped=False, **options), on_one_device(ROWS, **options))
+
+
+def test_masked_rows_do_not_count() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        norm = nnx.BatchNorm(3, axis_name="batch", rngs=nnx.Rngs(0))
+    [x] = batches(8)[:1]
+    mask = (np.arange(8) < 5)[:, None]
+    [parts] = strategy.experimental_distribute_dataset([(x, mask)])
+    out = strategy.gather(strategy.run(lambda x, mask: norm(x, mask=mask), args=parts), axis=0)
+    expected = nnx.BatchNorm(3, rngs=nnx.Rngs(0))(x[:5])
+    np.testing.assert_allclose(out[:5], expected, atol=1e-5)
+
+
+def test_one_replica_and_axes_of_jax_are_left_alone() -> None:
+    x = batches(8)[0]
+    expected = nnx.BatchNorm(3, rngs=nnx.Rngs(0))(x)
+    single = mr.MirroredStrategy(jax.devices()[:1])
+    with single.scope():
+        norm = nnx.BatchNorm(3, axis_name="batch", rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(single.run(lambda: norm(x)), expected, atol=1e-6)
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    inside = lambda part: nnx.BatchNorm(3, axis_name="rows", rngs=nnx.Rngs(0))(part)  # noqa: E731
+    mapped = strategy.run(lambda: jax.vmap(inside, axis_name="rows")(x[:, None]))
+    np.testing.assert_allclose(strategy.local_results(mapped)[0][:, 0], expected, atol=1e-5)
+
+
+def test_groups_of_replicas_are_refused() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        norm = nnx.BatchNorm(3, axis_name="batch", axis_index_groups=[[0], [1]], rngs=nnx.Rngs(0))
+    with pytest.raises(mr.errors.ContextError, match="omit axis_index_groups"):
+        strategy.run(lambda: norm(jnp.ones((2, 3))))
+
+
+@COMPILED
+@LAYOUTS
+def test_welford_combines_the_replicas(compiled: bool, devices: int) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4)
+    with strategy.scope():
+        metric = nnx.metrics.Welford("loss")
+
+    def step(x: Any) -> None:
+        strategy.run(lambda x: metric.update(loss=x), args=(x,))
+
+    step = mr.function(step) if compiled else step
+    for x in strategy.experimental_distribute_dataset(batches(ROWS)):
+        step(x)
+    plain = nnx.metrics.Welford("loss")
+    for x in batches(ROWS):
+        plain.update(loss=jnp.asarray(x))
+    expected = plain.compute()
+    for found in (metric.compute(), mr.function(metric.compute)()):
+        for name in ("mean", "standard_error_of_mean", "standard_deviation"):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5)
