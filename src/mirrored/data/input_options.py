@@ -50,7 +50,8 @@ class InputOptions:
             replicas.
 
             ``"split"``: n replicas get ceil(m / n) of the m examples each. The last replicas get fewer or none, as in
-            TensorFlow.
+            TensorFlow. So the function that `run` calls must accept an empty batch: write ``x.reshape(len(x), 64)``,
+            because ``x.reshape(len(x), -1)`` fails for no rows.
 
             ``"pad"``: every batch is padded to the size of the first one and becomes a pair ``(batch, mask)``; a larger
             batch raises `StructureError`. The mask ``bool[batch]`` is True for real examples. All batches have one
