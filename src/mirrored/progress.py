@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib.util
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Generic, TypeVar
@@ -82,7 +83,7 @@ class Progress(Generic[T]):
         self._pending.clear()
         if jax.process_index() != 0:
             yield from self._dataset
-        elif self._console.is_terminal or self._console.is_jupyter:
+        elif self._console.is_terminal if not self._console.is_jupyter else _has_widgets():
             yield from self._with_bar()
         else:
             yield from self._with_lines()
@@ -138,9 +139,9 @@ def progress(
 ) -> Progress[T]:
     """Shows a progress bar while a loop iterates over a dataset, without waiting for the devices.
 
-    On a terminal and in a notebook it shows the steps, the time and the steps per second; elsewhere it prints a line
-    every 10 seconds. In a job of several workers, only worker 0 shows it. JAX runs steps asynchronously: the count is
-    that of the steps started, of which a bounded number are not finished.
+    On a terminal, and in a notebook with `ipywidgets`, it shows the steps, the time and the steps per second;
+    elsewhere it prints a line every 10 seconds. In a job of several workers, only worker 0 shows it. JAX runs steps
+    asynchronously: the count is that of the steps started, of which a bounded number are not finished.
 
     Context: cross-replica, outside compiled functions.
 
@@ -166,6 +167,11 @@ def progress(
     """
     total = _length(dataset) if total is None else total
     return Progress(dataset, total, description, rich.console.Console() if console is None else console)
+
+
+def _has_widgets() -> bool:
+    """Returns whether a notebook can show a bar; without `ipywidgets`, rich emits a warning and shows nothing."""
+    return importlib.util.find_spec("ipywidgets") is not None
 
 
 def _length(dataset: Any) -> int | None:
