@@ -248,7 +248,7 @@ class Function(Code):
         if self._has_met_ragged:
             return
         self._has_met_ragged = True
-        log_ragged(self._name)
+        log_ragged(self.python_function, self._name)
         if self._programs:
             return
         arguments = flatten_arguments(*evened(args, kwargs), strategies[-1].device_assignment if strategies else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Final
 
 _MANY_RETRACES: Final = 5
@@ -19,8 +20,16 @@ def log_retrace(reason: str, retraces: int) -> None:
     _log.log(level, "%s%s", reason, _MANY.format(retraces) if level > logging.INFO else "")
 
 
-def log_ragged(name: str) -> None:
-    """Logs the warning that a function runs eagerly, because its per-replica batches differ in shape."""
+def log_ragged(function: object, name: str) -> None:
+    """Logs the warning that a function runs eagerly, because its per-replica batches differ in shape.
+
+    Args:
+        function: The Python function; its place in the program is named if it is a lambda.
+        name: Its name.
+    """
+    code = getattr(function, "__code__", None)
+    if name == "<lambda>" and code is not None:
+        name = f"<lambda> ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     _log.warning(
         "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
         "after another; distribute the dataset with "
