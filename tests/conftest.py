@@ -13,14 +13,15 @@ from pathlib import Path
 
 import jax
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 
 pytest_plugins = ["mirrored.testing.plugin", "pytester"]
 
 # The same examples each time, so that a red test speaks of the change; `make explore` looks for new ones.
-settings.register_profile("repeatable", derandomize=True)
+# Whether examples are drawn quickly depends on the machine's load.
+settings.register_profile("repeatable", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 

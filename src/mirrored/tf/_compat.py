@@ -69,6 +69,7 @@ def _logging(name: str) -> Any:
         getattr(logging.getLogger("mirrored"), name)(msg, *args, stacklevel=2)
 
     write.__name__ = write.__qualname__ = name
+    write.__doc__ = f'Writes a message of the level {name} to the logger "mirrored".'
     return write
 
 

@@ -121,7 +121,6 @@ _OF_2: Final[dict[str, Any]] = {
     **_dtype_names(),
     **{place: one.function for one in OPS.values() for place in one.places},
 }
-NAMES: Final[dict[str, Any]] = {**_compat_v1.names(_OF_2), **_OF_2}
 
 
 def _from(module: str, name: str) -> Callable[[], Any]:
@@ -250,4 +249,7 @@ _LAZY_OF_2: Final[dict[str, Callable[[], Any]]] = {
         for name in ("Dataset", "TextLineDataset", "TFRecordDataset")
     },
 }
+# Names of their own in tf.compat.v1 come before those that it shares with tf.
+_SHARED: Final = {one: value for one, value in _compat_v1.names(_OF_2).items() if one not in _LAZY_OF_2}
+NAMES: Final[dict[str, Any]] = {**_SHARED, **_OF_2}
 LAZY: Final = {**{f"compat.v1.{one}": _LAZY_OF_2[one] for one in _compat_v1.shared(_LAZY_OF_2)}, **_LAZY_OF_2}
