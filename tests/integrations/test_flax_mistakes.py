@@ -144,3 +144,26 @@ def test_an_accumulator_refuses_other_gradients_and_optimizers() -> None:
         accumulator.add(nnx.state(model.inner, nnx.Param), count=1)
     with pytest.raises(ArgumentTypeError, match=r"Optimizer\n[\s\S]*optax\.MultiSteps"):
         accumulator.apply(optimizer)
+
+
+@COMPILED
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_parameter_that_the_loss_does_not_use_keeps_its_value(replicas: int, compiled: bool) -> None:
+    """Its gradient is None, for which `nnx.grad` has zeros."""
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model = Model(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    before = np.asarray(model.inner.kernel[...])
+    unused = np.asarray(model.norm.scale[...])
+
+    def replica(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(model(x) ** 2)
+        optimizer.update(model, tape.gradient(loss, nnx.state(model, nnx.Param)))
+
+    step: Callable[[Any], Any] = lambda x: strategy.run(replica, args=(x,))  # noqa: E731
+    [x] = strategy.experimental_distribute_dataset([X])
+    (mr.function(step) if compiled else step)(x)
+    np.testing.assert_array_equal(model.norm.scale[...], unused)
+    assert np.abs(np.asarray(model.inner.kernel[...]) - before).max() > 0.05

@@ -190,7 +190,7 @@ class JaxprProgram:
         return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
     def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
-        """Returns which input (by position) or constant is returned unchanged as a result; None if it is computed."""
+        """Returns the input position or constant that a result passes through unchanged; None if it is computed."""
         if isinstance(atom, Literal):
             return "constant", atom.val
         for position, variable in enumerate(self.jaxpr.invars):

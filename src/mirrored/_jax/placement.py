@@ -43,7 +43,7 @@ def movable(array: object) -> Any:
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
-    """Moves committed arrays to the devices of the first of them; returns None for tracers, or if none is committed."""
+    """Moves committed arrays to the first one's devices; returns None if none is committed or any is not concrete."""
     payloads = [payload_of(array) for array in arrays]
     if not all(type(payload) is Array for payload in payloads):
         return None

@@ -131,7 +131,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def marks_of_files(directory: Path, manifest: Manifest) -> tuple[tuple[int, int, int] | None, ...]:
-    """Returns inode, size and modification time of each of a checkpoint's files, to detect later changes.
+    """Returns the inode, size and modification time of each array file of a checkpoint, to detect later changes.
 
     A write changes at least one of them. A missing file has None.
     """

@@ -202,7 +202,7 @@ class RestoreStatus:
         return self._look().report()
 
     def assert_consumed(self) -> RestoreStatus:
-        """Raises an error unless the checkpoint and the program have the same names.
+        """Raises an error unless every name in the checkpoint matches one in the program, and vice versa.
 
         Raises:
             CheckpointMismatchError: A name is missing on one side.

@@ -71,7 +71,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def drops_padding(self) -> bool:
-        """Whether `sum` itself, and its gradient, ignore what padded slots hold."""
+        """Whether `sum` and its gradient ignore the components of padded slots, whose values are then unspecified."""
         return False
 
     @property

@@ -71,7 +71,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def as_written(self) -> bool:
-        """True: XLA must not merge equal computations of a device's replicas, which would change bits."""
+        """True: merging equal computations of a device's replicas (CSE) in XLA would change the bits of results."""
         return True
 
     @property

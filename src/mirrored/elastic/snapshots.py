@@ -76,7 +76,7 @@ class Snapshots:
             self._settled.wait_for(lambda: not self._open)
 
     def forget_all_but(self, step: int | None) -> None:
-        """Forgets all snapshots but that of a step."""
+        """Forgets all snapshots except the one taken at `step`."""
         self._kept = {one: manifest for one, manifest in self._kept.items() if one == step}
 
     def put(self, step: int, manifest: Manifest) -> None:

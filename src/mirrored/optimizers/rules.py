@@ -200,7 +200,7 @@ class Decay:
     mask: Any = None
 
     def transforms(self, scale: float | jax.Array = 1.0) -> list[optax.GradientTransformation]:
-        """Returns the optax transformation for weight decay times `scale` as a list, which is empty without decay."""
+        """Returns a list with optax's weight decay, at the rate times `scale`; an empty list if decay is disabled."""
         return [] if self.rate is None else [optax.add_decayed_weights(self.rate * scale, self.mask)]
 
 

@@ -68,7 +68,7 @@ class SlotLayout:
         )
 
     def unpack(self, state: optax.OptState) -> list[jax.Array]:
-        """Returns the arrays of an optax state, as they are stored in the optimizer's variables.
+        """Flattens an optax state to a list of arrays in stored form: random keys as key data, with the slots' dtypes.
 
         Raises:
             StructureError: The state has another structure, or a leaf has another shape.

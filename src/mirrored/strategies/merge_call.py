@@ -262,7 +262,7 @@ def call_merged(
 
 
 def enclosed_by(called: str, key: FunctionKey, outer: Sequence[ReadListener] = ()) -> tuple[tuple[str, Any], ...]:
-    """Returns the values that a user's function for `merge_call` closes over, in the format of `Merge.enclosed`.
+    """Returns the arrays, by name, that a function passed to `merge_call` closes over (`Merge.enclosed`).
 
     Args:
         called: The name of the call, for messages.

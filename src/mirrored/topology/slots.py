@@ -104,7 +104,7 @@ class Slots:
         return first + jnp.minimum(local, jnp.where(device < self.full, self.local - 1, self.local - 2))
 
     def repeated(self, own: Any, is_real: Any) -> Any:
-        """Returns one device's rows ``[local, ...]``, in which a padded slot repeats the row before it.
+        """Returns one device's rows ``[local, ...]``; the row of a padded slot becomes a copy of the previous row.
 
         Gradients do not flow from a padded slot to the row that it repeats.
 

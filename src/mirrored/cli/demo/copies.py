@@ -32,7 +32,7 @@ class Copies:
 
 
 def copies_of(strategy: mr.Strategy, variables: Sequence[mr.Variable]) -> list[Copies]:
-    """Computes a hash of every replica's copy of every variable."""
+    """Computes one hash per replica and variable: that of the replica's copy of the variable."""
     return [
         Copies(
             v.name,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
@@ -43,9 +44,20 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
         for variable in jax.tree.leaves(self, is_leaf=_is_nnx_variable):
             if _is_nnx_variable(variable) and not is_ours(held(variable)):
                 adopt(variable, type(variable).__name__)
-        return update(self, model, _summed(nnx.state(grads, self.wrt)), **kwargs)
+        gradients = _filled(nnx.state(grads, self.wrt), nnx.state(model, self.wrt))
+        return update(self, model, _summed(gradients), **kwargs)
 
     return update_over_replicas
+
+
+def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
+    """Returns the gradients with zeros for None: a parameter that the loss does not use, as `nnx.grad` returns it."""
+    return jax.tree.map(
+        lambda gradient, parameter: jnp.zeros(parameter.shape, parameter.dtype) if gradient is None else gradient,
+        grads,
+        parameters,
+        is_leaf=lambda leaf: leaf is None,
+    )
 
 
 def _check_gradients(model: PyTree, grads: PyTree) -> None:

@@ -127,7 +127,8 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
     """Returns a replacement for Keras' `distribute_data_input` that splits batches over the devices of all workers.
 
     Keras assumes that each worker passes its own part of the global batch. Here all workers read the same arrays or the
-    same dataset, so each has the global batch and contributes its own rows. Only a distributed dataset yields parts.
+    same dataset, so each has the global batch and contributes its own rows. Only a distributed dataset yields parts. A
+    batch that the devices do not divide is replicated.
 
     Args:
         called: The method of the model, for messages.

@@ -78,7 +78,7 @@ class Direct(core.CrossDeviceOps):
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
     def broadcast(self, tensor: PyTree, destinations: Destinations) -> Any:
-        """Copies a value to the replicas of `destinations`, which is another per-replica value or a variable.
+        """Copies a value to all replicas of `destinations`; for a device name, returns the value unchanged.
 
         Raises:
             ArgumentError: There are no destinations.

@@ -92,7 +92,7 @@ def _one(texts: Texts, called: str) -> bytes:
 
 @op("strings.substr")
 def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE") -> Any:
-    """Returns the parts of texts of a given length from a position on; negative positions count from the end.
+    """Returns substrings of `len` bytes or characters from `pos`; a negative `pos` counts from the end.
 
     Args:
         input: The texts.
