@@ -74,7 +74,7 @@ class Watchdog:
         self._peers: PeerConnection | None = None
 
     def start(self) -> None:
-        """Starts the watchdog's threads, connects to the other workers, and registers handlers for this process's exit."""
+        """Starts the watchdog's threads, connects to the other workers, and registers handlers for the process exit."""
         self._posting = threading.Thread(target=self._post, name="mirrored-posting", daemon=True)
         detecting = threading.Thread(target=self._detect, name="mirrored-hang-detection", daemon=True)
         start(self._posting, detecting)
