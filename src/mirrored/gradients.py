@@ -116,7 +116,8 @@ class GradientAccumulator:
             `mirrored.mirror`, or a Flax NNX model that was created in the scope, or ``nnx.state(model, nnx.Param)``.
             Of the variables of a model only the trainable ones are used.
         reduction: The loss that the gradients belong to: ``"mean"`` for the mean loss over a micro-batch on one
-            replica, ``"sum"`` for the sum.
+            replica, ``"sum"`` for the sum. Not ``average_loss``, which divides by the examples of all replicas: the
+            accumulator would divide once more (no check finds this).
         name: The first part of the accumulator's variable names.
 
     Raises:
