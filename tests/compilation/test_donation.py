@@ -51,7 +51,7 @@ class Interrupt(BaseException):
     ],
 )
 @pytest.mark.sampled(3)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_interrupts_at_random_moments_leave_the_state_whole(devices, replicas, mode, kind, steps):
     arguments = [str(one) for one in (devices, replicas, mode, kind, steps, 60)]
     done = subprocess.run([sys.executable, _PROGRAM, *arguments], capture_output=True, text=True, timeout=55)
@@ -439,7 +439,7 @@ def test_what_was_handed_out_is_copied_and_nothing_else():
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("mode", ["compiled", "eager"])
 @pytest.mark.sampled(4)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_an_exception_that_is_held_leaves_no_context_open(devices, mode):
     """As in Jupyter. In a process of its own: exceptions at any call also hit what JAX and pytest run in between."""
     program = pathlib.Path(__file__).with_name("held_exceptions.py")

@@ -32,7 +32,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_values_and_gradients(function: Callable[..., Any], dtype: str) -> None:
     found = []
     for devices in (1, 4):

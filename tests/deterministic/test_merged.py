@@ -45,7 +45,7 @@ def divided(context: Any, value: Any, w: Any) -> Any:
 
 @pytest.mark.parametrize(("replicas", "devices"), [(3, (1, 3)), (4, (1, 2, 4)), (6, (1, 3, 6))])
 @pytest.mark.parametrize("center_of", [mean, scaled, combined, chosen, divided], ids=lambda fn: fn.__name__)
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_a_center_and_its_gradient(center_of: Callable[..., Any], replicas: int, devices: tuple[int, ...]) -> None:
     found = []
     for count in devices:

@@ -101,6 +101,7 @@ CASES = [
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("program", "dtype"), CASES, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.first(3)
 def test_zeros_have_the_same_signs_on_any_number_of_devices(program, compiled, dtype):
     bits = {}
     for devices in LAYOUTS:

@@ -72,6 +72,7 @@ def program(*, deterministic: bool, last: int) -> str:
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_fit_continues_in_the_middle_of_an_epoch(start, deterministic):
     undisturbed = start(program(deterministic=deterministic, last=0), workers=1)
     job = start(program(deterministic=deterministic, last=3), workers=2)
@@ -178,6 +179,7 @@ LAST = 3 * STEPS  # early stopping ends the third epoch
 
 
 @pytest.mark.parametrize(("at", "interrupt"), [(0, 9), (STEPS, 8), (STEPS + 4, LAST), (2 * STEPS, LAST - 1)])
+@pytest.mark.first(1)
 def test_metrics_history_and_callbacks_continue(at: int, interrupt: int) -> None:
     expected = trained(Memory())
     assert expected[0] == [0, 1, 2]
@@ -201,6 +203,7 @@ def test_a_fit_that_has_stopped_does_not_begin_anew() -> None:
     np.testing.assert_array_equal(found[5][0], expected[5][0])
 
 
+@pytest.mark.long
 def test_a_snapshot_in_memory_has_precedence_over_a_backup_on_disk(tmp_path: Path) -> None:
     expected = trained(Memory())
     memory = Memory(0, 8)

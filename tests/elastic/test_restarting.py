@@ -31,6 +31,7 @@ print("result", result(checkpoint), flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_program_without_an_elastic_function_restarts_from_the_newest_checkpoint(start):
     job = start(WITHOUT_FUNCTION, workers=2)
     job.read_until(r"\[mirrored\] the program has no function with mirrored.elastic.run: after a failure all workers")
@@ -44,6 +45,7 @@ def test_a_program_without_an_elastic_function_restarts_from_the_newest_checkpoi
     assert job.results() == {undisturbed(20) + "\n"}
 
 
+@pytest.mark.long
 def test_the_restarts_of_a_program_without_an_elastic_function_are_limited(start):
     job = start("mr.MultiWorkerMirroredStrategy()\nsys.exit(3)", "--max-restarts", "1", workers=1)
     assert job.end() == 3
@@ -58,6 +60,7 @@ def test_a_strategy_outside_of_the_elastic_function_of_the_program_is_refused(mo
 
 
 @pytest.mark.parametrize("victims", [[0], pytest.param([0, 1], marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_processes_restart_from_the_copy_in_shared_memory(start, monkeypatch, victims):
     monkeypatch.setenv("MIRRORED_ELASTIC_RECOVERY", "restart")
     job = start("LAST = 2" + TRAIN.replace("train(40)", "train(30)"), workers=2)

@@ -234,7 +234,7 @@ def test_attributes_are_not_set_in_a_compiled_function() -> None:
 
 
 @both_ways
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_transforms_of_nnx_work_in_a_replica(compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -392,7 +392,7 @@ def test_parameters_set_from_an_array_that_is_written_to_again() -> None:
 
 
 @both_ways
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_modes_are_set_after_a_transform_of_nnx_in_a_replica(compiled: bool) -> None:
     strategy = two()
     with strategy.scope():

@@ -154,7 +154,7 @@ def test_replicas_compute_what_nnx_computes(name: str, layout: str, compiled: bo
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["cond and switch", "split_rngs in fork_rngs"])
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_mirrored_modules_in_cross_replica_context(name: str, expected: Any) -> None:
     kind, program = PROGRAMS[name]
     for way in (lambda call: call, mr.function):
