@@ -147,3 +147,26 @@ def test_results_of_transforms_come_from_the_function_that_is_wrapped(monkeypatc
     )
     model = nnx.jit(linear)()
     assert any(one is model for one in jax.tree.leaves(made[-1], is_leaf=lambda one: one is model))
+
+
+# Statistics
+
+
+def test_normalization_layers_call_the_function_that_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, object]] = []
+    compute = private.normalization._compute_stats
+    parameters = ["x", "axes", "dtype", "axis_name", "axis_index_groups", "use_mean", "use_fast_variance", "mask"]
+    assert list(inspect.signature(inspect.unwrap(compute)).parameters) == parameters
+
+    def wrapped(*args: object, **kwargs: object) -> object:
+        calls.append(kwargs)
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(private.normalization, "_compute_stats", wrapped)
+    nnx.BatchNorm(2, rngs=nnx.Rngs(0))(jnp.ones((3, 2)))
+    assert len(calls) == 1
+
+
+def test_axes_of_statistics_are_positive_and_without_repetitions() -> None:
+    assert private.canonical_axes(3, 0) == (0,)
+    assert sorted(private.canonical_axes(3, (0, -1, 2))) == [0, 2]

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import mirrored as mr
+from mirrored.topology.device_assignment import AXIS
 from strategies.programs import fid
 
 few = pytest.mark.ways(modes=("compiled", "folded"), replicas=(4,))
@@ -36,10 +37,10 @@ def loss(weights, x, y):
 def by_hand(mesh):
     def body(weights, x, y):
         value, gradients = jax.value_and_grad(loss)(weights, x, y)
-        value, gradients = jax.lax.pmean((value, gradients), "replica")
+        value, gradients = jax.lax.pmean((value, gradients), AXIS)
         return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
-    data = PartitionSpec("replica")
+    data = PartitionSpec(AXIS)
     equal = PartitionSpec()
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(equal, data, data), out_specs=equal, check_vma=False)
     return jax.jit(mapped, donate_argnums=0)

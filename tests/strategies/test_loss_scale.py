@@ -353,6 +353,7 @@ def test_one_replica_may_average():
 
 @pytest.mark.parametrize("driven", [False, True], ids=["batch", "loop"])
 @ALL_LAYOUTS
+@pytest.mark.first(1)
 def test_a_function_of_which_all_batches_are_uneven_is_checked_too(devices, driven):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS)
     batches = [np.ones((BATCH - 3, FEATURES), np.float32)] * 2

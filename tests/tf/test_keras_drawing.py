@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.errors import LossScaleWarning
 
 ROWS = np.zeros((8, 3), "float32")
 STRATEGIES = {
@@ -214,7 +215,9 @@ def test_the_vae_of_the_keras_guide_trains_on_two_replicas():
         vae = VAE(encoder, decoder)
         vae.compile(optimizer=tf.keras.optimizers.Adam(0.01))
     digits = (np.random.default_rng(0).random((64, 8, 8, 1)) < 0.2).astype("float32")
-    history = vae.fit(digits, epochs=4, batch_size=16, verbose=0).history
+    # The guide averages over a replica's examples, so on TensorFlow, too, the step is too large on two replicas.
+    with pytest.warns(LossScaleWarning, match="averaged over the 8 examples of one replica"):
+        history = vae.fit(digits, epochs=4, batch_size=16, verbose=0).history
     assert history["loss"][-1] < 0.9 * history["loss"][0]
     assert np.isfinite(history["kl_loss"]).all()
     # The replicas draw different numbers for equal images.

@@ -66,3 +66,9 @@ results: Any = nnx.extract
 
 normalization: Any = nnx.nn.normalization
 metrics: Any = nnx.training.metrics
+
+
+def canonical_axes(rank: int, axes: Any) -> tuple[int, ...]:
+    """Returns the axes over which a normalization layer computes statistics, positive and without repetitions."""
+    found: tuple[int, ...] = normalization._canonicalize_axes(rank, axes)
+    return found

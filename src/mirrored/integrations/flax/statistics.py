@@ -13,7 +13,7 @@ from mirrored._typing import Array
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
 from mirrored.integrations.flax.holding import held
-from mirrored.integrations.flax.private import metrics, normalization
+from mirrored.integrations.flax.private import canonical_axes, metrics, normalization
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
@@ -68,7 +68,7 @@ def _global_statistics(
 ) -> tuple[Any, Any]:
     """Returns the mean and the variance over the batches of all replicas."""
     x = jnp.asarray(x, dtype)
-    axes = normalization._canonicalize_axes(x.ndim, axes)
+    axes = canonical_axes(x.ndim, axes)
     context: Any = get_replica_context()
     real = jnp.real(x).dtype
 
