@@ -14,7 +14,7 @@ from flax import nnx
 
 import mirrored as mr
 from mirrored import integrations
-from mirrored.errors import ArgumentTypeError, ContextError, StructureError, TransformError
+from mirrored.errors import ArgumentError, ArgumentTypeError, ContextError, StructureError, TransformError
 
 ROWS = 8
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -167,3 +167,14 @@ def test_a_parameter_that_the_loss_does_not_use_keeps_its_value(replicas: int, c
     (mr.function(step) if compiled else step)(x)
     np.testing.assert_array_equal(model.norm.scale[...], unused)
     assert np.abs(np.asarray(model.inner.kernel[...]) - before).max() > 0.05
+
+
+def test_an_argument_of_other_optimizers_is_refused() -> None:
+    """optax ignores arguments that it does not know, so the gradients would be summed twice."""
+    strategy = two()
+    with strategy.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = sgd(model)
+    grads = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
+    with pytest.raises(ArgumentError, match=r"skip_gradients_aggregation[\s\S]*mirrored\.optimizers"):
+        strategy.run(lambda: optimizer.update(model, grads, skip_gradients_aggregation=True))

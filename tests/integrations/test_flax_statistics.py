@@ -150,3 +150,5 @@ def test_welford_combines_the_replicas(compiled: bool, devices: int) -> None:
     for found in (metric.compute(), mr.function(metric.compute)()):
         for name in ("mean", "standard_error_of_mean", "standard_deviation"):
             np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5)
+    metric.reset()
+    assert float(metric.compute().mean) == 0.0

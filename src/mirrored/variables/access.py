@@ -139,8 +139,8 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
         f"reading {variable.name}",
         found=f"the value of variable {variable.name!r} was read under a JAX transform ({_transform()})",
         rule="a transform outside mirrored.function and GradientTape would turn the value into a constant",
-        remedy="use mirrored.function instead of jax.jit and GradientTape instead of jax.grad, "
-        "or pass variable.read_value() as an argument",
+        remedy="use mirrored.function instead of jax.jit (models and variables are its globals or closure variables, "
+        "not its arguments) and GradientTape instead of jax.grad, or pass variable.read_value() as an argument",
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.errors import ContextError
+from mirrored.errors import ArgumentError, ContextError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, is_nested, is_ours
 from mirrored.optimizers.gradient_merge import note_summed
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
+_SKIPPING: Final = "skip_gradients_aggregation"
+
 
 def connect_optimizer() -> None:
     """Patches `nnx.Optimizer.update` to all-reduce gradients over replicas before it applies them.
@@ -37,6 +39,14 @@ def connect_optimizer() -> None:
 def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
     def update_over_replicas(self: Optimizer[Any], model: PyTree, grads: PyTree = None, /, **kwargs: Any) -> Any:
+        if _SKIPPING in kwargs:
+            raise ArgumentError(
+                "nnx.Optimizer.update",
+                found=f"the argument {_SKIPPING} was given",
+                rule="nnx.Optimizer always sums the gradients of all replicas",
+                remedy="pass each replica's own gradients, without an all_reduce before; transforms in the optimizer "
+                "(optax.chain) change the sums; mirrored.optimizers take the argument",
+            )
         if grads is None or not _is_distributed(model):
             if grads is not None:
                 _check_gradients(model, grads)

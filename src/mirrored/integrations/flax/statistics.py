@@ -113,7 +113,8 @@ def _statistics_of(metric: Any) -> Any:
     context: Any = get_replica_context()
     count, mean, m2 = (_value(variable) for variable in (metric.count, metric.mean, metric.m2))
     total = context.all_reduce(ReduceOp.SUM, count)
-    overall = context.all_reduce(ReduceOp.SUM, jnp.where(count > 0, mean * count, 0)) / total
+    # After `reset`, the mean is 0, as that of the metric on one device.
+    overall = context.all_reduce(ReduceOp.SUM, jnp.where(count > 0, mean * count, 0)) / jnp.maximum(total, 1)
     deviations = jnp.where(count > 0, m2 + count * (mean - overall) ** 2, 0)
     variance = context.all_reduce(ReduceOp.SUM, deviations) / total
     deviation = variance**0.5
