@@ -97,12 +97,14 @@ class _NotAnArray(DistributedValues):
         locals()[f"__{_operation}__"] = _refuse(f"__{_operation}__")
     del _operation
 
-    def __getattr__(self, name: str) -> Any:
-        # JAX looks this method up on the instance. The class has none: code that asks the class whether its instances
-        # are arrays gets the right answer.
-        if name == "__jax_array__":
-            return functools.partial(_refuse("__jax_array__"), self)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    if not TYPE_CHECKING:  # type checkers report names that the class does not have
+
+        def __getattr__(self, name: str) -> Any:
+            # JAX looks this method up on the instance. The class has none: code that asks the class whether its
+            # instances are arrays gets the right answer.
+            if name == "__jax_array__":
+                return functools.partial(_refuse("__jax_array__"), self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __format__(self, spec: str) -> str:
         return str(self) if not spec else _refuse(f"__format__ ({spec!r})")(self)
