@@ -8,7 +8,8 @@ RUN     = $(VENV)/bin/python
 PYTEST  = $(RUN) -m pytest
 WORKERS ?= 2
 # What must hold on every supported JAX: all but the demo, the examples and the tools around them.
-CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "not slow and not chaos"
+CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "$(CORE_MARKS)"
+CORE_MARKS ?= not slow and not chaos
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-long explore soak guarantees guarantees-sources test-slow test-lowest bench bench-quick bench-peers bench-previous \
