@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from flax import nnx
 
 import mirrored as mr
+from mirrored.checkpoint import Checkpoint
 
 LAYOUTS = pytest.mark.parametrize("devices", [1, 2, 4], ids=["1x4", "2x2", "4x1"])
 COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -147,8 +149,49 @@ def test_welford_combines_the_replicas(compiled: bool, devices: int) -> None:
     for x in batches(ROWS):
         plain.update(loss=jnp.asarray(x))
     expected = plain.compute()
-    for found in (metric.compute(), mr.function(metric.compute)()):
+    read = [metric, mr.unmirror(metric), nnx.clone(metric), nnx.merge(*nnx.split(metric))]
+    results = [one.compute() for one in read] + [mr.function(metric.compute)()]
+    results += strategy.local_results(strategy.run(metric.compute))[:1]
+    for found in results:
         for name in ("mean", "standard_error_of_mean", "standard_deviation"):
             np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5)
     metric.reset()
     assert float(metric.compute().mean) == 0.0
+
+
+@COMPILED
+def test_welford_is_restored_from_a_checkpoint(compiled: bool, tmp_path: Path) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        metric, restored = nnx.metrics.Welford("loss"), nnx.metrics.Welford("loss")
+
+    def step(x: Any, metric: Any = metric) -> None:
+        strategy.run(lambda x: metric.update(loss=x), args=(x,))
+
+    [first, second] = [batches(8)[0], batches(8)[0] * 2 + 1]
+    [x, y] = strategy.experimental_distribute_dataset([first, second])
+    (mr.function(step) if compiled else step)(x)
+    Checkpoint(metric=metric).write(tmp_path / "metric")
+    Checkpoint(metric=restored).restore(tmp_path / "metric")
+    step(y, restored)
+    plain = nnx.metrics.Welford("loss")
+    for values in (first, second):
+        plain.update(loss=jnp.asarray(values))
+    np.testing.assert_allclose(restored.compute().standard_deviation, plain.compute().standard_deviation, rtol=1e-5)
+
+
+def test_welford_takes_empty_parts() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:4])
+    with strategy.scope():
+        metric = nnx.metrics.Welford("loss")
+    values = np.array([1.0, 4.0], np.float32)
+    for x in strategy.experimental_distribute_dataset([values]):
+        strategy.run(lambda x: metric.update(loss=x), args=(x,))
+    assert float(metric.compute().mean) == 2.5
+    assert float(metric.compute().standard_deviation) == 1.5
+
+
+def test_welford_made_outside_the_scope_is_refused() -> None:
+    metric = nnx.metrics.Welford("loss")
+    with pytest.raises(mr.errors.ContextError, match=r"outside strategy\.scope\(\)"):
+        mr.MirroredStrategy(jax.devices()[:2]).run(lambda: metric.update(loss=jnp.ones(2)))

@@ -5,10 +5,12 @@ The class of the NNX variable, such as `nnx.Param`, decides which kind of `mirro
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,7 @@ from mirrored.errors import ContextError
 from mirrored.extras import load
 from mirrored.integrations.flax.private import (
     MetricState,
+    metadata_of,
     move_to_current_trace,
     raw_value_slot,
     trace_of_module,
@@ -239,9 +242,30 @@ def adopt_made_in_scope(value: object) -> None:
             adopt(variable, "/".join(map(str, path)))
 
 
+# Metrics whose state is mirrored instead of one component per replica.
+
+_mirrors_statistics: contextvars.ContextVar[bool] = contextvars.ContextVar("_mirrors_statistics", default=False)
+# The name in the metadata of an NNX variable, which copies of the variable keep.
+_MIRRORED_STATISTIC: Final = "mirrored_statistic"
+
+
+@contextlib.contextmanager
+def mirrored_statistics() -> Iterator[None]:
+    """Mirrors the states of metrics that are created in a ``with`` block."""
+    token = _mirrors_statistics.set(True)
+    try:
+        yield
+    finally:
+        _mirrors_statistics.reset(token)
+
+
 def _made(variable: NNXVariable[Any], value: Array | HostArray, name: str) -> Variable:
     name = name or type(variable).__name__
     if isinstance(variable, MetricState):
+        metadata = metadata_of(variable)
+        if _mirrors_statistics.get() or _MIRRORED_STATISTIC in metadata:
+            metadata[_MIRRORED_STATISTIC] = True
+            return Variable(value, trainable=False, name=name)
         return statistic_of(value, name, VariableAggregation.SUM)
     trainable = isinstance(variable, nnx.Param)
     shared = trainable or isinstance(variable, (nnx.OptState, nnx.RngState))
