@@ -94,7 +94,7 @@ put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 class ThreadState(NamedTuple):
     """JAX's state of a thread: the current trace, the axis environment, and the tracing-cache tokens of `caches`."""
 
-    trace: Any
+    trace: Any  # JAX exports neither type
     axis_env: Any
     token: Hashable
     replica_token: Hashable

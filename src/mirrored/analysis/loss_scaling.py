@@ -30,7 +30,7 @@ from mirrored.errors import LossScaleWarning
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "copy_p", "device_put", "expand_dims", "reshape", "squeeze"}
-    | {"pvary", "reduce_precision", "slice", "transpose"}
+    | {"reduce_precision", "slice", "transpose"}
 )
 _SEPARATE: Final = frozenset({"optimization_barrier", "pvary"})  # each result is the operand at its position
 _UNARY: Final[dict[str, Callable[[float], float]]] = {"neg": lambda x: -x, "abs": abs}

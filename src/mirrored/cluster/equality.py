@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored.cluster.joining import difference
 from mirrored.errors import DisagreementError
 
@@ -88,5 +89,6 @@ def check_properties(
         )
         if deterministic:
             raise DisagreementError(called, found=found, rule=rule, remedy=f"{remedy}; or omit deterministic=True")
-        warnings.warn(f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}", stacklevel=5)
+        message = f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}"
+        warnings.warn(message, UserWarning, stacklevel=user_stacklevel())
         return

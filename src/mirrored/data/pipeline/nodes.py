@@ -288,7 +288,7 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
         node: The inner dataset.
         run: The run of the outer step.
         number: The index of the inner dataset.
-        outer: The outer step.
+        outer: The outer step, which has a `seed`.
     """
     seed = run.seeds.get(id(outer), outer.seed)
     drawn = {
