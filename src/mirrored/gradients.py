@@ -240,7 +240,7 @@ class GradientAccumulator:
         if found == [path for path, _ in self._paths]:
             leaves = [leaf for leaf, (_, used) in zip(leaves, self._paths, strict=True) if used]
         elif not isinstance(gradients, list | tuple):
-            leaves = [] if self._variables else leaves
+            leaves = []  # another structure, which the error names
         wanted = [tuple(variable.shape) for variable in self._variables]
         shapes = [None if gradient is None else jnp.shape(gradient) for gradient in leaves]
         fits = len(shapes) == len(wanted) and all(a is None or a == b for a, b in zip(shapes, wanted, strict=True))
