@@ -28,7 +28,7 @@ help:
 	@echo "make bench-peers  installs TensorFlow and PyTorch for the benchmarks, in separate environments"
 	@echo "make bench-previous  installs the previous JAX, for the benchmarks' comparison of versions"
 	@echo "make lint         runs the linter, the format check and the type checkers, these also over programs of users"
-	@echo "make docs         builds the documentation site into docs/_build/html; make docs-execute: executes the tutorials first"
+	@echo "make docs         builds the documentation site into build/docs/html; make docs-execute: executes the tutorials first"
 	@echo "make docs-check   builds it without executing the tutorials, as CI does: links, references, images (3 minutes)"
 	@echo "make docs-test    opens the built site in headless Chromium: console, search, pictures of pages"
 	@echo "make test-lowest  runs the core of the suite on the lowest supported Python and JAX"
@@ -107,23 +107,24 @@ bench-previous: .venv-previous/.installed
 	  .venv-torch/bin/python -m pip install --quiet numpy torch==2.13.0
 	@touch $@
 
-# The tutorials' outputs are kept in a cache; a build executes only those whose cells have changed.
-SPHINX = $(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+# The site is built outside docs/, whose pages the tests and tools list. The tutorials' outputs are kept in a cache; a
+# build executes only those whose cells have changed.
+SPHINX = $(RUN) -m sphinx -W --keep-going -q -b html docs build/docs/html
 
 docs: $(VENV)/.installed-docs
 	PYTHONPATH=src $(SPHINX)
-	@echo "open docs/_build/html/index.html"
+	@echo "open build/docs/html/index.html"
 
 # What CI checks of the site: links, references, images, undocumented names. The tutorials run in make test-long.
 docs-check: $(VENV)/.installed-docs
-	PYTHONPATH=src $(RUN) -m sphinx -W --keep-going -q -b html -D nb_execution_mode=off docs docs/_build/check
+	PYTHONPATH=src $(RUN) -m sphinx -W --keep-going -q -b html -D nb_execution_mode=off docs build/docs/check
 
 docs-execute: $(VENV)/.installed-docs
-	rm -rf docs/_build
+	rm -rf build/docs
 	PYTHONPATH=src $(SPHINX)
 
 docs-test: docs
-	$(RUN) tools/test_site.py docs/_build/html
+	$(RUN) tools/test_site.py build/docs/html
 
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check
@@ -158,4 +159,4 @@ test-gpu-dry-run: .venv-gpu/.installed
 	  $(if $(PIECES),--only $(PIECES))
 
 clean:
-	rm -rf .venv .venv-sources .venv-lowest .venv-gpu .venv-previous .venv-tensorflow .venv-torch benchmarks/.results demo_report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sources .venv-lowest .venv-gpu .venv-previous .venv-tensorflow .venv-torch benchmarks/.results build demo_report .pytest_cache .mypy_cache .ruff_cache .hypothesis

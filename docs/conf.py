@@ -31,7 +31,7 @@ extensions = [
     "gallery",
     "public_names",
 ]
-exclude_patterns = ["_build", "_extensions"]
+exclude_patterns = ["_extensions"]
 html_theme = "sphinx_book_theme"
 html_title = "mirrored"
 html_static_path = ["_static"]
@@ -64,7 +64,7 @@ myst_heading_anchors = 4
 # Tutorials: Python files that Jupytext reads as notebooks.
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "cache"
-nb_execution_cache_path = os.environ.get("MIRRORED_DOCS_CACHE", str(HERE / "_build" / ".jupyter_cache"))
+nb_execution_cache_path = os.environ.get("MIRRORED_DOCS_CACHE", str(HERE.parent / "build" / "docs" / ".jupyter_cache"))
 nb_execution_timeout = 180
 nb_execution_raise_on_error = True
 nb_merge_streams = True

@@ -40,8 +40,7 @@ class CodeBlock:
 
 def pages() -> list[Path]:
     """Returns the pages that users and contributors read."""
-    found = (path for path in (ROOT / "docs").rglob("*") if path.suffix in {".md", ".rst"})
-    docs = sorted(path for path in found if "_build" not in path.parts)
+    docs = sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix in {".md", ".rst"})
     docs += sorted((ROOT / "docs" / "tutorials").glob("*.py"))
     return [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS", "examples/README")), *docs]
 

@@ -28,7 +28,7 @@ _MODULE: Final = re.compile(r"^\.\. public-names:: (\S+)$", re.MULTILINE)
 
 def _sources(*suffixes: str) -> list[Path]:
     found = (path for path in DOCS.rglob("*") if path.suffix in suffixes)
-    return [path for path in sorted(found) if not {"_build", "_extensions"} & set(path.relative_to(DOCS).parts)]
+    return [path for path in sorted(found) if "_extensions" not in path.relative_to(DOCS).parts]
 
 
 def tutorials() -> list[Path]:

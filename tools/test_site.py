@@ -2,7 +2,7 @@
 """Opens the built documentation site in headless Chromium: console messages, layout, search, pictures of pages.
 
     make docs-test
-    python tools/test_site.py docs/_build/html --pictures site_pictures
+    python tools/test_site.py build/docs/html --pictures site_pictures
 
 Chromium resolves no host but localhost, so a page that needs anything from the network fails. The tool fails if a page
 logs an error or has a part that another host serves, if something on it is cut off or sticks out of the window, or if
