@@ -112,11 +112,9 @@ class Function(Code):
             program = self._quick.get(quick)
             if program is not None:
                 return program(arrays)
-        return self._call_by_key(args, kwargs, here.strategies, quick)
+        return self._call_by_key(args, kwargs, here, quick)
 
-    def _call_by_key(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...], quick: Hashable
-    ) -> Any:
+    def _call_by_key(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient, quick: Hashable) -> Any:
         """Runs the program for these arguments by their full signature, where `quick_key` has found no program.
 
         Also stores the program under the quick key, which later calls compute without flattening the arguments.
@@ -124,12 +122,12 @@ class Function(Code):
         if self._input_signature is not None:
             args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
         try:
-            arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
+            arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
-            self._notice_ragged(args, kwargs, strategies)
+            self._notice_ragged(args, kwargs, here)
             return self._as_python(*args, **kwargs)
         try:
-            program = self._program(arguments, strategies)
+            program = self._program(arguments, here)
         except IteratedWhileTracing:
             self._driver = Driver(self._alike)
             return self._driven(args, kwargs)
@@ -161,10 +159,9 @@ class Function(Code):
 
     def _call_steps(self, batches: Sequence[Any]) -> Any:
         """Runs `steps_per_call` steps, one per batch, in one dispatch."""
-        strategies = ambient().strategies
-        device_assignment = strategies[-1].device_assignment if strategies else None
-        steps = flatten_steps(steps_of(batches, self._steps, self._name), device_assignment, self._name)
-        return self._undriven(steps[0], strategies)([array for step in steps for array in step.arrays])
+        here = ambient()
+        steps = flatten_steps(steps_of(batches, self._steps, self._name), here.device_assignment, self._name)
+        return self._undriven(steps[0], here)([array for step in steps for array in step.arrays])
 
     def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
         results = [self.python_function(*args) for args in steps_of(batches, self._steps, self._name)]
@@ -184,10 +181,10 @@ class Function(Code):
         except StopIteration as end:
             raise exhausted(self._name) from end
 
-    def _program(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
+    def _program(self, arguments: Arguments, here: Ambient) -> Program:
         # The key holds the strategies themselves, not their ids, because a new object can have the id of a deleted one.
         # The trace settings are those on which JAX's own caches depend: x64, matmul precision, mesh, ...
-        key = (arguments.key, strategies, ambient().replica is None, trace_settings(), sizes_of_resizables())
+        key = (arguments.key, here.strategies, here.replica is None, trace_settings(), sizes_of_resizables())
         program = self._programs.get(key)
         if program is None:
             with tracing:
@@ -196,10 +193,10 @@ class Function(Code):
                     program = self._programs[key] = without_turns(lambda: self._traced(arguments))
         return program
 
-    def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
+    def _undriven(self, arguments: Arguments, here: Ambient) -> Program:
         """Returns the program for these arguments; raises an error if the function iterates over a dataset."""
         try:
-            return self._program(arguments, strategies)
+            return self._program(arguments, here)
         except IteratedWhileTracing:
             raise iterating(self._name) from None
 
@@ -244,14 +241,14 @@ class Function(Code):
         self._traces += 1
         return program, python_state.frozen()
 
-    def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...]) -> None:
+    def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> None:
         if self._has_met_ragged:
             return
         self._has_met_ragged = True
         log_ragged(self.python_function, self._name)
         if self._programs:
             return
-        arguments = flatten_arguments(*evened(args, kwargs), strategies[-1].device_assignment if strategies else None)
+        arguments = flatten_arguments(*evened(args, kwargs), here.device_assignment)
         with tracing:
             trace = functools.partial(Program, self.traced_function, arguments, donate=False, owner=self)
             check_scale(self.python_function, self._name, arguments.leaves, lambda: without_turns(trace))
@@ -266,9 +263,9 @@ class Function(Code):
         Returns:
             A `jax.stages.Lowered`: `lower(x).compile().as_text()` is the optimized HLO.
         """
-        strategies = ambient().strategies
-        arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
-        return self._undriven(arguments, strategies).lower(arguments.arrays)
+        here = ambient()
+        arguments = flatten_arguments(args, kwargs, here.device_assignment)
+        return self._undriven(arguments, here).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """Traces this function for the given arguments, and returns the traced program as a `ConcreteFunction`.
@@ -287,11 +284,9 @@ class Function(Code):
             args = tuple(self._input_signature)
         concrete = ConcreteFunction(self, self.python_function, args, kwargs, self._name)
         example = concrete.example()
-        if example is not None and ambient().store is None and not functions_run_eagerly():
-            strategies = ambient().strategies
-            concrete.program = self._undriven(
-                flatten_arguments(*example, strategies[-1].device_assignment if strategies else None), strategies
-            )
+        here = ambient()
+        if example is not None and here.store is None and not functions_run_eagerly():
+            concrete.program = self._undriven(flatten_arguments(*example, here.device_assignment), here)
         return concrete
 
     def experimental_get_tracing_count(self) -> int:

@@ -45,6 +45,11 @@ class Ambient:
     creators: tuple[Callable[..., Any], ...] = ()
 
     @property
+    def device_assignment(self) -> Any:
+        """The device assignment of the current strategy; None for the default strategy and outside of any."""
+        return self.strategies[-1].device_assignment if self.strategies else None
+
+    @property
     def is_in_replica_context(self) -> bool:
         """Whether the thread is in replica context: in a replica of a run, or outside of any strategy."""
         return self.replica is not None or not (self.strategies or self.runner is not None)
