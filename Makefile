@@ -7,6 +7,8 @@ LOWEST_PYTHON ?= $(shell scripts/find_python 3.11 3.11 --anywhere || scripts/fin
 RUN     = $(VENV)/bin/python
 PYTEST  = $(RUN) -m pytest
 WORKERS ?= 2
+# Tests start hundreds of processes. Without files of bytecode, each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 # What must hold on every supported JAX: all but the demo, the examples and the tools around them.
 CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "$(CORE_MARKS)"
 CORE_MARKS ?= not slow and not chaos
