@@ -7,9 +7,9 @@ medians over the rounds; the ratio is the median of the rounds' ratios.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
@@ -106,4 +106,6 @@ def measure(rounds: int = 15) -> Result:
 
 
 if __name__ == "__main__":
-    print(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 15))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rounds", nargs="?", type=int, default=15)
+    print(measure(parser.parse_args().rounds))
