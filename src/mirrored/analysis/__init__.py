@@ -7,6 +7,7 @@ In the order in which one module builds on the other:
 - `value_numbering`: which variables hold the same value, for the virtual replicas of one device.
 - `replication_check`: the proof that the replicas assign equal values, and the error that explains why they do not.
 - `loss_scaling`: losses that are averaged over the per-replica batch although their gradients are summed over replicas.
+- `loss_scale_check`: the warning about them.
 
 `strategies.compiled` calls the checks after it has traced the body of a run.
 """

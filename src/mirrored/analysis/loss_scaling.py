@@ -5,14 +5,19 @@ mean starts with ``1 / (b * replicas)``. Both are constants of the body's jaxpr:
 differentiation starts, divided by numbers, broadcast to the shape of the batch, and combined with values that depend on
 the batch. The analysis considers only such divisors. A number that is not derived from that 1 (the 0.5 in the
 derivative of `maximum`) or that multiplies the loss (a coefficient, as in ``0.5 * jnp.sum(losses)``) does not indicate
-a mean. The analysis interprets the body once, in order, and follows calls. Loops and branches are opaque to it.
+a mean.
+
+A weighted or masked mean divides by a sum over one replica's examples, such as ``jnp.sum(mask)``, which is not a
+constant. The analysis follows sums that are computed from the arguments of one replica alone. A sum over all replicas
+is the result of a collective, or is computed from the arguments of several replicas of one device.
+
+The analysis interprets the body once, in order, and follows calls. Loops and branches are opaque to it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Sequence, Set
 from itertools import chain, combinations
 from typing import Any, Final
@@ -20,18 +25,19 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.jaxprs import Call, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, constants_of, kinds_of
-from mirrored._jax.source_lines import source_line, user_stacklevel
+from mirrored._jax.jaxprs import Call, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Plain, constants_of, kinds_of
+from mirrored._jax.source_lines import source_line
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
-from mirrored.analysis.replication_check import ReplicationCheck
-from mirrored.errors import LossScaleWarning
 
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "copy_p", "device_put", "expand_dims", "reshape", "squeeze"}
     | {"reduce_precision", "slice", "transpose"}
 )
+_SUMS: Final = frozenset({"dot_general", "reduce_sum"})
+# What a program does to a sum of weights before it divides by it. A square root makes a norm or a deviation of it.
+_KEEPS_SUM: Final = _KEEPS_VALUE | {"abs", "add", "clamp", "div", "max", "min", "mul", "neg", "select_n"}
 _SEPARATE: Final = frozenset({"optimization_barrier", "pvary"})  # each result is the operand at its position
 _UNARY: Final[dict[str, Callable[[float], float]]] = {"neg": lambda x: -x, "abs": abs}
 _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
@@ -50,10 +56,12 @@ class Mean:
     Attributes:
         size: The batch size by which the mean divides.
         where: The line of user code, or None if it is unknown.
+        weighted: Whether it divides by a sum over the batch, such as a sum of weights, instead of the batch size.
     """
 
     size: int
     where: str | None
+    weighted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +74,12 @@ class _Value:
             coefficients. None if the constant is not derived from that 1.
         broadcast: The divisor when the constant was broadcast, and the shape of the result. If it was broadcast several
             times, the first shape that may be the batch counts, or else the last one. None if there was no broadcast.
-        depends: Whether the value depends on the per-replica batch.
+        replicas: The local replicas on whose batch the value depends; a bit for each.
+        data: Whether the value is computed from per-replica arguments and constants alone: not from variables, and not
+            by collectives.
+        sums: Whether every element is computed from sums over the examples of one replica's `data`.
+        weighted: Whether such sums divide the 1 from which the value is derived.
+        weights: Whether the value is `data` divided by such sums, as normalized weights are.
         means: The means over the batch whose derivatives the value contains.
         rescaled: The divisions by the number of replicas of values that contained such a derivative; a bit for each.
         divided: All divisions by the number of replicas of values on which this value depends; a bit for each.
@@ -75,10 +88,19 @@ class _Value:
     constant: float | None = None
     divisor: float | None = None
     broadcast: tuple[float, tuple[int, ...]] | None = None
-    depends: bool = False
+    replicas: int = 0
+    data: bool = False
+    sums: bool = False
+    weighted: bool = False
+    weights: bool = False
     means: frozenset[Mean] = frozenset()
     rescaled: int = 0
     divided: int = 0
+
+    @property
+    def depends(self) -> bool:
+        """Whether the value depends on the per-replica batch."""
+        return self.replicas > 0
 
 
 _UNKNOWN: Final = _Value()
@@ -143,20 +165,27 @@ class LossScaling:
 
     Args:
         jaxpr: The jaxpr of the body.
-        batched: For each constant and input of the body, whether it is a per-replica argument.
+        owners: For each constant and input of the body, the local replica whose argument it is, or None.
         constants: The values of the constants.
         num_replicas: The number of replicas.
+        axis: The mesh axis of the devices.
     """
 
     def __init__(
-        self, jaxpr: Jaxpr | ClosedJaxpr, batched: Sequence[bool], constants: Sequence[Any], num_replicas: int
+        self,
+        jaxpr: Jaxpr | ClosedJaxpr,
+        owners: Sequence[int | None],
+        constants: Sequence[Any],
+        num_replicas: int,
+        axis: str,
     ) -> None:
         variables = (*jaxpr.constvars, *jaxpr.invars)
-        inputs: list[Any] = [var for var, is_batched in zip(variables, batched, strict=True) if is_batched]
+        inputs = {var: owner for var, owner in zip(variables, owners, strict=True) if owner is not None}
         self._replicas = num_replicas
-        self._sizes: set[int] = {var.aval.shape[0] for var in inputs if getattr(var.aval, "shape", ())} - {0, 1}
+        self._axis = axis
+        self._sizes: set[int] = {_shape(var)[0] for var in inputs if _shape(var)} - {0, 1}
         self._divisions = _Divisions(self._may_be_batch)
-        self._known: dict[Any, _Value] = {var: _Value(depends=True) for var in inputs}
+        self._known: dict[Any, _Value] = {var: _Value(replicas=1 << owner, data=True) for var, owner in inputs.items()}
         for var, constant in zip(jaxpr.constvars, constants, strict=False):
             self._known.setdefault(var, _constant(constant))
         if self._sizes:
@@ -193,7 +222,7 @@ class LossScaling:
         return [self._known.get(atom, _UNKNOWN) for atom in atoms], {tuple(atom.aval.shape) for atom in atoms}
 
     def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], calls: Sequence[JaxprEqn]) -> None:
-        for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, None), strict=True):
+        for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, self._axis), strict=True):
             operands = [
                 _number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in eqn.invars
             ]
@@ -204,6 +233,8 @@ class LossScaling:
                 known.update(zip(eqn.outvars, operands, strict=True))
                 continue
             result = self._apply(eqn, operands, calls)
+            if not isinstance(kind, Plain) or kind.jaxprs:
+                result = dataclasses.replace(result, data=False, sums=False)
             known.update((var, result) for var in eqn.outvars)
 
     def _call(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[_Value], calls: Sequence[JaxprEqn]) -> list[_Value]:
@@ -214,24 +245,65 @@ class LossScaling:
         return [_number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in jaxpr.outvars]
 
     def _apply(self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]) -> _Value:
-        name, shape = eqn.primitive.name, getattr(eqn.outvars[0].aval, "shape", ()) if eqn.outvars else ()
+        name, shape = eqn.primitive.name, _shape(eqn.outvars[0]) if eqn.outvars else ()
         constant = _computed(name, operands)
         if constant is not None:
             divisor = self._divisor(name, operands)
-            return _Value(constant, divisor, self._broadcast_of(name, operands, divisor, shape))
+            return _Value(constant, divisor, self._broadcast_of(name, operands, divisor, shape), data=True)
         means = frozenset(chain.from_iterable(operand.means for operand in operands))
-        depends = any(operand.depends for operand in operands)
-        if depends:
-            means |= self._means_formed(eqn, operands, calls)
-        rescaled = divided = 0
+        replicas = rescaled = divided = 0
         for operand in operands:
+            replicas |= operand.replicas
             rescaled, divided = rescaled | operand.rescaled, divided | operand.divided
-        if self._divides(name, operands):
-            bit = self._divisions.add(tuple(shape), divided, depends)
+        if replicas:
+            means |= self._means_formed(eqn, operands, calls)
+        divides = self._divides(name, operands)
+        if divides:
+            bit = self._divisions.add(tuple(shape), divided, replicas > 0)
             divided |= bit
             if not self._divisions.is_derivative(bit) and any(operand.means for operand in operands):
                 rescaled |= bit
-        return _Value(depends=depends, means=means, rescaled=rescaled, divided=divided)
+        data = all(operand.data for operand in operands)
+        return _Value(
+            replicas=replicas,
+            data=data,
+            sums=data and replicas.bit_count() == 1 and self._is_sum(eqn, operands),
+            weighted=not divides and self._is_weighted(name, operands),
+            weights=data and _is_divided_by_sum(name, operands, lambda first: first.depends or first.weights),
+            means=means,
+            rescaled=rescaled,
+            divided=divided,
+        )
+
+    def _is_sum(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
+        """Returns whether an operation sums over the examples, or computes its result from such sums."""
+        name = eqn.primitive.name
+        if name in _SUMS:
+            axes = eqn.params.get("axes", (0,))
+            over_batch = 0 in axes or not _shape(eqn.outvars[0])
+            return over_batch and any(
+                operand.depends and self._may_be_batch((*_shape(atom), 1))
+                for operand, atom in zip(operands, eqn.invars, strict=True)
+            )
+        cases = operands[1:] if name == "select_n" else operands
+        changing = [operand for operand in cases if operand.depends]
+        return name in _KEEPS_SUM and bool(changing) and all(operand.sums for operand in changing)
+
+    def _is_weighted(self, name: str, operands: Sequence[_Value]) -> bool:
+        """Returns whether an operation divides what is derived from the initial 1 by sums over one replica's examples.
+
+        A divisor that contains the number of replicas is that of an average over replicas.
+        """
+        if _is_divided_by_sum(name, operands, lambda first: first.weighted or self._is_unscaled(first.divisor)):
+            return True
+        if name in ("mul", "div"):
+            others = [operand for operand in operands if not operand.weighted]
+            kept = all(operand.constant is not None for operand in others)
+            return kept and operands[0].weighted | (name == "mul" and operands[-1].weighted)
+        return (name in _KEEPS_VALUE or name in _UNARY) and operands[0].weighted
+
+    def _is_unscaled(self, divisor: float | None) -> bool:
+        return divisor is not None and (self._replicas == 1 or divisor % self._replicas > _TOLERANCE)
 
     def _broadcast_of(
         self, name: str, operands: Sequence[_Value], divisor: float | None, shape: tuple[int, ...]
@@ -271,12 +343,26 @@ class LossScaling:
 
         The source line of a mean is that of the equation, or else that of the innermost call around it that has one.
         """
+        where = next(filter(None, map(source_line, (eqn, *calls))), None)
         found = set()
         for operand in operands:
             size = None if operand.broadcast is None else self._averaged_size(*operand.broadcast)
             if size is not None:
-                found.add(Mean(size, next(filter(None, map(source_line, (eqn, *calls))), None)))
+                found.add(Mean(size, where))
+        if self._replicas > 1 and self._is_weighting(eqn, operands):
+            found.add(Mean(_shape(eqn.outvars[0])[0], where, weighted=True))
         return frozenset(found)
+
+    def _is_weighting(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
+        """Returns whether an equation combines a derivative with the weights or examples of a weighted mean."""
+        if not _shape(eqn.outvars[0]) or not self._may_be_batch(_shape(eqn.outvars[0])):
+            return False
+        if any(operand.weighted for operand in operands):
+            return any(operand.depends and not operand.weighted for operand in operands)
+        derivatives = [
+            operand.broadcast is not None and self._is_unscaled(operand.broadcast[0]) for operand in operands
+        ]
+        return any(derivatives) and any(operand.weights for operand in operands)
 
     def _averaged_size(self, divisor: float, shape: tuple[int, ...]) -> int | None:
         """Returns the per-replica batch size if `divisor` contains it as a factor but not the global batch size."""
@@ -303,6 +389,14 @@ class LossScaling:
         return _among(abs(factor) if name == "div" else 1 / abs(factor), {float(self._replicas)})
 
 
+def _is_divided_by_sum(name: str, operands: Sequence[_Value], is_dividend: Callable[[_Value], bool]) -> bool:
+    return name == "div" and not operands[0].sums and operands[1].sums and is_dividend(operands[0])
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
 def _computed(name: str, operands: Sequence[_Value]) -> float | None:
     """Returns the constant that an operation computes from constants, or None if the result is unknown."""
     numbers = [operand.constant for operand in operands]
@@ -323,9 +417,9 @@ def _among(number: float, candidates: set[float]) -> bool:
 
 def _number(value: Operand) -> _Value:
     if np.shape(value) or not _is_real(value):
-        return _UNKNOWN
+        return _Value(data=True)
     number = float(value)  # During tracing, comparing an array would return a tracer.
-    return _Value(number, 1.0 if number == 1 else None)
+    return _Value(number, 1.0 if number == 1 else None, data=True)
 
 
 def _constant(value: Operand) -> _Value:
@@ -335,56 +429,3 @@ def _constant(value: Operand) -> _Value:
 def _is_real(value: Operand) -> bool:
     dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
     return bool(jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))
-
-
-# Warns of gradients of the wrong scale that an optimizer sums over replicas.
-
-
-def check_loss_scale(
-    called: str,
-    rows: Sequence[Sequence[Any]],
-    scale: LossScaling,
-    analysis: ReplicationCheck,
-    num_replicas: int,
-) -> None:
-    """Warns if gradients come from a mean over the per-replica batch, or are reduced already.
-
-    Args:
-        called: The method that sums the gradients over replicas.
-        rows: The gradients of the local replicas, for each variable, as variables of the traced replica function.
-        scale: The loss scaling analysis of this function.
-        analysis: Its replication check.
-        num_replicas: The number of replicas.
-    """
-    firsts = [row[0] for row in rows]
-    means = scale.means_in(firsts)
-    if means:
-        _warn_of_mean(called, means[0], num_replicas)
-    elif num_replicas > 1 and scale.are_totals(firsts) and all(analysis.same(row) for row in rows):
-        _warn_of_totals(called, num_replicas)
-
-
-def _warn_of_totals(called: str, replicas: int) -> None:
-    warnings.warn(
-        f"{called} sums the gradients of {replicas} replicas, and they are equal on all replicas, because they were "
-        f"reduced before: the step is {replicas} times too large\n"
-        "  rule:   the gradients of all replicas are reduced once\n"
-        f"  remedy: omit the all_reduce, because {called} sums over replicas; optimizers of mirrored.optimizers take "
-        "skip_gradients_aggregation=True for gradients that are reduced already",
-        LossScaleWarning,
-        stacklevel=user_stacklevel(),
-    )
-
-
-def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
-    where = f" ({mean.where})" if mean.where else ""
-    warnings.warn(
-        f"{called} sums the gradients of {replicas} replicas, and the loss{where} is averaged over the {mean.size} "
-        f"examples of one replica: the step is {replicas} times too large\n"
-        "  rule:   a replica's loss must be its contribution to the mean over the global batch\n"
-        "  remedy: loss = mirrored.losses.average_loss(per_example_losses) (tf.nn.compute_average_loss in "
-        "mirrored.tf); or, if all per-replica batches have one size, divide the mean by "
-        "get_strategy().num_replicas_in_sync",
-        LossScaleWarning,
-        stacklevel=user_stacklevel(),
-    )

@@ -25,7 +25,8 @@ from mirrored._jax.local_collectives import PLACEHOLDERS
 from mirrored._jax.placement import unplaced
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
 from mirrored._typing import Leaf
-from mirrored.analysis.loss_scaling import LossScaling, check_loss_scale
+from mirrored.analysis.loss_scale_check import check_loss_scale
+from mirrored.analysis.loss_scaling import LossScaling
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import StructureError
@@ -157,8 +158,9 @@ class _Run:
         if count == len(body.jaxpr.outvars):
             return body
         labels = len(body.constants)
-        batched = [False] * labels + [True] * (len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels)
-        scale = LossScaling(body.jaxpr, batched, body.constants, self._device_assignment.num_replicas)
+        arguments = len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels
+        owners = [None] * labels + [i % self._local for i in range(arguments)]
+        scale = LossScaling(body.jaxpr, owners, body.constants, self._device_assignment.num_replicas, AXIS)
         gradients = iter(body.jaxpr.outvars[count:])
         for called, summed in self._runner.summed:
             rows = [[next(gradients) for _ in row] for row in summed]

@@ -1,0 +1,72 @@
+"""Warns of gradients of the wrong scale that an optimizer sums over replicas."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from mirrored._jax.source_lines import user_stacklevel
+from mirrored.analysis.loss_scaling import LossScaling, Mean
+from mirrored.analysis.replication_check import ReplicationCheck
+from mirrored.errors import LossScaleWarning
+
+
+def check_loss_scale(
+    called: str,
+    rows: Sequence[Sequence[Any]],
+    scale: LossScaling,
+    analysis: ReplicationCheck,
+    num_replicas: int,
+) -> None:
+    """Warns if gradients come from a mean over the per-replica batch, or are reduced already.
+
+    Args:
+        called: The method that sums the gradients over replicas.
+        rows: The gradients of the local replicas, for each variable, as variables of the traced replica function.
+        scale: The loss scaling analysis of this function.
+        analysis: Its replication check.
+        num_replicas: The number of replicas.
+    """
+    firsts = [row[0] for row in rows]
+    means = scale.means_in(firsts)
+    if means:
+        _warn_of_mean(called, means[0], num_replicas)
+    elif num_replicas > 1 and scale.are_totals(firsts) and all(analysis.same(row) for row in rows):
+        _warn_of_totals(called, num_replicas)
+
+
+def _warn_of_totals(called: str, replicas: int) -> None:
+    warnings.warn(
+        f"{called} sums the gradients of {replicas} replicas, and they are equal on all replicas, because they were "
+        f"reduced before: the step is {replicas} times too large\n"
+        "  rule:   the gradients of all replicas are reduced once\n"
+        f"  remedy: omit the all_reduce, because {called} sums over replicas; optimizers of mirrored.optimizers take "
+        "skip_gradients_aggregation=True for gradients that are reduced already",
+        LossScaleWarning,
+        stacklevel=user_stacklevel(),
+    )
+
+
+def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
+    where = f" ({mean.where})" if mean.where else ""
+    if mean.weighted:
+        found = f"divided by a sum over the {mean.size} examples of one replica, as a weighted or masked mean is"
+        remedy = (
+            "loss = mirrored.losses.average_loss(per_example_losses, weights), which divides by the weights of all "
+            "replicas; or divide by get_replica_context().all_reduce('SUM', jnp.sum(weights))"
+        )
+    else:
+        found = f"averaged over the {mean.size} examples of one replica"
+        remedy = (
+            "loss = mirrored.losses.average_loss(per_example_losses) (tf.nn.compute_average_loss in mirrored.tf); or, "
+            "if all per-replica batches have one size, divide the mean by get_strategy().num_replicas_in_sync"
+        )
+    warnings.warn(
+        f"{called} sums the gradients of {replicas} replicas, and the loss{where} is {found}: the step is {replicas} "
+        "times too large\n"
+        "  rule:   a replica's loss must be its contribution to the mean over the global batch\n"
+        f"  remedy: {remedy}",
+        LossScaleWarning,
+        stacklevel=user_stacklevel(),
+    )
