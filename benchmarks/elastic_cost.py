@@ -31,8 +31,10 @@ def measured(workload: str, workers: int, rounds: int, every: str) -> dict[str, 
     source = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": source, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
     program = [str(HERE / "elastic_program.py"), workload, str(rounds), every]
+    limit = 300 * rounds  # seconds; one round takes one with an idle machine and a small k, and a minute with k = 1,000
+    print(f"measuring {workload}: {2 + len(every.split(','))} settings, {rounds} rounds each", file=sys.stderr)
     done = subprocess.run(
-        [*command, *program], env=environment, capture_output=True, text=True, timeout=580, check=False
+        [*command, *program], env=environment, capture_output=True, text=True, timeout=limit, check=False
     )
     found = re.search(r"RESULT (.*)", done.stdout)
     if done.returncode or not found:
