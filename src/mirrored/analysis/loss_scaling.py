@@ -343,15 +343,14 @@ class LossScaling:
 
         The source line of a mean is that of the equation, or else that of the innermost call around it that has one.
         """
-        where = next(filter(None, map(source_line, (eqn, *calls))), None)
-        found = set()
-        for operand in operands:
-            size = None if operand.broadcast is None else self._averaged_size(*operand.broadcast)
-            if size is not None:
-                found.add(Mean(size, where))
+        sizes = [self._averaged_size(*operand.broadcast) for operand in operands if operand.broadcast is not None]
+        found = [(size, False) for size in sizes if size is not None]
         if self._replicas > 1 and self._is_weighting(eqn, operands):
-            found.add(Mean(_shape(eqn.outvars[0])[0], where, weighted=True))
-        return frozenset(found)
+            found.append((_shape(eqn.outvars[0])[0], True))
+        if not found:
+            return frozenset()
+        where = next(filter(None, map(source_line, (eqn, *calls))), None)
+        return frozenset(Mean(size, where, weighted) for size, weighted in found)
 
     def _is_weighting(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
         """Returns whether an equation combines a derivative with the weights or examples of a weighted mean."""
