@@ -13,6 +13,7 @@ from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 from mirrored.optimizers.gradient_merge import scope_of, update_with_sums
+from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.tape import unrecorded
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
@@ -117,7 +118,8 @@ class GradientAccumulator:
             Of the variables of a model only the trainable ones are used.
         reduction: The loss that the gradients belong to: ``"mean"`` for the mean loss over a micro-batch on one
             replica, ``"sum"`` for the sum. Not ``average_loss``, which divides by the examples of all replicas: the
-            accumulator would divide once more (no check finds this).
+            accumulator divides once more. A compiled step warns of it (`LossScaleWarning`), if a micro-batch is not a
+            part of an argument of `run`.
         name: The first part of the accumulator's variable names.
 
     Raises:
@@ -176,6 +178,10 @@ class GradientAccumulator:
         """
         gradients = self._checked(gradients)
         count = jnp.asarray(count, jnp.float32)
+        here = ambient()
+        if self._reduction == "mean" and here.runner is not None and here.replica.local_index == 0:
+            rows = [[gradient] for gradient in gradients if gradient is not None]
+            here.runner.note_summed("GradientAccumulator.add", rows, are_divided=True)
         for total, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
                 weight = count.astype(total.dtype) if self._reduction == "mean" else 1

@@ -433,3 +433,31 @@ def test_accumulators_divide_by_the_examples_of_all_replicas(devices, reduction,
     x, y = examples()
     expected = start() - 0.1 * jax.grad(lambda w: entropies(w, x, y).mean())(start())
     np.testing.assert_allclose(w.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 4], ids=["1x4", "uneven", "4x1"])
+def test_accumulators_warn_of_parts_of_the_global_mean(devices):
+    """The accumulator divides by the examples of all replicas; `average_loss` has done so, too."""
+    strategy = strategy_of(devices)
+    with strategy.scope():
+        w = mr.Variable(start())
+        accumulator = mr.GradientAccumulator([w])
+
+    def run(loss_of: Any) -> None:
+        def replica_step(x: Any, y: Any) -> None:
+            with mr.GradientTape() as tape:
+                loss = loss_of(entropies(w.read_value(), x, y))
+            accumulator.add([tape.gradient(loss, w)], count=len(x))
+
+        mr.function(lambda x, y: strategy.run(replica_step, args=(x, y))).lower(*batch(strategy))
+
+    for wrong in (mr.losses.average_loss, mr.losses.compute_average_loss, lambda losses: losses.mean() / replicas()):
+        with pytest.warns(
+            LossScaleWarning, match=r"add .* 24 examples of all replicas: .* 4 times too small"
+        ):
+            run(wrong)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        run(lambda losses: losses.mean())
+        run(lambda losses: mr.losses.average_loss(losses) * replicas())
+        run(lambda losses: 0.5 * losses.mean())

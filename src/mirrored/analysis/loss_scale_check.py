@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored.analysis.loss_scaling import LossScaling, Mean
@@ -12,28 +12,54 @@ from mirrored.analysis.replication_check import ReplicationCheck
 from mirrored.errors import LossScaleWarning
 
 
-def check_loss_scale(
-    called: str,
-    rows: Sequence[Sequence[Any]],
-    scale: LossScaling,
-    analysis: ReplicationCheck,
-    num_replicas: int,
-) -> None:
+class Summed(NamedTuple):
+    """Gradients that a method sums over replicas.
+
+    Attributes:
+        called: The method.
+        rows: The gradients of the local replicas, for each variable.
+        are_divided: Whether the method also divides the sums by the number of examples of all replicas.
+    """
+
+    called: str
+    rows: Sequence[Sequence[Any]]
+    are_divided: bool = False
+
+
+def check_loss_scale(summed: Summed, scale: LossScaling, analysis: ReplicationCheck, num_replicas: int) -> None:
     """Warns if gradients come from a mean over the per-replica batch, or are reduced already.
 
     Args:
-        called: The method that sums the gradients over replicas.
-        rows: The gradients of the local replicas, for each variable, as variables of the traced replica function.
+        summed: The gradients, as variables of the traced replica function.
         scale: The loss scaling analysis of this function.
         analysis: Its replication check.
         num_replicas: The number of replicas.
     """
+    called, rows, _ = summed
     firsts = [row[0] for row in rows]
+    if summed.are_divided:
+        parts = scale.parts_in(firsts)
+        if parts:
+            _warn_of_parts(called, parts[0], num_replicas)
+        return
     means = scale.means_in(firsts)
     if means:
         _warn_of_mean(called, means[0], num_replicas)
     elif num_replicas > 1 and scale.are_totals(firsts) and all(analysis.same(row) for row in rows):
         _warn_of_totals(called, num_replicas)
+
+
+def _warn_of_parts(called: str, part: Mean, replicas: int) -> None:
+    where = f" ({part.where})" if part.where else ""
+    warnings.warn(
+        f"{called} weights the gradients of a mean over one replica's examples by their number, and the loss{where} is "
+        f"divided by the {part.size * replicas} examples of all replicas: the step is {replicas} times too small\n"
+        "  rule:   the accumulator itself divides by the examples of all micro-batches and replicas; the loss is the "
+        "mean over one micro-batch of one replica\n"
+        "  remedy: loss = jnp.mean(per_example_losses)",
+        LossScaleWarning,
+        stacklevel=user_stacklevel(),
+    )
 
 
 def _warn_of_totals(called: str, replicas: int) -> None:

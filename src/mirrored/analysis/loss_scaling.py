@@ -29,6 +29,7 @@ from mirrored._jax.jaxprs import Call, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Pl
 from mirrored._jax.source_lines import source_line
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
+from mirrored.analysis.divisions import Divisions
 
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
@@ -81,6 +82,7 @@ class _Value:
         weighted: Whether such sums divide the 1 from which the value is derived.
         weights: Whether the value is `data` divided by such sums, as normalized weights are.
         means: The means over the batch whose derivatives the value contains.
+        parts: The same, of parts of the mean over the batches of all replicas.
         rescaled: The divisions by the number of replicas of values that contained such a derivative; a bit for each.
         divided: All divisions by the number of replicas of values on which this value depends; a bit for each.
     """
@@ -94,6 +96,7 @@ class _Value:
     weighted: bool = False
     weights: bool = False
     means: frozenset[Mean] = frozenset()
+    parts: frozenset[Mean] = frozenset()
     rescaled: int = 0
     divided: int = 0
 
@@ -104,60 +107,6 @@ class _Value:
 
 
 _UNKNOWN: Final = _Value()
-
-
-class _Divisions:
-    """The divisions by the number of replicas in a jaxpr; each is a bit of a mask.
-
-    A model may divide by the same number, as average pooling over 2x2 elements does on 4 replicas. The derivative of
-    such a division divides by it once more, in the same shape. So a value that depends on a division, and is divided
-    again in that shape, was divided by the derivative, and not by the program to average gradients over replicas.
-
-    Args:
-        may_be_batch: Tells whether the first dimension of a shape may be the batch.
-    """
-
-    def __init__(self, may_be_batch: Callable[[tuple[int, ...]], bool]) -> None:
-        self._may_be_batch = may_be_batch
-        self._count = 0
-        self._of_batch = 0
-        self._forward: dict[tuple[int, ...], int] = {}
-        self._derivatives: dict[tuple[int, ...], int] = {}
-
-    def add(self, shape: tuple[int, ...], before: int, depends: bool) -> int:
-        """Adds a division and returns its bit.
-
-        Args:
-            shape: The shape of the quotient.
-            before: The divisions on which the dividend depends.
-            depends: Whether the dividend depends on the batch.
-        """
-        bit = 1 << self._count
-        self._count += 1
-        self._of_batch |= bit if depends else 0
-        forward, derivatives = self._forward.get(shape, 0), self._derivatives.get(shape, 0)
-        is_derivative = (before & forward).bit_count() > (before & derivatives).bit_count()
-        known = self._derivatives if is_derivative else self._forward
-        known[shape] = known.get(shape, 0) | bit
-        return bit
-
-    def is_derivative(self, bit: int) -> bool:
-        """Returns whether a division is the derivative of another one."""
-        return any(bit & mask for mask in self._derivatives.values())
-
-    def average(self, mask: int, gradients: Set[tuple[int, ...]]) -> bool:
-        """Returns whether one of the divisions in a mask may average gradients of the given shapes over replicas."""
-        own = mask & self._of_batch
-        for shape, divisions in self._forward.items():
-            if not own & divisions:
-                continue
-            derivatives = (mask & self._derivatives.get(shape, 0)).bit_count()
-            if shape in gradients:
-                if (mask & divisions).bit_count() > derivatives:
-                    return True
-            elif not derivatives and not (len(shape) > 1 and self._may_be_batch(shape)):
-                return True
-        return False
 
 
 class LossScaling:
@@ -184,7 +133,7 @@ class LossScaling:
         self._replicas = num_replicas
         self._axis = axis
         self._sizes: set[int] = {_shape(var)[0] for var in inputs if _shape(var)} - {0, 1}
-        self._divisions = _Divisions(self._may_be_batch)
+        self._divisions = Divisions(self._may_be_batch)
         self._known: dict[Any, _Value] = {var: _Value(replicas=1 << owner, data=True) for var, owner in inputs.items()}
         for var, constant in zip(jaxpr.constvars, constants, strict=False):
             self._known.setdefault(var, _constant(constant))
@@ -200,6 +149,10 @@ class LossScaling:
         if any(self._divisions.average(value.rescaled, shapes) for value in values):
             return []
         return sorted({mean for value in values for mean in value.means}, key=str)
+
+    def parts_in(self, gradients: Sequence[Any]) -> list[Mean]:
+        """Returns the means over all replicas' batches whose derivatives are factors of the given gradients."""
+        return sorted({part for value in self._values_of(gradients)[0] for part in value.parts}, key=str)
 
     def are_totals(self, gradients: Sequence[Any]) -> bool:
         """Returns whether gradients that are equal on all replicas already have the scale of the whole batch.
@@ -255,8 +208,10 @@ class LossScaling:
         for operand in operands:
             replicas |= operand.replicas
             rescaled, divided = rescaled | operand.rescaled, divided | operand.divided
+        parts = frozenset(chain.from_iterable(operand.parts for operand in operands))
         if replicas:
-            means |= self._means_formed(eqn, operands, calls)
+            formed = self._means_formed(eqn, operands, calls)
+            means, parts = means | formed[0], parts | formed[1]
         divides = self._divides(name, operands)
         if divides:
             bit = self._divisions.add(tuple(shape), divided, replicas > 0)
@@ -271,6 +226,7 @@ class LossScaling:
             weighted=not divides and self._is_weighted(name, operands),
             weights=data and _is_divided_by_sum(name, operands, lambda first: first.depends or first.weights),
             means=means,
+            parts=parts,
             rescaled=rescaled,
             divided=divided,
         )
@@ -338,19 +294,23 @@ class LossScaling:
         """Returns whether the first dimension of a shape may be the batch, alone or merged with another dimension."""
         return any(shape[0] % size == 0 for size in self._sizes)
 
-    def _means_formed(self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]) -> frozenset[Mean]:
+    def _means_formed(
+        self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]
+    ) -> tuple[frozenset[Mean], frozenset[Mean]]:
         """Returns the batch means whose gradients this equation combines with values that depend on the batch.
 
-        The source line of a mean is that of the equation, or else that of the innermost call around it that has one.
+        The first set has the means over one replica's batch, the second those over the batches of all replicas. The
+        source line of a mean is that of the equation, or else that of the innermost call around it that has one.
         """
-        sizes = [self._averaged_size(*operand.broadcast) for operand in operands if operand.broadcast is not None]
-        found = [(size, False) for size in sizes if size is not None]
+        means = {(size, False) for operand in operands for size in self._averaged_sizes(operand, 1, self._replicas)}
+        parts = {(size, False) for operand in operands for size in self._averaged_sizes(operand, self._replicas, 1)}
         if self._replicas > 1 and self._is_weighting(eqn, operands):
-            found.append((_shape(eqn.outvars[0])[0], True))
-        if not found:
-            return frozenset()
+            means.add((_shape(eqn.outvars[0])[0], True))
+        if not means and not parts:
+            return frozenset(), frozenset()
         where = next(filter(None, map(source_line, (eqn, *calls))), None)
-        return frozenset(Mean(size, where, weighted) for size, weighted in found)
+        of_replica, of_all = ([Mean(size, where, weighted) for size, weighted in found] for found in (means, parts))
+        return frozenset(of_replica), frozenset(of_all)
 
     def _is_weighting(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
         """Returns whether an equation combines a derivative with the weights or examples of a weighted mean."""
@@ -363,18 +323,27 @@ class LossScaling:
         ]
         return any(derivatives) and any(operand.weights for operand in operands)
 
-    def _averaged_size(self, divisor: float, shape: tuple[int, ...]) -> int | None:
-        """Returns the per-replica batch size if `divisor` contains it as a factor but not the global batch size."""
+    def _averaged_sizes(self, operand: _Value, replicas: int, others: int) -> set[int]:
+        """Returns the per-replica batch sizes that a divisor contains as factors times `replicas`, not times `others`.
+
+        A coefficient equal to the number of replicas undoes the division by it.
+        """
+        if operand.broadcast is None:
+            return set()
+        divisor, shape = operand.broadcast
+        if replicas > 1 and _among(abs(operand.constant or 0.0) * divisor, {float(replicas)}):
+            return set()
+        found = set()
         for size in self._sizes:
             if shape[0] % size:
                 continue
             rest = [n for n in (shape[0] // size, *shape[1:]) if n > 1]
             products = {math.prod(some) for count in range(len(rest) + 1) for some in combinations(rest, count)}
-            accepted = {float(n) for n in products} | {float(n * size * self._replicas) for n in products}
-            suspicious: set[float] = {float(n * size) for n in products}
+            accepted = {float(n) for n in products} | {float(n * size * others) for n in products}
+            suspicious: set[float] = {float(n * size * replicas) for n in products}
             if _among(divisor, suspicious) and not _among(divisor, accepted):
-                return int(size)
-        return None
+                found.add(size)
+        return found
 
     def _divides(self, name: str, operands: Sequence[_Value]) -> bool:
         """Returns whether an operation divides a value that is not constant by the number of replicas."""

@@ -72,12 +72,15 @@ class ReplicaRunner(abc.ABC):
         if not self.in_place and recording_parent(current_trace()) is not self.base_trace:
             caches.tell_replicas_apart(self.trace_key(local))
 
-    def note_summed(self, called: str, rows: Sequence[Sequence[Any]]) -> None:  # noqa: B027
+    def note_summed(  # noqa: B027
+        self, called: str, rows: Sequence[Sequence[Any]], *, are_divided: bool = False
+    ) -> None:
         """Records which gradients an optimizer sums over replicas, so that a compiled run can check the loss scale.
 
         Args:
             called: The optimizer's method.
             rows: The gradients of the local replicas, for each variable.
+            are_divided: Whether the method also divides the sums by the number of examples of all replicas.
         """
 
     @abc.abstractmethod

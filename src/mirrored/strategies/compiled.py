@@ -154,7 +154,7 @@ class _Run:
 
         Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
         """
-        count = len(body.jaxpr.outvars) - sum(len(row) for _, rows in self._runner.summed for row in rows)
+        count = len(body.jaxpr.outvars) - sum(len(row) for summed in self._runner.summed for row in summed.rows)
         if count == len(body.jaxpr.outvars):
             return body
         labels = len(body.constants)
@@ -162,9 +162,9 @@ class _Run:
         owners = [None] * labels + [i % self._local for i in range(arguments)]
         scale = LossScaling(body.jaxpr, owners, body.constants, self._device_assignment.num_replicas, AXIS)
         gradients = iter(body.jaxpr.outvars[count:])
-        for called, summed in self._runner.summed:
-            rows = [[next(gradients) for _ in row] for row in summed]
-            check_loss_scale(called, rows, scale, analysis, self._device_assignment.num_replicas)
+        for summed in self._runner.summed:
+            rows = [[next(gradients) for _ in row] for row in summed.rows]
+            check_loss_scale(summed._replace(rows=rows), scale, analysis, self._device_assignment.num_replicas)
         return body.giving(range(count))
 
     def _trace(
@@ -190,7 +190,7 @@ class _Run:
         for entry in runner.store.staged.values():
             self._assigned.append(entry)
             flat.extend([runner.store.local(entry.variable, k) for k in range(self._local)])
-        flat.extend(gradient for _, rows in runner.summed for row in rows for gradient in row)
+        flat.extend(gradient for summed in runner.summed for row in summed.rows for gradient in row)
         flat.extend(array for replicas in zip(*runner.enclosed, strict=True) for _, _, array in replicas)
         return [jnp.asarray(leaf) for leaf in flat]
 

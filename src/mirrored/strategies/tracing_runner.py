@@ -13,6 +13,7 @@ from jax import lax
 
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, recording_parent
+from mirrored.analysis.loss_scale_check import Summed
 from mirrored.collectives.fixed_order_tree import fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of
@@ -72,7 +73,7 @@ class TracingRunner(ReplicaRunner):
         self.group_info = group_of(self.device_assignment)
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1, padded=0)
-        self.summed: list[tuple[str, list[list[Any]]]] = []
+        self.summed: list[Summed] = []
         self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
         self._lockstep: LockStep | None = None
@@ -151,9 +152,9 @@ class TracingRunner(ReplicaRunner):
     def trace_key(self, local: int) -> Hashable:
         return self._tokens[local]
 
-    def note_summed(self, called: str, rows: Sequence[Sequence[Any]]) -> None:
+    def note_summed(self, called: str, rows: Sequence[Sequence[Any]], *, are_divided: bool = False) -> None:
         traced = [list(row) for row in rows if all(belongs_to(gradient, self.base_trace) for gradient in row)]
-        self.summed.append((called, traced))
+        self.summed.append(Summed(called, traced, are_divided))
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         self.enclosed[ambient().replica.local_index] += [
