@@ -452,9 +452,7 @@ def test_accumulators_warn_of_parts_of_the_global_mean(devices):
         mr.function(lambda x, y: strategy.run(replica_step, args=(x, y))).lower(*batch(strategy))
 
     for wrong in (mr.losses.average_loss, mr.losses.compute_average_loss, lambda losses: losses.mean() / replicas()):
-        with pytest.warns(
-            LossScaleWarning, match=r"add .* 24 examples of all replicas: .* 4 times too small"
-        ):
+        with pytest.warns(LossScaleWarning, match=r"add .* 24 examples of all replicas: .* 4 times too small"):
             run(wrong)
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
