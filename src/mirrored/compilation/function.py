@@ -207,7 +207,8 @@ class Function(Code):
             log_retrace(self.retrace_reason, self._retraces)
         program, frozen = self._traced_once(arguments)
         # Python code such as `if self.w is None` has taken the branch that creates state. Every later call takes the
-        # other branch, which the second trace records.
+        # other branch, which the second trace records; the first program is never run. Internal variables (the slots of
+        # an optimizer) need no second trace by themselves: their creation leaves the rest of the program as it is.
         if any(not variable.internal for variable in program.created) or (frozen is not None and program.created):
             program, frozen = self._traced_once(arguments)
             refuse_created_again(program.created, self._name)
@@ -220,8 +221,8 @@ class Function(Code):
     def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
         """Traces the function once; returns the program, and an error if the trace has embedded Python state.
 
-        The error is returned, not raised: a trace that creates variables draws their initial values, which later calls
-        do not.
+        The error is returned, not raised: a trace that creates variables may draw their initial values, which later
+        calls do not. Only the error of the last trace counts.
         """
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
         here, trace = ambient(), current_trace()

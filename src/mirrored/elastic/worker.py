@@ -1,4 +1,4 @@
-"""The loop of one worker of an elastic job over epochs: periods in which a fixed set of workers trains."""
+"""The main loop of a worker in an elastic job, which trains in epochs: periods with a fixed set of workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MARGIN_SECONDS: Final = 2.0
 
 
 class Worker:
-    """The loop of one worker: joins an epoch, calls the training function, leaves, and joins the next epoch."""
+    """The main loop of a worker: joins an epoch, calls the training function, leaves, and joins the next epoch."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -123,6 +123,7 @@ class Worker:
             return True
         if not isinstance(error, Exception):
             return False
+        # The collective may fail long before the launcher notices that a worker is lost, at worst by its heartbeat.
         if any(_is_of_collective(one) for one in chain(error)):
             return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=True)
         return self._link.suspect(_NEWS_SECONDS, tell=False)

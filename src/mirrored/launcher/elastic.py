@@ -157,7 +157,7 @@ class ElasticSupervisor(Supervisor):
         return None
 
     def _refusal(self, member: Member, message: dict[str, Any]) -> str | None:
-        """Returns why a new worker that has arrived cannot join: it differs from those of the job; None if it can."""
+        """Returns how a newly arrived worker differs from the others, so that it cannot join; None if it can."""
         own = message.get("description")
         if own is None:
             return None
@@ -202,7 +202,7 @@ class ElasticSupervisor(Supervisor):
         return []
 
     def _take_fact(self, key: WorkerKey, member: Member, message: dict[str, Any]) -> None:
-        """Takes a message that does not change the membership."""
+        """Handles a message that does not change the membership."""
         match message["kind"]:
             case "stepped":
                 member.has_stepped = True
@@ -246,14 +246,14 @@ class ElasticSupervisor(Supervisor):
             )
 
     def _join(self, commands: list[Command]) -> list[Command]:
-        """Notes which workers join, if a committed step has made the members leave."""
+        """Records which workers join, if a committed step has made the members leave."""
         if commands:
             slots = ", ".join(str(key[0]) for key in self._membership.joining)
             self._changes(f"worker{'s' * (', ' in slots)} {slots} join{'s' * (', ' not in slots)}")
         return commands
 
     def _changes(self, cause: str) -> None:
-        """Notes the cause of a change of the workers, and when it began."""
+        """Records the cause of a change of the workers, and when it began."""
         if self._changing_since is None or not self._cause:
             self._changing_since = time.monotonic()
         if cause not in self._cause and not (self._cause and cause.startswith("a collective")):
@@ -265,6 +265,7 @@ class ElasticSupervisor(Supervisor):
         beginning = [one for one in commands if isinstance(one, Begin)]
         if beginning:
             self._begin(beginning[0].epoch)
+        # A worker that leaves its epoch shuts down its collectives' connections to these ports and to lost workers'.
         ports = [one.port for one in self._members.values() if one.port is not None]
         for command in commands:
             if isinstance(command, Leave) and self._restart_reason is not None:

@@ -1,6 +1,8 @@
 """Runs a Python function eagerly, once for each replica in turn, on that replica's device.
 
-`print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run.
+`print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run. The replicas run in
+threads, one at a time (`runtime.lockstep`). Their assignments to variables are collected in an `EagerReplicaStore`, and
+stored by `EagerRunner.commit` after all replicas have returned: a run that fails changes no variable of the strategy.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 #   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
 # - `_outer`, with several processes: data from outside the run. Data that was made in the run may differ.
 
+# Replica threads take no assignment lock, because the thread that called `run` holds it and waits for them.
 carry(lambda: excuse)
 
 
@@ -87,7 +90,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Executes an eager run: calls a function for one replica of this process after another, up to each collective.
+    """Executes an eager run: the replicas of this process take turns, and each runs up to its next collective.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
@@ -307,11 +310,8 @@ class EagerRunner(ReplicaRunner):
         )
 
     def _near(self, component: jax.Array) -> Any:
-        return (
-            component
-            if len(self.device_assignment.devices) == 1
-            else self._moved(component, self.device_assignment.devices[0])
-        )
+        first, *others = self.device_assignment.devices
+        return self._moved(component, first) if others else component
 
     def _moved(self, value: Any, device: jax.Device) -> Any:
         if _is_recorded(value):
@@ -394,7 +394,7 @@ def _is_uneven(leaf: object) -> bool:
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager `Strategy.run`, and keeps the replicas' variable assignments only if the run succeeds."""
+    """Executes one eager `Strategy.run`; a run that fails changes no variable of the strategy."""
     runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
     try:

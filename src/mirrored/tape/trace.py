@@ -111,7 +111,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             if closed_over and self.touched is None:
                 return calls.process_lifted(self, primitive, params, closed_over, (values, keys, watched))
             if closed_over:
-                self.split_operands(closed_over)
+                self.split_operands(closed_over)  # adds their keys to `touched`
         if not watched:
             with self.under_parent():
                 return primitive.bind(*values, **params)
@@ -120,7 +120,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
             return calls.process(self, move, None, values, keys, watched, str(primitive))
         unrolled = calls.UNROLLED.get(primitive)
-        if unrolled is not None and is_eval(recording_parent(self.parent)):
+        if unrolled is not None and is_eval(recording_parent(self.parent)):  # `lax.while_loop` in eager code
             return unrolled(self, args, params)
         operation = catalogue.of_primitive(primitive, params)
         results = self.perform(operation, values, keys, watched)
@@ -310,7 +310,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def _tracked(self, value: jax.Array, key: Key, recorder: Recorder) -> Any:
         if type(value) is Array:
             return Box(self, value, key)
-        if id(value) in recorder.known:
+        if id(value) in recorder.known:  # a result that is an operand itself must have an identity of its own
             value = self.copied(value)
         recorder.known[id(value)] = (key, value)
         return value
@@ -337,7 +337,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def split_operands(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
         """Returns the operands as plain values, and the keys and positions of those that the tape tracks.
 
-        While `touched` is set, notes the keys there and returns no tracked operands.
+        While `touched` is set, adds the keys to it, and returns no operand as tracked.
         """
         recorder = self.recorder
         known = recorder.known if recorder is not None else {}
@@ -379,7 +379,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def under_parent(self) -> Iterator[None]:
         """Suspends recording for a ``with`` block: its operations run under the JAX trace that encloses this tape.
 
-        If that trace is eager, the block also runs without the tape's token of `_jax.caches`.
+        If that trace is eager, no tape sees the operations, so the block also runs without the token that keeps JAX's
+        cached traces under tapes apart (`_jax.caches`).
         """
         previous = swap_trace(self.parent)
         token = caches.swap(None) if self.eager else None
