@@ -81,7 +81,7 @@ def end_service(service: Any) -> None:
 
 
 def why_not_in_living_processes() -> str | None:
-    """Returns why processes of this job cannot leave it while they live, after a failure; None if they can.
+    """Returns why the processes of this job must restart after a failure; None if it suffices that they leave the job.
 
     Gloo's collectives fail when their sockets are shut down. NCCL's can only be aborted, which XLA does with the flags
     of JAX's guide "Fault Tolerant Distributed JAX".
@@ -127,7 +127,7 @@ def connect(address: str, index: int, heartbeat_seconds: int) -> Any:
 
 
 def adopt(client: Any, address: str, num_processes: int, index: int) -> None:
-    """Makes this process a member of the job of a client; the process must not belong to another job."""
+    """Makes this process, which must not belong to another job, a member of the job to which `client` is connected."""
     state = _distributed.global_state
     state.client, state.process_id, state.num_processes = client, index, num_processes
     state.coordinator_address = address
@@ -379,7 +379,10 @@ class Abandonable:
             time.sleep(_POLL_SECONDS)
 
     def then(self, action: Callable[[], object]) -> None:
-        """Calls a function when the work is done and nothing is kept for it any more: in its thread, or at once."""
+        """Calls a function when the work is done, in the thread of the work; at once if the work is done already.
+
+        Objects that `keep` has kept are released before.
+        """
         with self._lock:
             if not self._done.is_set():
                 self._at_end.append(action)

@@ -324,7 +324,7 @@ class Checkpoint:
         return RestoreStatus(os.fspath(save_path), look)
 
     def begin_restoration(self, restoration: Restoration, called: str, *, strict: bool = False) -> None:
-        """Restores what exists, and goes on with what the program creates later until everything is restored."""
+        """Restores the state that exists, and state that the program creates later, until all of it is restored."""
         self._stop_waiting()
         restoration.begin(called, strict=strict)
         if not restoration.is_over():

@@ -47,7 +47,9 @@ class Pending:
     arrays: Mapping[str, Any]
 
     def wait(self) -> None:
-        """Waits until the devices have computed the arrays; context: any thread.
+        """Waits until the devices have computed the arrays.
+
+        Context: any thread.
 
         Raises:
             RuntimeError: A step has failed before they were computed.
@@ -55,7 +57,9 @@ class Pending:
         jax.block_until_ready(list(self.arrays.values()))
 
     def finish(self) -> Manifest:
-        """Waits until the devices have computed the arrays, and returns the snapshot; context: any thread.
+        """Waits until the devices have computed the arrays, copies these to this host, and returns the snapshot.
+
+        Context: any thread.
 
         Raises:
             RuntimeError: A step has failed before they were computed.

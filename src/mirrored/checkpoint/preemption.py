@@ -137,7 +137,7 @@ class Preemption:
             self._begin()
 
     def leave(self) -> None:
-        """Stops the thread of the job that this process leaves."""
+        """Stops the thread that agrees with the other workers on the last step, because this process leaves the job."""
         atexit.unregister(self._stop)
         self._stop()
         self._thread = None

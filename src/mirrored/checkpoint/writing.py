@@ -58,7 +58,7 @@ _REMEDIES: Final = {
 
 
 class FencedError(Exception):
-    """Exception for a write that began before the workers of the job changed; the repeated step saves again."""
+    """Exception that discards a write which began before the workers changed; its step is repeated, and saves again."""
 
 
 class _Fence:

@@ -1,4 +1,4 @@
-"""Programs without an elastic training function in a job of `mirrored run --elastic`: all workers restart together."""
+"""`mirrored run --elastic` of a program without an elastic training function: all workers restart together."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def declare_elastic() -> None:
 
 
 def join_as_restartable(called: str) -> None:
-    """Prepares for a strategy outside of an elastic training function; does nothing in other jobs.
+    """Makes an elastic job restart all workers after a failure, for a program without an elastic training function.
 
-    If the program has no such function, the launcher is told to restart all workers after a failure, as without
-    ``--elastic``.
+    The launcher then treats the job as without ``--elastic``. Does nothing outside of `mirrored run --elastic`, or when
+    called in an elastic training function.
+
+    Context: before a strategy is created.
 
     Args:
         called: What the user called, for messages.

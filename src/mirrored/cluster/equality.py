@@ -26,7 +26,7 @@ _MOST_FLAGS: Final = 8
 
 
 def properties(environment: Mapping[str, str] | None = None, cpu_info: Path = CPU_INFO) -> dict[str, str]:
-    """Returns the properties of this worker's processor that change the bits of results of CPU devices.
+    """Returns the properties of this worker's processor on which the bits of results computed on CPUs depend.
 
     Args:
         environment: Read instead of `os.environ`.

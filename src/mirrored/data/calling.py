@@ -138,7 +138,7 @@ def close_or_leave(iterator: Iterator[Any] | None) -> None:
 
 
 def closed_meanwhile() -> InputError:
-    """Creates the error for a thread whose iterator was closed by another thread while it waited for an element."""
+    """Creates the error for a thread that waits for an element while another thread closes the iterator."""
     return InputError(
         "DatasetIterator",
         found="another thread closed it while this thread waited for its next element",

@@ -145,7 +145,7 @@ class FeedItem:
 
 @dataclasses.dataclass(slots=True)
 class StopFlag:
-    """Whether a `Feed` is closed, for the function that produces its items."""
+    """A flag that tells the function that produces the items of a `Feed` whether the feed is closed."""
 
     is_set: bool = False
 

@@ -176,7 +176,7 @@ class InputContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The total number of replicas, of all workers."""
+        """The total number of replicas on all workers."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:

@@ -292,7 +292,7 @@ class ElementsInTurn:
         self._ended: set[int] = set()
 
     def read(self) -> tuple[Any, int]:
-        """Reads the next element of every replica; returns the list of elements and their number of examples."""
+        """Reads the next element of every replica; returns the list of elements, and their total number of examples."""
         elements = [self._next(replica % len(self._cursors)) for replica in range(self._num_replicas)]
         given = [element for element in elements if element is not _NOTHING]
         if not given:

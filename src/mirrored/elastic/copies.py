@@ -33,14 +33,14 @@ _MOST_BYTES_PER_CALL: Final = 1 << 30
 
 
 def create() -> tuple[int, ...]:
-    """Creates the shared memory in the launcher, and returns its file descriptors; empty where that is impossible."""
+    """Creates the shared memory, in the launcher; returns its file descriptors, or () where that is impossible."""
     if not hasattr(os, "memfd_create"):
         return ()
     return tuple(os.memfd_create("mirrored-copy") for _ in range(PLACES))
 
 
 def why_restart(num_workers: int) -> str | None:
-    """Returns why the processes of a job must restart after a failure, instead of leaving the epoch; None if they can.
+    """Returns why the processes of a job must restart after a failure; None if it suffices that they leave the epoch.
 
     Context: after the backend was made.
     """
@@ -50,7 +50,7 @@ def why_restart(num_workers: int) -> str | None:
 
 
 class SharedCopies:
-    """The copies of a job in the shared memory of its machine; one process at a time writes.
+    """The snapshot copies of a job, in shared memory of its machine; one process at a time writes them.
 
     Args:
         descriptors: The file descriptors of the memory.
@@ -63,11 +63,11 @@ class SharedCopies:
 
     @classmethod
     def of_job(cls) -> SharedCopies:
-        """Returns the copies of the job that has started this process; none if the job has no shared memory."""
+        """Returns the snapshot copies of this process's job; there are none if the job has no shared memory."""
         return cls(COPY_FDS.read())
 
     def write(self, step: int, manifest: Manifest) -> None:
-        """Writes the copy of a step; until it is complete, the newest other copy is kept."""
+        """Writes a copy of a step's snapshot, in place of the older of the two copies; the newer one stays complete."""
         steps = [self._header(one)[0] for one in self._descriptors]
         if not steps:
             return

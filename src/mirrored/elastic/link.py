@@ -26,7 +26,7 @@ _PROBE_SLEEP_SECONDS: Final = 0.01
 
 
 class WorkersChanged(BaseException):
-    """Interrupts the training function of an elastic job, which is called again, when a worker is lost or joins.
+    """Interrupts the training function of an elastic job when a worker is lost or joins; the function is called again.
 
     It is not an `Exception`, so an ``except Exception`` in the program does not catch it.
 
@@ -93,7 +93,7 @@ class Link:
         self._is_inside = False
         self._is_joining = False
         self._here: Place | None = None
-        self._held: set[int] = set()  # the epochs of which abandoned work has not ended
+        self._held: set[int] = set()  # the epochs whose abandoned work still runs
         self.phases = Phases()
         self.sockets = recovery.CollectiveSockets()
         channel.receive_by(self._receive)
@@ -136,10 +136,10 @@ class Link:
             self._send(kind="port", port=self.sockets.own)
 
     def hold(self, epoch: int) -> Callable[[], None]:
-        """Tells the launcher, with the next arrival, that abandoned work still uses the services of an epoch.
+        """Records that abandoned work still uses an epoch's coordination service; the next `arrive` tells the launcher.
 
         Returns:
-            A function that tells it that the work has ended; context: any thread.
+            A function that tells the launcher that the work has ended. It can be called in any thread.
         """
         self._held.add(epoch)
 
@@ -154,7 +154,10 @@ class Link:
         self._send(kind="restarts", reason=reason)
 
     def has_snapshot(self, step: int) -> None:
-        """Tells the launcher that this worker has a snapshot; context: any thread."""
+        """Tells the launcher that this worker has a complete snapshot of a step.
+
+        Context: any thread.
+        """
         self._send(kind="snapshot", step=step)
 
     def has_stepped(self) -> None:
@@ -180,7 +183,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits after an exception; returns whether the launcher makes this worker leave, which explains the exception.
+        """Waits, after an exception, for a command to leave the epoch, which would explain it; returns whether it came.
 
         Args:
             seconds: How long to wait.

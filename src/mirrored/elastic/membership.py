@@ -17,7 +17,7 @@ WorkerKey = tuple[int, int]
 UNPRODUCTIVE_LIMIT: Final = 5
 """The maximum number of failures in a row without a committed step in between; one more ends the job.
 
-All that fails from the begin of an epoch to that of the next one is one failure.
+All that fails between the beginnings of two epochs counts as one failure.
 """
 
 
@@ -45,7 +45,7 @@ class Epoch:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Command: the worker leaves its epoch, and then arrives with the steps of its snapshots."""
+    """Command: the worker leaves its epoch, and then reports (`arrived`) that it is ready for another one."""
 
     worker: WorkerKey
 
@@ -107,7 +107,7 @@ class Membership:
 
     @property
     def leaving(self) -> frozenset[WorkerKey]:
-        """The members of the previous epoch for which the next one waits."""
+        """The members that have not left the newest epoch yet, although it has ended; the next epoch waits for them."""
         return frozenset() if self.is_running else frozenset(self._alive - self._waiting.keys())
 
     @property
@@ -117,7 +117,7 @@ class Membership:
 
     @property
     def missing(self) -> int:
-        """The number of workers that are missing for the next epoch."""
+        """The number of workers that must still arrive before the next epoch can begin."""
         return max(0, self._required - len(self._waiting))
 
     @property
@@ -165,7 +165,7 @@ class Membership:
         return self._failed()
 
     def has_snapshot(self, worker: WorkerKey, epoch: int, step: int) -> list[Command]:
-        """Handles a member's complete snapshot of a step; if that commits a newer step, waiting workers join."""
+        """Handles a member's complete snapshot of a step; if that advances `committed`, waiting workers join."""
         if not self._is_current(worker, epoch):
             return []
         self._newest[worker] = max(step, self._newest.get(worker, step))

@@ -15,7 +15,7 @@ _CHOICES: Final = 64
 
 
 def steps_between_snapshots(snapshot_seconds: float, step_seconds: float) -> int:
-    """Returns the number of steps between two snapshots with which they take about 1 % of the time.
+    """Returns how many steps to make between two snapshots, so that snapshots take about 1 % of the training time.
 
     Args:
         snapshot_seconds: How long a snapshot delays training.
@@ -52,7 +52,7 @@ class Pace:
         return step >= self._next
 
     def taken(self, step: int, seconds: float) -> None:
-        """Plans the next snapshot; at some snapshots all workers first agree on a new number of steps in between.
+        """Plans the next snapshot; after the 2nd, 4th, 8th, ... one, all workers first agree on a new number of steps.
 
         Args:
             step: The step of the snapshot that was taken.

@@ -1,4 +1,4 @@
-"""The phases of a change of the workers on one worker, for the launcher's log of events."""
+"""Measures the phases of a change of the workers, on one worker, for the launcher's log of events."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ class Phases:
         self._before = durations()
 
     def begin(self, name: str) -> None:
-        """Begins a phase, and ends the one before; context: any thread.
+        """Begins a phase, and ends the previous one.
 
-        A phase that is not after the newest one begins another change: what was interrupted is forgotten.
+        A phase that comes before the current one in `PHASES`, or is the same, begins another change of the workers; the
+        phases of the interrupted change are dropped.
+
+        Context: any thread.
         """
         with self._lock:
             if self._begun and PHASES.index(name) <= PHASES.index(self._begun[-1][0]):

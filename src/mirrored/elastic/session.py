@@ -1,4 +1,4 @@
-"""`run`: a training function that is called again, in the living process, whenever a worker is lost or joins."""
+"""`run`: calls a training function again, in the same process, whenever a worker is lost or joins."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 
 
 class Snapshots:
-    """The newest complete snapshot of this worker, by its step. A thread completes snapshots, one after another.
+    """Keeps the newest complete snapshot of this worker; a thread completes the pending ones, one after another.
 
     An older one is of no use: all workers continue from the newest snapshot that any of them has, and those that lack
     it receive it (`membership`).
@@ -80,7 +80,7 @@ class Snapshots:
         self._kept = {one: manifest for one, manifest in self._kept.items() if one == step}
 
     def put(self, step: int, manifest: Manifest) -> None:
-        """Keeps a complete snapshot instead of an older one."""
+        """Keeps a complete snapshot in place of an older one; ignores it if a newer one is kept."""
         if step >= max(self._kept, default=step):
             self._kept = {step: manifest}
 

@@ -1,4 +1,4 @@
-"""Warms up a worker that is to join a job: the others wait for it, and the first step of a process takes longest."""
+"""Warms up a worker before it joins a job, because the first step of a process is slow and the others would wait."""
 
 from __future__ import annotations
 

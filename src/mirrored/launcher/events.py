@@ -34,7 +34,7 @@ class EventLog:
         self._file = open(directory / FILE, "a", encoding="utf-8", buffering=1)
 
     def write(self, event: str, **more: Any) -> None:
-        """Appends an event with the present time.
+        """Appends an event with the current time.
 
         Args:
             event: The kind of the event.

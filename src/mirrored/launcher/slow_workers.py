@@ -1,4 +1,4 @@
-"""Names a worker that runs much more slowly than the others, for which every step of a job waits."""
+"""Detects a worker that runs much more slowly than the others, so that every step of the job waits for it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ class _Worker:
 
 
 class SlowWorkers:
-    """Compares the probes that the workers report with their heartbeats: short sleeps, and a short computation."""
+    """Compares the times that the same probes take on each worker: short sleeps, and a short computation."""
 
     def __init__(self) -> None:
         self._workers: dict[Hashable, _Worker] = {}
 
     def report(self, worker: Hashable, probes: Mapping[str, float]) -> float | None:
-        """Notes how long the probes of a worker took.
+        """Records how long a worker's probes took; returns how slow the worker is, if that must be reported now.
 
         Args:
             worker: The worker.
             probes: The seconds of each probe; the same probes for all workers.
 
         Returns:
-            How many times slower than the others the worker is, if that is to be said now; otherwise None.
+            How many times slower than the others the worker is, at the last of several slow reports in a row; otherwise
+            None.
         """
         mine = self._workers.setdefault(worker, _Worker(()))
         mine.probes = tuple(probes[name] for name in sorted(probes))

@@ -231,7 +231,7 @@ def seeds_of(node: Node, run: Run) -> dict[int, int]:
 
 
 class Members(tuple[Node, ...]):
-    """The datasets that one operation combines, such as `zip`.
+    """The input datasets of an operation that combines several, such as `zip`.
 
     Every use of a reshuffled dataset is an iteration of its own, as in TensorFlow: ``zip((d, d))`` combines two orders.
     """
@@ -248,7 +248,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Returns each dataset and its `Run`, which depends only on its place: a restored position has the same one."""
+        """Returns each dataset with its `Run`, which depends only on the dataset's index, as a restore requires."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [(member, run.epoch(_FURTHER_USES + place) if further else run) for place, (member, further) in places]
 

@@ -1,4 +1,4 @@
-"""The files that `Dataset.save`, `load`, `snapshot` and `cache(filename)` store elements in.
+"""The files of elements that `Dataset.save`, `snapshot` and `cache(filename)` write, and `load` reads.
 
 The file `elements.tfrecord` consists of TFRecords: first the version, the structure of the elements and the seeds of
 the shuffles before a cache, as JSON; then one record per element with the dims and bytes of every leaf; then the
