@@ -148,7 +148,7 @@ def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def _as_jax_has_it(dtype: DTypeLike | None) -> DTypeLike | None:
-    """Returns the dtype of 32 bits for one of 64 without JAX's x64 mode, and warns as JAX does, at the user's line."""
+    """Returns the 32-bit dtype for a 64-bit one if JAX's x64 mode is off, and warns as JAX does, at the user's line."""
     if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     available = jax.dtypes.canonicalize_dtype(dtype)

@@ -14,7 +14,7 @@ _NO_RULE = re.compile(r"Evaluation rule for '(ppermute|all_to_all|psum_scatter|r
 
 
 def unbound_axis(error: BaseException) -> str | None:
-    """Returns what a JAX error about an axis name that is not bound found, or None for other errors.
+    """Describes the cause if `error` is JAX's error for an unbound axis name; returns None for other errors.
 
     Example:
         >>> import jax

@@ -57,7 +57,7 @@ def _is_of_user(name: str) -> bool:
 
 
 def is_of_users(error: BaseException) -> bool:
-    """Returns whether user code or another library has raised an exception, and not JAX or this package."""
+    """Returns whether an exception was raised by user code or another library, not by JAX or this package."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -149,7 +149,7 @@ _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Returns whether an exception is a ValueError of JAX's caches that stands for Ctrl-C, a KeyboardInterrupt."""
+    """Returns whether an exception is the ValueError by which JAX's caches report Ctrl-C (a KeyboardInterrupt)."""
     if not isinstance(error, ValueError) or not _COMPARING.search(str(error)):
         return False
     cause: BaseException | None = error

@@ -76,7 +76,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def drops_padding(self) -> bool:
-        """True: the tree has no leaf for a padded slot, in the backward pass either."""
+        """True: padded slots are no leaves of the tree, neither in the forward nor in the backward pass."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:

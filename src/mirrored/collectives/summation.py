@@ -60,7 +60,7 @@ class Group:
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the components for a sum, with the neutral element in place of that of a padded slot.
+        """Returns the components to sum; the neutral element replaces the component of a padded slot.
 
         It is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
@@ -164,7 +164,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
 
 
 def with_positive_zeros(total: jax.Array) -> Any:
-    """Replaces -0.0 by 0.0, in complex numbers in both parts; returns arrays of integers unchanged.
+    """Replaces -0.0 by 0.0, also in both parts of complex numbers; returns arrays of integers unchanged.
 
     Sums of -0.0 have different signs: an addition gives -0.0, but an all-reduce of XLA for CPU begins with 0.0 and
     gives 0.0. Other sums do not depend on the signs of zeros among their addends, so it suffices to replace the last

@@ -1,4 +1,4 @@
-"""Copy, pickle and method binding of compiled functions, and conversions of the function that is traced."""
+"""Copying, pickling and method binding of compiled functions, and conversion of Python functions before their trace."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Bindings(Generic[F]):
 
 
 def bind(python_function: Callable[..., Any], instance: object) -> Callable[..., Any]:
-    """Returns `python_function` bound to `instance` as its first argument, by a weak reference.
+    """Returns `python_function` as a method of `instance`, to which the method holds only a weak reference.
 
     Raises:
         ContextError: The result is called after the instance was deleted.

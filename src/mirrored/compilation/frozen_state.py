@@ -110,11 +110,11 @@ class PythonState:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether `rewind` undoes what a trace does to these objects: there are no iterators and generators."""
+        """Whether `rewind` can undo what a trace does to these objects: none is an iterator or random generator."""
         return not (self._iterators or self._nested or self._random)
 
     def rewind(self) -> None:
-        """Restores the elements of containers, and with one thread also the state of `random` and `numpy.random`."""
+        """Restores the elements of containers and, in single-threaded processes, `random` and `numpy.random`."""
         for _, contents in self._containers:
             contents.rewind()
         if self._shared is not None:
@@ -160,7 +160,7 @@ def exhausted(name: str) -> ArgumentError:
 
 
 def iterating(name: str) -> ArgumentError:
-    """Returns the error for a function that needs a program, but iterates over a dataset."""
+    """Returns the error for a function that iterates over a dataset, in a use that needs a compiled program."""
     return ArgumentError(
         name,
         found="the function takes elements from a dataset or its iterator",

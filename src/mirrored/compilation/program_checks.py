@@ -1,4 +1,4 @@
-"""Checks of what one compiled program uses: strategies and devices, and variables in place of Python numbers."""
+"""Checks one compiled program's devices and ordered printing; explains JAX's errors for values unknown in a trace."""
 
 from __future__ import annotations
 

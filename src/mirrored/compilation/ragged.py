@@ -1,4 +1,4 @@
-"""Traces a function that runs eagerly because of uneven per-replica batches once, to check its loss scale."""
+"""Checks the loss scale of functions that run eagerly because per-replica batches are uneven, by one extra trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.values.distributed_values import PerReplica
 
 
 def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns arguments with zeros in place of uneven per-replica batches, as many on each replica as on the fullest.
+    """Replaces uneven per-replica batches in arguments by zeros, in the shape of the largest batch on each replica.
 
     Example:
         >>> import mirrored as mr
@@ -35,7 +35,7 @@ def _evened(leaf: Any) -> Any:
 
 
 def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], trace: Callable[[], object]) -> None:
-    """Traces a function for the warning of its loss scale alone; its Python objects are left as they were.
+    """Traces a function only to warn of a wrong loss scale; afterwards restores the Python objects that it changed.
 
     Eager steps compute no jaxpr in which the check could find the scale. If the trace fails, or if the function can
     reach iterators or random generators, which a trace would advance, nothing is checked.

@@ -265,7 +265,7 @@ class Arguments:
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
-    """Flattens the arguments of a call of a compiled function into arrays, static values, and the program's cache key.
+    """Flattens a call's arguments into arrays and static values, and computes the cache key of the program for them.
 
     Raises:
         Ragged: A per-replica argument has components of different shapes.

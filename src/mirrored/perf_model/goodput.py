@@ -88,7 +88,7 @@ class Goodput:
 
 
 def best_interval(save_seconds: float, failure_seconds: float) -> float:
-    """Returns Daly's optimum of the time of training between two saves.
+    """Returns the optimal training time between two saves, by Daly's formula.
 
     Args:
         save_seconds: How long a save delays training.

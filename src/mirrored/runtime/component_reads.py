@@ -1,4 +1,4 @@
-"""Reads components of per-replica values and sync-on-read variables such that gradient tapes record the reads."""
+"""Reads components of per-replica values and sync-on-read variables, so that gradient tapes record the reads."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
 
 
 def note_iteration() -> None:
-    """Ends the trace in progress if its function iterates a dataset, which cannot be traced.
+    """Ends the trace in progress if its function iterates over a dataset, which cannot be traced.
 
     Called by `__iter__`, and for every element.
 

@@ -205,7 +205,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 
 class FunctionStore(VariableStore):
-    """The variable store of a compiled function that is traced: holds the values that the function reads and assigns.
+    """The variable store of a compiled function during its trace; holds the values that the function reads and assigns.
 
     Args:
         under_tape: See the attribute of `VariableStore`.
@@ -320,7 +320,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns the value that a variable had for all replicas before the run."""
+        """Returns a variable's value for all replicas before the run, in the form that `whole` returns."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
@@ -406,7 +406,7 @@ class LocalReplicas(Protocol):
 
 
 class TracedReplicaStore(ReplicaStore):
-    """The variable store of a compiled run that is traced: values that the run reads become operands of its program.
+    """The variable store of a compiled run during its trace; values that the run reads become operands of its program.
 
     Only a value from before the run becomes an operand, when it is first read.
 

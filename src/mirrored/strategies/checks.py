@@ -1,4 +1,4 @@
-"""Checks of `Strategy.run`: context, assignments that differ between replicas, declared `out_specs`, meshes."""
+"""Checks calls of `Strategy.run`: context, assignments to variables, declared results (`out_specs`), and meshes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns of assigning a variable created outside a scope: a compiled run does it once, an eager one per replica.
+    """Warns that a run assigns a variable created outside any scope: in an eager run, each replica does it again.
 
     Args:
         variable: A variable that was created outside any scope.

@@ -1,4 +1,4 @@
-"""Builds compiled runs such that the gradients of a tape around the run are summed in a fixed order."""
+"""Builds compiled runs whose gradients, for a tape around the run, are summed in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implements `merge_call`, and collectives inside a JAX transform or on a tape, for code in a replica."""
+"""Implements `merge_call`, and the collectives that a replica calls inside a JAX transform or under a gradient tape."""
 
 from __future__ import annotations
 

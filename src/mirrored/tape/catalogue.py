@@ -145,7 +145,7 @@ def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCa
 
 
 def clear() -> None:
-    """Removes all cached differentiable operations of tapes, with their compiled programs.
+    """Removes all differentiable operations that tapes have cached, with their compiled programs.
 
     `jax.clear_caches` clears JAX's own caches.
     """

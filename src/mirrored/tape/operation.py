@@ -1,4 +1,4 @@
-"""Differentiable operations of tapes, with cached forward and VJP programs per signature."""
+"""The differentiable operations that tapes record, with cached forward and VJP programs per signature."""
 
 from __future__ import annotations
 

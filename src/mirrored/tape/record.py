@@ -36,7 +36,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class NoDerivative:
-    """Inputs of a recorded operation to which no gradient flows, with the reason for an error message.
+    """Inputs with respect to which a recorded operation has no derivative, and the cause, which errors report.
 
     A gradient through the operation raises an error if it is requested for a source on which such a value depends.
 

@@ -20,7 +20,7 @@ REPLICA_COUNTS: Final = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class WaySpec:
-    """An execution mode (such as ``"eager"``) and a number of replicas, for which no strategy exists yet.
+    """An execution mode (such as ``"eager"``) and a number of replicas, for which `open` creates a strategy.
 
     Attributes:
         mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one

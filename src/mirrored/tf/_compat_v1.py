@@ -1,4 +1,4 @@
-"""`tf.compat.v1`: the names that eager programs use of it.
+"""`tf.compat.v1`: those of its names that eager programs use.
 
 There are three kinds: names that TensorFlow has in both namespaces with one meaning (`shared`), names that TensorFlow 2
 has moved (`_MOVED`), and functions whose parameters TensorFlow 2 has renamed or reordered (`_PARAMETERS`).

@@ -75,7 +75,7 @@ def cast_to_floatx(x: Any) -> Any:
 
 
 def _created(value: Any, dtype: Any, name: str | None) -> Any:
-    """Returns a new variable; in a function that is traced, which creates no variables, the value itself."""
+    """Returns a new variable; during a trace, which must not create variables, returns the value itself."""
     if is_eval(current_trace()) and ambient().store is None:
         return legacy_backend.variable(value, dtype, name)
     return as_tensor(value)
@@ -201,7 +201,7 @@ def foldr(fn: Callable[..., Any], elems: Any, initializer: Any = None, name: str
 
 
 def switch(condition: Any, then_expression: Any, else_expression: Any) -> Any:
-    """Returns one of two tensors, or of the results of two functions; for each element if the condition has axes."""
+    """Returns one of two tensors, or of two functions' results; selects elementwise unless the condition is scalar."""
     condition = as_tensor(condition).astype(jnp.bool_)
     then, other = (one if callable(one) else lambda one=one: one for one in (then_expression, else_expression))
     if not condition.ndim:

@@ -22,7 +22,7 @@ MODULES: Final = tuple(_REMEDIES)
 
 
 class Absent:
-    """Stands in a module of Keras for TensorFlow, which is not installed: each use of it raises an error.
+    """Replaces TensorFlow, which is not installed, in a module of Keras: each use raises an error.
 
     Args:
         module: The name of the module, which defines one layer.

@@ -225,7 +225,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def slots(self) -> Slots:
-        """The places of the replicas in a compiled program, of which every device has the same number."""
+        """The `Slots` of a compiled program: the places for replicas, equally many on every device."""
         return Slots(len(self.devices), self.num_replicas)
 
     @functools.cached_property

@@ -223,7 +223,7 @@ def check_assignable(variable: Variable, called: str) -> None:
 
 
 def operand_of(value: object) -> Any:
-    """Returns the value to assign: one array for a list that contains arrays, and the array that a tape's box holds."""
+    """Converts a value to be assigned: stacks a list that contains arrays, and takes an array out of a tape's box."""
     if isinstance(value, (list, tuple)):
         return without_lists_of_arrays(value)
     return payload_of(value) if type(value) in BOXES else value

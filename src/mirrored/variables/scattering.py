@@ -52,11 +52,11 @@ class Scattering:
         return self._replace("scatter_update", sparse_delta, "set")
 
     def scatter_max(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Replaces the variable's rows at the given indices by the elementwise maximum with the given rows."""
+        """Sets the variable's rows at the given indices to the elementwise maximum of the old and the given rows."""
         return self._replace("scatter_max", sparse_delta, "max")
 
     def scatter_min(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Replaces the variable's rows at the given indices by the elementwise minimum with the given rows."""
+        """Sets the variable's rows at the given indices to the elementwise minimum of the old and the given rows."""
         return self._replace("scatter_min", sparse_delta, "min")
 
     def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
@@ -86,11 +86,11 @@ class Scattering:
         return self._replace_nd("scatter_nd_update", indices, updates, "set")
 
     def scatter_nd_max(self, indices: Operand, updates: Operand, name: str | None = None) -> Any:
-        """Replaces the variable's elements or slices at index vectors by the maximum with the given values."""
+        """Sets the variable's elements or slices at index vectors to the maximum of the old and the given values."""
         return self._replace_nd("scatter_nd_max", indices, updates, "max")
 
     def scatter_nd_min(self, indices: Operand, updates: Operand, name: str | None = None) -> Any:
-        """Replaces the variable's elements or slices at index vectors by the minimum with the given values."""
+        """Sets the variable's elements or slices at index vectors to the minimum of the old and the given values."""
         return self._replace_nd("scatter_nd_min", indices, updates, "min")
 
     def gather_nd(self: Any, indices: Operand, name: str | None = None) -> jax.Array:

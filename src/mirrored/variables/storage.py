@@ -275,7 +275,7 @@ class VariableStorage(Awaiting):
             self._sound = weakref.ref(array)
 
     def _lose_failed(self, array: Any, error: RuntimeError) -> None:
-        """Marks the value as lost, and raises that error; does nothing if another thread has donated the array.
+        """Marks the value as lost, and raises `LostStateError`; does nothing if another thread has donated the array.
 
         If the step has kept the old value, the variable gets that back instead, and the step's error is raised once.
         """

@@ -208,7 +208,7 @@ class LauncherChannel:
             self._socket.sendall(f"{line}\n".encode())
 
     def receive_by(self, receive: Callable[[str], object]) -> None:
-        """Registers a function that receives the lines of the launcher, in a thread."""
+        """Registers a function to be called, in this channel's thread, with each line that the launcher sends."""
         self._receive = receive
 
     def note(self, text: str) -> None:

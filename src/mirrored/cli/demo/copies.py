@@ -32,7 +32,7 @@ class Copies:
 
 
 def copies_of(strategy: mr.Strategy, variables: Sequence[mr.Variable]) -> list[Copies]:
-    """Computes one hash per replica and variable: that of the replica's copy of the variable."""
+    """Computes, for each variable, a hash of each replica's copy."""
     return [
         Copies(
             v.name,

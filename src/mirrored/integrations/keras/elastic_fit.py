@@ -64,7 +64,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
 
     @property
     def fit_model(self) -> Any:
-        """The model; unlike `model`, it does not fetch the variables from the loop."""
+        """The model, without fetching the variables' values from the training loop as `model` does."""
         return self._model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -86,7 +86,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._metrics = begin_snapshot(Checkpoint(metrics=metrics)).finish()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the end of the previous epoch; restores what `fit` has reset, in the epoch in which it continues."""
+        """Commits the end of the previous epoch; in the epoch that `fit` continues, restores what `fit` has reset."""
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             restore_snapshot(Checkpoint(metrics=list(self.fit_model.metrics)), metrics)
@@ -107,7 +107,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
             self._session.commit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the position in the data at the end of the epoch."""
+        """Records the position in the data at the end of the epoch."""
         self._place.end_epoch(epoch)
         self._has_unseen_end = True
 
@@ -176,12 +176,12 @@ class _Place:
         self._data = lambda: data
 
     def step(self, steps: int) -> None:
-        """Notes the number of steps of the epoch that are done."""
+        """Records how many steps of the epoch are done."""
         self.steps = steps
         self._data = lambda: self._here.get_state(steps, is_shared=False)
 
     def end_epoch(self, epoch: int) -> None:
-        """Notes the place at the end of an epoch."""
+        """Records the position at the end of an epoch."""
         data = self._here.get_state(0, is_shared=False)
         self.epoch, self.steps, self._data = epoch + 1, 0, lambda: data
 

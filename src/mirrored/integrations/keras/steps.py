@@ -49,7 +49,7 @@ _in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_step", defa
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
-    """Returns whether the model's step is TensorFlow-style: if overridden so, or in a deterministic elastic job.
+    """Returns whether a model's step is TensorFlow-style: overridden as such, or run in a deterministic elastic job.
 
     The bits of Keras' own step depend on the number of devices, which changes in an elastic job.
 

@@ -1,4 +1,4 @@
-"""Calls functions on behalf of code that AutoGraph has converted, and converts user functions first.
+"""Makes the calls in code that AutoGraph has converted; first converts the called function too, if it is user code.
 
 Library functions are not converted.
 """
@@ -94,7 +94,7 @@ def converted_call(
     caller_fn_scope: FunctionScope | None = None,
     options: object = None,
 ) -> Any:
-    """Calls a function from code that AutoGraph has converted, and first converts the function if it is user code.
+    """Makes a call in code that AutoGraph has converted; first converts the called function too, if it is user code.
 
     Args:
         function: The callee.

@@ -303,9 +303,9 @@ def psnr(a: jax.Array, b: jax.Array, max_val: SupportsFloat) -> jax.Array:
 
 @op("image.image_gradients", named=False)
 def image_gradients(image: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns vertical and horizontal differences: from each pixel to the pixel below, and to the right one.
+    """Returns the vertical and the horizontal differences between neighboring pixels, in the shape of the images.
 
-    They are 0 in the last row and column.
+    They are the pixel below, or to the right, minus the pixel itself; 0 in the last row, or column.
     """
     down = jnp.pad(jnp.diff(image, axis=1), [(0, 0), (0, 1), (0, 0), (0, 0)])
     return down, jnp.pad(jnp.diff(image, axis=2), [(0, 0), (0, 0), (0, 1), (0, 0)])

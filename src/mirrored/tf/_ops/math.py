@@ -202,7 +202,7 @@ def xlog1py(x: Common, y: Common) -> jax.Array:
 
 @op("math.squared_difference")
 def squared_difference(x: Common, y: Common) -> jax.Array:
-    """Computes ``(x - y)²`` elementwise; of complex tensors, ``conj(x - y) * (x - y)``."""
+    """Computes ``(x - y)²`` elementwise; for complex tensors, ``conj(x - y) * (x - y)``."""
     difference = x - y
     return jnp.conj(difference) * difference if jnp.iscomplexobj(difference) else jnp.square(difference)
 
