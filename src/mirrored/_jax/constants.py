@@ -19,7 +19,7 @@ _PLAIN_KINDS = "biufc"
 
 
 def with_constants(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function whose results are often constants of the shapes of its arguments; executes it only if needed.
+    """Calls a function of JAX; does not execute it if each result is filled with one number, which its trace shows.
 
     Args:
         function: A function of JAX without side effects.

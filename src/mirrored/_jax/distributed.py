@@ -106,7 +106,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
 
 
 def next_slice(seconds: float) -> float:
-    """Returns for how many of the given `seconds` to wait before the next call; raises an exception if workers change.
+    """Returns how long the next part of a wait of `seconds` must last; raises an exception if the workers have changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
     """

@@ -97,7 +97,7 @@ def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
 
 
 def check_same_files(called: str, path: Path) -> None:
-    """Raises an error on all workers if they are not about to restore the same checkpoint.
+    """Raises an error on all workers unless all of them are about to restore the same checkpoint.
 
     Raises:
         CheckpointError: A worker does not find the checkpoint, or finds a different one.

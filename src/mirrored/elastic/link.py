@@ -183,7 +183,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits, after an exception, for a command to leave the epoch, which would explain it; returns whether it came.
+        """After an exception, waits for a command to leave the epoch, which would explain it; returns whether it came.
 
         Args:
             seconds: How long to wait.

@@ -40,7 +40,7 @@ def on_restored(forget: Callable[[], object]) -> None:
 
 
 def note_step(variables: Sequence[Any], after: Sequence[Any], token: Any, *, waits: bool) -> None:
-    """Records the current values of variables, before a step that was dispatched replaces them.
+    """Records the current values of variables, before the results of a dispatched step replace them.
 
     Args:
         variables: The variables that the step assigns.
