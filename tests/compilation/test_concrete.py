@@ -33,6 +33,19 @@ def test_arrays_may_be_passed_by_name():
     assert "x: float32[2], bias: float32[]" in repr(concrete)
 
 
+def test_arrays_that_were_described_by_name_are_passed_by_the_same_names():
+    """The arrays of `a` and `b` were exchanged if the names were not in alphabetical order."""
+    concrete = mr.function(lambda a, b: a - b).get_concrete_function(b=spec(), a=spec())
+    assert float(concrete(a=jnp.asarray(3.0), b=jnp.asarray(1.0))) == 2.0
+
+
+def test_the_name_of_variadic_parameters_is_no_name_of_an_array():
+    concrete = mr.function(lambda *xs, **named: xs[0] - named["y"]).get_concrete_function(spec(), y=spec())
+    assert float(concrete(jnp.asarray(3.0), y=jnp.asarray(1.0))) == 2.0
+    with pytest.raises(ArgumentTypeError, match="the argument 'xs'"):
+        concrete(xs=jnp.asarray(3.0), y=jnp.asarray(1.0))
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "found"),
     [

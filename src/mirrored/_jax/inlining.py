@@ -120,6 +120,11 @@ class Staged:
         return len(self.jaxpr.invars)
 
     @property
+    def results(self) -> list[tuple[tuple[Any, ...], Any]]:
+        """The shape and dtype of each result."""
+        return [(one.aval.shape, one.aval.dtype) for one in self.jaxpr.outvars]
+
+    @property
     def closed(self) -> ClosedJaxpr:
         """The traced function as a closed jaxpr, which contains the constants."""
         return ClosedJaxpr(self.jaxpr, list(self.constants))

@@ -7,9 +7,12 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from mirrored.errors import ContextError
+
+if TYPE_CHECKING:
+    from mirrored.compilation.concrete import ConcreteFunction
 
 F = TypeVar("F")
 
@@ -37,10 +40,12 @@ class Conversion(NamedTuple):
         code: A function from the Python function to the one that is traced. None: the Python function itself.
         result: A function from the result to the one that is returned, also of a call inside another compiled function
             or an eager run. None: the result itself.
+        concrete: The class of its concrete functions, a subclass of `ConcreteFunction`. None: `ConcreteFunction`.
     """
 
     code: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     result: Callable[[Any], Any] | None = None
+    concrete: type[ConcreteFunction] | None = None
 
     def with_result(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that calls `call` and converts the result."""

@@ -60,20 +60,21 @@ class ConcreteFunction:
         self.function: Any = call
         self._names = self._named(python_function, args, kwargs)
         self._leaves, self._treedef = structures.flatten((args, kwargs))
-        self._places = [place for place, leaf in enumerate(self._leaves) if _is_array(leaf)]
+        self._places = [place for place, leaf in enumerate(self._leaves) if is_array(leaf)]
 
     def _named(
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
         """Maps the name of each parameter that is one array to the array's position among all arrays."""
-        parameters = list(inspect.signature(python_function).parameters)
-        bound = hasattr(python_function, "__wrapped__") and parameters[:1] == ["self"]
-        names = parameters[bound:][: len(args)] + list(kwargs)
+        single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [one.name for one in parameters_of(python_function) if one.kind in single][: len(args)]
+        named = [*zip([*names, *[""] * (len(args) - len(names))], args, strict=True)]
+        named += [(name, kwargs[name]) for name in sorted(kwargs)]  # in the order in which `flatten` returns them
         found: dict[str, int] = {}
         count = 0
-        for name, value in zip(names, [*args, *kwargs.values()], strict=False):
-            arrays = [leaf for leaf in structures.flatten(value)[0] if _is_array(leaf)]
-            if len(arrays) == 1 and _is_array(value):
+        for name, value in named:
+            arrays = [leaf for leaf in structures.flatten(value)[0] if is_array(leaf)]
+            if name and len(arrays) == 1 and is_array(value):
                 found[name] = count
             count += len(arrays)
         return found
@@ -183,7 +184,15 @@ class ConcreteFunction:
         return f"<concrete function {self._name}({', '.join(shown)})>"
 
 
-def _is_array(leaf: object) -> bool:
+def parameters_of(python_function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters of a Python function, without the `self` of a method that is bound."""
+    parameters = list(inspect.signature(python_function).parameters.values())
+    bound = hasattr(python_function, "__wrapped__") and [one.name for one in parameters[:1]] == ["self"]
+    return parameters[bound:]
+
+
+def is_array(leaf: object) -> bool:
+    """Returns whether a leaf of the arguments is an array, a per-replica value, or the description of an array."""
     return isinstance(leaf, (jax.Array, np.ndarray, DistributedValues)) or is_spec(leaf)
 
 

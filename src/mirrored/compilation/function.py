@@ -283,7 +283,8 @@ class Function(Code):
         """
         if not args and not kwargs and self._input_signature is not None:
             args = tuple(self._input_signature)
-        concrete = ConcreteFunction(self, self.python_function, args, kwargs, self._name)
+        kind = self._conversion.concrete or ConcreteFunction
+        concrete = kind(self, self.python_function, args, kwargs, self._name)
         example = concrete.example()
         here = ambient()
         if example is not None and here.store is None and not functions_run_eagerly():

@@ -58,12 +58,30 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Result(Bookkeeping):
-    """One leaf of a program's result: a static object, or an array and the function that wraps it for the user."""
+    """One leaf of a program's result: a static object, or an array and the function that wraps it for the user.
+
+    Attributes:
+        is_array: Whether it is an array.
+        components: The number of components of a per-replica value in this process; 0 for other leaves.
+        wrap: Converts the array for the user.
+        static: The object that is no array.
+    """
 
     is_array: bool = False
-    is_per_replica: bool = False
+    components: int = 0
     wrap: Callable[[Any], Any] | None = None
     static: Any = None
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Whether it is a per-replica value, one array with a leading dimension of replicas."""
+        return self.components > 0
+
+    def described(self, array: jax.ShapeDtypeStruct) -> Any:
+        """Returns the shape and dtype of this leaf, whose array is described by `array`."""
+        if not self.is_per_replica:
+            return array
+        return PerReplica([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +167,7 @@ class Program:
         staged = self._stage(function)
         refuse_forgotten(self._store.new, self._name)
         self.created = self._store.new
+        self._arrays = [jax.ShapeDtypeStruct(*one) for one in staged.results[len(self._store.staged) :]]
         self._compile(staged)
         # Fast path for the most common result: one array, which needs no wrapper.
         self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef) and self._results == [_Result(True)]
@@ -170,12 +189,22 @@ class Program:
         with caches.fresh():
             return stage(flat, shapes)
 
+    def described(self) -> Any:
+        """Returns the result of a step with `jax.ShapeDtypeStruct` for arrays, in `PerReplica` for per-replica ones."""
+        arrays = iter(self._arrays)
+        leaves = [result.described(next(arrays)) if result.is_array else result.static for result in self._results]
+        return structures.unflatten(self._out_treedef, leaves)
+
     def _take_result(self, leaf: object) -> Any:
         """Records the kind of a result leaf and returns its array, or None if the leaf is static."""
         if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
             device_assignment, made_by = leaf.device_assignment, leaf.made_by
             self._results.append(
-                _Result(True, True, lambda array: PerReplica.from_stacked(array, device_assignment, made_by))
+                _Result(
+                    True,
+                    len(device_assignment.addressable_replicas),
+                    lambda array: PerReplica.from_stacked(array, device_assignment, made_by),
+                )
             )
             return leaf.stacked(device_assignment)
         if isinstance(leaf, Mirrored):

@@ -16,6 +16,7 @@ import numpy as np
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation import function as compiled
 from mirrored.compilation.binding import Conversion
+from mirrored.tf._concrete import ConcreteFunction
 from mirrored.tf._errors import MissingNameError
 from mirrored.tf._loop_options import set_loop_options
 from mirrored.tf._shapes import TensorShape
@@ -58,7 +59,7 @@ def function(
     rows of a tensor. Other `while` loops have no gradients: JAX would have to store an unknown number of states.
     """
     options = {**options, "autograph": autograph, "jit_compile": jit_compile, "reduce_retracing": reduce_retracing}
-    options["conversion"] = Conversion(convert if autograph else None, as_tensors)
+    options["conversion"] = Conversion(convert if autograph else None, as_tensors, ConcreteFunction)
     made: Any = compiled
     return made(func, input_signature=input_signature, **options)
 

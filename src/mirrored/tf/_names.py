@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax
 
 from mirrored.tf import _asking, _compat, _compat_v1, _config, _debugging, _dtypes, _errors, _function, _nest
+from mirrored.tf._concrete import ConcreteFunction
 from mirrored.tf._data import host_calls as _host_calls
 from mirrored.tf._device_spec import DeviceSpec
 from mirrored.tf._distribute import names as _distribute
@@ -98,6 +99,7 @@ _CORE: Final[dict[str, Any]] = {
     "saved_model.SERVING": "serve",
     "saved_model.TPU": "tpu",
     "saved_model.TRAINING": "train",
+    "types.experimental.ConcreteFunction": ConcreteFunction,
     "types.experimental.TensorLike": Any,
     "version.COMPILER_VERSION": "XLA",
     "version.GIT_VERSION": "mirrored",

@@ -2,4 +2,6 @@
 
 from typing import Any, TypeAlias
 
+from mirrored.tf._concrete import ConcreteFunction as ConcreteFunction
+
 TensorLike: TypeAlias = Any
