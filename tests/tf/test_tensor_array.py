@@ -154,3 +154,79 @@ def test_indices_out_of_range(bad):
     np.testing.assert_array_equal(read(tf.constant(bad)), [1, 2, 3])
     gathered = tf.function(lambda indices: array.gather(indices))(tf.constant([0, bad]))
     np.testing.assert_array_equal(gathered, [1, 0])
+
+
+def test_a_dynamic_one_grows_in_while_loops_of_known_length():
+    @tf.function
+    def statement(x):
+        array, i = tf.TensorArray(tf.float32, size=1, dynamic_size=True), tf.constant(0)
+        while i < 4:
+            array = array.write(i, x + tf.cast(i, tf.float32))
+            i += 1
+        return array.stack(), i
+
+    @tf.function
+    def function(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        i, array = tf.while_loop(
+            lambda i, array: i < 4,
+            lambda i, array: (i + 1, array.write(i, x + tf.cast(i, tf.float32))),
+            (tf.constant(0), array),
+        )
+        return array.stack(), i
+
+    for grown in (statement, function):
+        rows, count = grown(tf.constant(1.0))
+        np.testing.assert_array_equal(rows, [1, 2, 3, 4])
+        assert int(count) == 4
+
+
+def test_a_dynamic_one_in_nested_loops():
+    @tf.function
+    def products(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in tf.range(2):
+            for j in tf.range(3):
+                array = array.write(3 * i + j, x * tf.cast(i * j, tf.float32))
+        return array.stack()
+
+    np.testing.assert_array_equal(products(tf.constant(2.0)), [0, 0, 0, 0, 2, 4])
+
+
+def test_a_dynamic_one_skips_rows_with_continue():
+    @tf.function
+    def odd(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in tf.range(6):
+            if i % 2 == 0:
+                continue
+            array = array.write(array.size(), x * tf.cast(i, tf.float32))
+        return array.stack()
+
+    np.testing.assert_array_equal(odd(tf.constant(2.0)), [2, 6, 10])
+
+
+def test_no_row_of_a_dynamic_one_is_lost():
+    """A row at a traced index after the last one was dropped."""
+    array = tf.TensorArray(tf.float32, size=2, dynamic_size=True, element_shape=())
+    with pytest.raises(InvalidArgumentError, match=r"dynamic_size=True(.|\n)*replace dynamic_size=True by size=N"):
+        tf.function(lambda place: array.write(place, 1.0).stack())(tf.constant(5))
+
+
+@pytest.mark.parametrize("statement", ["while", "for", "while_loop"])
+def test_a_dynamic_one_in_a_loop_of_unknown_length_is_refused(statement):
+    @tf.function
+    def rows(x, limit):
+        array, i = tf.TensorArray(tf.float32, size=0, dynamic_size=True), tf.constant(0)
+        if statement == "while":
+            while i < limit:
+                array, i = array.write(i, x), i + 1
+        elif statement == "for":
+            for j in tf.range(limit):
+                array = array.write(j, x)
+        else:
+            _, array = tf.while_loop(lambda i, _: i < limit, lambda i, a: (i + 1, a.write(i, x)), (i, array))
+        return array.stack()
+
+    with pytest.raises(InvalidArgumentError, match=r"number of iterations is known(.|\n)*by size=N"):
+        rows(tf.constant(1.0), tf.constant(3))

@@ -25,8 +25,8 @@ from mirrored.tf._autograph.state import (
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
-from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
-from mirrored.tf._ops.loops import Loop, LoopMismatch
+from mirrored.tf._errors import GrowingArrayError, InvalidArgumentError, UnimplementedError
+from mirrored.tf._ops.loops import Loop, LoopMismatch, unroll
 from mirrored.tf._static import static_int
 from mirrored.tf._tensors import as_tensor
 
@@ -55,7 +55,11 @@ def while_stmt(
         condition = test()
         if isinstance(condition, jax.Array) and isinstance(condition, Tracer) and not is_eager():
             state = _Names("while", get_state, set_state, symbol_names)
-            state.loop(body, test, limit=_limit(opts.get("maximum_iterations")))
+            limit = _limit(opts.get("maximum_iterations"))
+            try:
+                state.loop(body, test, limit=limit)
+            except GrowingArrayError as error:
+                unroll(lambda: truth(test()), body, limit, error)
             return
         if not truth(condition):
             return
@@ -146,6 +150,9 @@ def _over_rows(
         return
     try:
         state.loop(body, extra_test, rows=rows)
+    except GrowingArrayError:
+        state.set(before)
+        _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state)
     except InvalidArgumentError as error:
         # A variable whose shape changes between iterations cannot be carried by a compiled loop. The length of the
         # loop is known, so it is unrolled.

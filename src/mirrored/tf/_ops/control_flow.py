@@ -20,11 +20,11 @@ from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError
-from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._errors import GrowingArrayError, InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
 from mirrored.tf._ops.blocks import choose, trace_block
-from mirrored.tf._ops.loops import Loop, LoopMismatch
+from mirrored.tf._ops.loops import Loop, LoopMismatch, unroll
 from mirrored.tf._ops.tensor_array import TensorArray
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
@@ -207,7 +207,28 @@ def while_loop(
     )
     if executing_eagerly():
         return _python_loop(cond, body, loop_vars, limit)
-    return _traced_loop(cond, body, loop_vars, limit)
+    try:
+        return _traced_loop(cond, body, loop_vars, limit)
+    except GrowingArrayError as error:
+        return _unrolled(cond, body, loop_vars, limit, error)
+
+
+def _unrolled(
+    test: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: PyTree,
+    limit: int | None,
+    refused: GrowingArrayError,
+) -> Any:
+    """Traces every iteration of a loop whose conditions are known while tracing; raises `refused` for another loop."""
+    state: Any = loop_vars
+
+    def step() -> None:
+        nonlocal state
+        state = _like(loop_vars, body(*state))
+
+    unroll(lambda: known_bool(test(*state)), step, limit, refused)
+    return pack_sequence_as(loop_vars, [_state(one) for one in flatten(state)])
 
 
 def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: PyTree, limit: int | None) -> Any:

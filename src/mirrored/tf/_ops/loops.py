@@ -6,6 +6,7 @@ A loop is a scan, which has gradients, if the number of iterations is known, oth
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from mirrored._typing import Operand
 from mirrored.tf._ops.blocks import Block, assigned_by, carried_over, commit, outer_values, trace_block
 
 _MOST_COUNTED: Final = 10_000  # iterations counted on the host, about a second
+MOST_UNROLLED: Final = 1_000
+"""The most iterations of a `while` loop that is unrolled."""
 
 Test = Callable[[Sequence[Any]], Any]
 Body = Callable[..., Sequence[Any]]
@@ -167,6 +170,26 @@ class _Carry:
     def finish(self, outs: Sequence[Any]) -> list[Any]:
         commit([self._loop.body], self._keys, outs[self._count :])
         return list(outs[: self._count])
+
+
+def unroll(going: Callable[[], bool | None], step: Callable[[], None], limit: int | None, refused: Exception) -> None:
+    """Traces every iteration of a loop by itself, which requires that the conditions are known while tracing.
+
+    Args:
+        going: Returns whether the loop continues; None if that is known only at run time.
+        step: Traces one iteration.
+        limit: Maximum number of iterations; None for no limit.
+        refused: Raised if a condition is unknown, or holds after `MOST_UNROLLED` iterations.
+    """
+    for count in itertools.count():
+        if count == limit:
+            return
+        holds = going()
+        if holds is False:
+            return
+        if holds is None or count == MOST_UNROLLED:
+            raise refused from None
+        step()
 
 
 def scan_rows(step: Step, start: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from mirrored._jax.arrays import NotConstant
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
+from mirrored.tf._errors import GrowingArrayError, InvalidArgumentError, OutOfRangeError
+from mirrored.tf._ops.loops import MOST_UNROLLED
 from mirrored.tf._static import known, static_int
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.index_checks import outside
@@ -38,7 +39,8 @@ class TensorArray:
     Args:
         dtype: The dtype of the rows.
         size: Number of rows.
-        dynamic_size: Whether rows may be written after the last one (at known indices).
+        dynamic_size: Whether rows may be written after the last one. Loops that write such an array are unrolled, so
+            that indices are known; with more than 1,000 iterations, `size` alone compiles much faster.
         clear_after_read: Accepted and ignored, like the other options: nothing is cleared.
         element_shape: The shape of a row; by default that of the first row written.
 
@@ -131,6 +133,7 @@ class TensorArray:
 
         Raises:
             InvalidArgumentError: The row has another dtype, or, with traced indices, another shape than the other rows.
+                The index is traced, and the array has ``dynamic_size=True``.
             OutOfRangeError: The index is out of range.
         """
         row = self._row(value)
@@ -168,6 +171,15 @@ class TensorArray:
 
     def _written(self, index: Operand, row: jax.Array) -> TensorArray:
         """Returns an array with a row at an index that is known only at run time."""
+        if self._options.dynamic_size:
+            raise GrowingArrayError.of(
+                "TensorArray.write",
+                found="a row was written at a traced index in a TensorArray with dynamic_size=True",
+                rule="tensors of compiled code have fixed sizes: a loop can write such an array only if its number of "
+                f"iterations is known while tracing (while loops: at most {MOST_UNROLLED:,}), and so is the index",
+                remedy="replace dynamic_size=True by size=N, where N is the largest number of rows that may be written "
+                "(such as tf.shape(x)[0]); the other rows are zeros. Or run the loop outside tf.function",
+            )
         stored = self._stored(row.shape)
         if not self._options.size:
             raise InvalidArgumentError.of(
