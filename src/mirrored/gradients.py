@@ -15,6 +15,7 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 from mirrored.optimizers.gradient_merge import scope_of, update_with_sums
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, has_strategy
+from mirrored.strategies.context import all_reduce_for
 from mirrored.tape import unrecorded
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
@@ -196,7 +197,7 @@ class GradientAccumulator:
         sums = [total.read_value() for total in self.variables]
         context = get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
-            sums = context.all_reduce(ReduceOp.SUM, sums)
+            sums = all_reduce_for("GradientAccumulator.result", context, ReduceOp.SUM, sums)
         return self._means(sums)
 
     def apply(self, optimizer: Optimizer) -> None:

@@ -20,7 +20,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
-from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.context import ReplicaContext, all_reduce_for
 from mirrored.values.distributed_values import PerReplica
 
 
@@ -189,7 +189,7 @@ def _over_replicas(count: int | jax.Array, context: ReplicaContext) -> Any:
     if compiled and isinstance(count, int):
         return count * context.num_replicas_in_sync
     local = jnp.asarray(count, jnp.result_type(float)) if isinstance(count, int) else count
-    return context.all_reduce(ReduceOp.SUM, local)
+    return all_reduce_for("average_loss", context, ReduceOp.SUM, local)
 
 
 def _quotient(total: jax.Array, count: int | jax.Array) -> jax.Array:

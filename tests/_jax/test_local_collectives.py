@@ -34,7 +34,7 @@ X = jnp.arange(3.0)
 
 
 def summed(x):
-    return replica_sum([x * 2.0], 1, 4)[0]
+    return replica_sum([x * 2.0], 1, 4, "all")[0]
 
 
 def names(function, *args):
@@ -44,7 +44,7 @@ def names(function, *args):
 def test_they_have_shapes():
     (total,) = jax.make_jaxpr(summed)(X).out_avals
     assert (total.shape, total.dtype) == ((3,), X.dtype)
-    (parts,) = jax.make_jaxpr(lambda x: replica_gather([x], 1, 4))(X).out_avals
+    (parts,) = jax.make_jaxpr(lambda x: replica_gather([x], 1, 4, "all"))(X).out_avals
     assert (parts.shape, parts.dtype) == ((4, 3), X.dtype)
     (one,) = jax.make_jaxpr(lambda x: same_on_local_replicas([x, x]))(X).out_avals
     assert one.shape == (3,)
@@ -54,18 +54,18 @@ def test_the_derivative_of_a_sum_is_a_sum():
     assert names(lambda x: jax.jvp(summed, (x,), (x,)), X).count(SUM) == 2
     closed = jax.make_jaxpr(jax.grad(lambda x: jnp.sum(summed(x))))(X)
     sums = [equation for equation in closed.eqns if equation.primitive.name == SUM]
-    assert sums[-1].params == {"local": 1, "replicas": 4}
+    assert sums[-1].params == {"local": 1, "replicas": 4, "called": "all"}
     assert closed.out_avals[0].shape == (3,)
 
 
 def test_the_tangent_of_a_gather_is_a_gather():
-    closed = jax.make_jaxpr(lambda x: jax.jvp(lambda y: replica_gather([y], 1, 4)[0], (x,), (x,)))(X)
+    closed = jax.make_jaxpr(lambda x: jax.jvp(lambda y: replica_gather([y], 1, 4, "all")[0], (x,), (x,)))(X)
     assert [equation.primitive.name for equation in closed.eqns].count(GATHER) == 2
     assert [aval.shape for aval in closed.out_avals] == [(4, 3), (4, 3)]
 
 
 def test_they_batch():
-    closed = jax.make_jaxpr(jax.vmap(lambda x: (summed(x), replica_gather([x], 1, 4)[0]), out_axes=(0, 1)))(X)
+    closed = jax.make_jaxpr(jax.vmap(lambda x: (summed(x), replica_gather([x], 1, 4, "all")[0]), out_axes=(0, 1)))(X)
     assert [aval.shape for aval in closed.out_avals] == [(3,), (4, 3)]
 
 

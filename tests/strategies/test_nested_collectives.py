@@ -230,6 +230,48 @@ def test_eager_runs_meet_under_grad_and_vmap_and_refuse_loops(devices):
         assert len(strategy.local_results(strategy.run(in_jit, args=(x,)))) == REPLICAS
 
 
+def average_loss_of_a_tape_in_scan(x: Any) -> Any:
+    def turn(w: Any, y: Any) -> Any:
+        with mr.GradientTape() as tape:
+            tape.watch(w)
+            loss = mr.losses.average_loss((w - y) ** 2)
+        return w - 0.1 * tape.gradient(loss, w), loss
+
+    return lax.scan(turn, x, jnp.arange(3.0))
+
+
+def average_loss_in_jit(x: Any) -> Any:
+    return jax.jit(mr.losses.average_loss)(x)
+
+
+def gathered_in_jit(x: Any) -> Any:
+    return jax.jit(lambda x: mr.get_replica_context().all_gather(x, axis=0))(x)
+
+
+CALLED = {
+    average_loss_of_a_tape_in_scan: "average_loss",
+    average_loss_in_jit: "average_loss",
+    in_scan: r"ReplicaContext\.all_reduce",
+    gathered_in_jit: r"ReplicaContext\.all_gather",
+}
+
+
+@pytest.mark.parametrize("program", CALLED)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_eager_run_names_what_the_user_called_in_a_loop(program, devices):
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=2)
+    with pytest.raises(MergeError, match=rf"(?s)^{CALLED[program]}: .*mirrored\.function"):
+        strategy.run(program, args=(jnp.arange(3.0),))
+
+
+def test_replicas_that_differ_are_told_what_they_called():
+    def replica(x: Any) -> Any:
+        return mr.losses.average_loss(x) if mr.get_replica_context().replica_id_in_sync_group else total(x)
+
+    with pytest.raises(MergeError, match=r"average_loss"):
+        mr.MirroredStrategy(["CPU:0"], num_replicas=2).run(replica, args=(jnp.arange(3.0),))
+
+
 def of_median(x: Any) -> Any:
     return jnp.sum(mr.get_replica_context().all_reduce(mr.collectives.Median(), x * x) * x)
 

@@ -47,14 +47,24 @@ _same: Final = _extend.Primitive(SAME)
 _sum.multiple_results = _gather.multiple_results = True
 
 
-def replica_sum(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Traces a placeholder for one virtual replica's part in a sum; all parts are later fused into one all-reduce."""
-    return list(_sum.bind(*arrays, local=local, replicas=replicas))
+def replica_sum(arrays: Sequence[Any], local: int, replicas: int, called: str) -> list[Any]:
+    """Traces a placeholder for one virtual replica's part in a sum; all parts are later fused into one all-reduce.
+
+    Args:
+        arrays: The replica's arrays.
+        local: The local index of the replica.
+        replicas: The number of replicas.
+        called: What the user called, for messages.
+    """
+    return list(_sum.bind(*arrays, local=local, replicas=replicas, called=called))
 
 
-def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Traces a placeholder for one virtual replica's part in an all-gather; all parts are later fused into one."""
-    return list(_gather.bind(*arrays, local=local, replicas=replicas))
+def replica_gather(arrays: Sequence[Any], local: int, replicas: int, called: str) -> list[Any]:
+    """Traces a placeholder for one virtual replica's part in an all-gather; the arguments are those of `replica_sum`.
+
+    All parts are later fused into one all-gather.
+    """
+    return list(_gather.bind(*arrays, local=local, replicas=replicas, called=called))
 
 
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
@@ -93,14 +103,15 @@ def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _out_of_reach(*arrays: Any, **params: Any) -> Any:
+def _out_of_reach(called: str) -> Any:
     raise MergeError(
-        "ReplicaContext.all_reduce",
-        found="replicas are reduced over in a jitted function, loop or branch, in an eager run",
+        called,
+        found="it was called in a jitted function, loop or branch, in an eager run, and needs the values of all "
+        "replicas",
         rule="a jitted function, scan, cond or while_loop of an eager run is a program of one replica, which cannot "
         "wait for other replicas",
         remedy="compile the step (mirrored.function), where such programs are fused, or run the step under "
-        "jax.disable_jit(), or reduce outside the transform",
+        "jax.disable_jit(), or call it outside the jitted function, loop or branch",
     )
 
 
@@ -125,9 +136,9 @@ def _transpose_sum(cotangents: Sequence[Any], *arrays: Any, **params: Any) -> An
     return _sum.bind(*_zeros_made(cotangents), **params)
 
 
-def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int) -> Any:
+def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int, called: str) -> Any:
     """Returns the cotangent of a replica's gathered array: its slice of the sum of all replicas' cotangents."""
-    sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas)
+    sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas, called=called)
     replica = _impls[NUMBER](local)
     if replica is None:
         device, devices = jax.lax.axis_index(REPLICA_AXIS), jax.lax.axis_size(REPLICA_AXIS)
@@ -149,10 +160,8 @@ def _plain(array: jax.core.ShapedArray, shape: tuple[int, ...]) -> Any:
     return jax.core.ShapedArray(shape, array.dtype)
 
 
-_sum.def_abstract_eval(lambda *arrays, local, replicas: [_plain(array, array.shape) for array in arrays])
-_gather.def_abstract_eval(
-    lambda *arrays, local, replicas: [_plain(array, (replicas, *array.shape)) for array in arrays]
-)
+_sum.def_abstract_eval(lambda *arrays, **_: [_plain(array, array.shape) for array in arrays])
+_gather.def_abstract_eval(lambda *arrays, replicas, **_: [_plain(array, (replicas, *array.shape)) for array in arrays])
 _same.def_abstract_eval(lambda *values: _plain(values[0], values[0].shape))
 _ad.primitive_jvps[_sum] = _jvp_of(_sum)
 _ad.primitive_jvps[_gather] = _jvp_of(_gather)
@@ -160,31 +169,31 @@ _ad.primitive_transposes[_sum] = _transpose_sum
 _ad.primitive_transposes[_gather] = _transpose_gather
 _batching.primitive_batchers[_sum] = _batch_sum
 _batching.primitive_batchers[_gather] = _batch_gather
-_mlir.register_lowering(_sum, lambda context, *arrays, **params: _out_of_reach())
-_mlir.register_lowering(_gather, lambda context, *arrays, **params: _out_of_reach())
+_mlir.register_lowering(_sum, lambda context, *arrays, called, **params: _out_of_reach(called))
+_mlir.register_lowering(_gather, lambda context, *arrays, called, **params: _out_of_reach(called))
 _mlir.register_lowering(_same, lambda context, *values: [values[0]])
 
 _impls: dict[str, Any] = {}
 
 
 def register_eager_implementations(
-    sums: Callable[[list[Any]], Sequence[Any]],
-    gathers: Callable[[list[Any]], Sequence[Any]],
+    sums: Callable[[list[Any], str], Sequence[Any]],
+    gathers: Callable[[list[Any], str], Sequence[Any]],
     number: Callable[[int], int | None],
 ) -> None:
     """Registers the implementations of `replica_sum` and `replica_gather` for concrete arrays.
 
     Args:
-        sums: A function from a replica's arrays to their sums.
-        gathers: A function from a replica's arrays to those of all replicas.
+        sums: A function from a replica's arrays, and what the user called, to the arrays' sums.
+        gathers: A function from a replica's arrays, and what the user called, to those of all replicas.
         number: A function from the local index of a replica to its index among all replicas; None in a compiled
             program.
     """
     _impls.update({SUM: sums, GATHER: gathers, NUMBER: number})
 
 
-_sum.def_impl(lambda *arrays, local, replicas: _impls[SUM](list(arrays)))
-_gather.def_impl(lambda *arrays, local, replicas: _impls[GATHER](list(arrays)))
+_sum.def_impl(lambda *arrays, called, **_: _impls[SUM](list(arrays), called))
+_gather.def_impl(lambda *arrays, called, **_: _impls[GATHER](list(arrays), called))
 
 
 # Handles functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) in the form that a trace receives.

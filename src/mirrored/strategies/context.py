@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ from mirrored.values.sparse_rows import SparseRows
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
+
+_ALL_REDUCE: Final = "ReplicaContext.all_reduce"
 
 
 class ReplicaContext:
@@ -129,7 +131,7 @@ class ReplicaContext:
 
         TensorFlow: calls the function of the first replica with whatever it closes over, and records nothing on tapes.
         """
-        self._check("merge_call")
+        self._check("ReplicaContext.merge_call")
         return call_merged(self, merge_fn, tuple(args), dict(kwargs or {}))
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: object = None) -> Any:
@@ -153,32 +155,7 @@ class ReplicaContext:
 
         TensorFlow: `tf.distribute.ReplicaContext.all_reduce`. Custom reductions are an extension.
         """
-        self._check("all_reduce")
-        op = as_reduce_op(reduce_op)
-        leaves, treedef = structures.flatten(value, also=SparseRows)
-        arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, SparseRows)]
-        for array in arrays:
-            check_dtype("ReplicaContext.all_reduce", op, array.dtype)
-        runner = ambient().runner
-        if runner is None or runner.device_assignment.num_replicas == 1:
-            reduced, given = [reduced_alone(op, array) for array in arrays], [leaf is not None for leaf in leaves]
-        elif not leaves:
-            reduced, given = [], []
-        else:
-            mask = [None if isinstance(leaf, SparseRows) else leaf is not None for leaf in leaves]
-            *reduced, given = run_merge(_all_reduction(runner, op, treedef), [*arrays, mask])
-        remaining = iter(reduced)
-        results = [
-            self._all_rows(op, leaf) if isinstance(leaf, SparseRows) else next(remaining) if here else None
-            for leaf, here in zip(leaves, given, strict=True)
-        ]
-        return structures.unflatten(treedef, results)
-
-    def _all_rows(self, op: ReduceOp, rows: SparseRows) -> SparseRows:
-        """Returns the sparse rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
-        check_sums_rows("ReplicaContext.all_reduce", rows, op)
-        values, indices = self.all_gather([rows.values, rows.indices], 0)
-        return type(rows)(mean_of_rows(op, values, self.num_replicas_in_sync), indices, rows.dense_shape)
+        return all_reduce_for(_ALL_REDUCE, self, reduce_op, value)
 
     def all_gather(self, value: PyTree, axis: int, options: object = None) -> Any:
         """Concatenates the values of all replicas along `axis`, and returns the result on every replica.
@@ -196,7 +173,7 @@ class ReplicaContext:
 
         TensorFlow: `tf.distribute.ReplicaContext.all_gather`.
         """
-        self._check("all_gather")
+        self._check("ReplicaContext.all_gather")
         leaves, treedef = structures.flatten(value, also=SparseRows)
         for leaf in leaves:
             refuse_rows("ReplicaContext.all_gather", leaf)
@@ -216,19 +193,20 @@ class ReplicaContext:
         merge = Merge(
             "ReplicaContext.all_gather",
             run,
-            lambda local, parts: nested_gather(parts, axis, local, replicas),
+            lambda local, parts: nested_gather(parts, axis, local, replicas, "ReplicaContext.all_gather"),
             calls_user_code=False,
             given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef, StructureError)),
         )
         return structures.unflatten(treedef, run_merge(merge, arrays))
 
     def _check(self, called: str) -> None:
+        """Raises ContextError unless the caller is this replica in its run; `called` is what the user called."""
         here, runner = ambient().replica, ambient().runner
         if here is self and runner is not None:
             return
         if here is not None and here is not self and here.strategy is not self._strategy:
             raise ContextError(
-                f"ReplicaContext.{called}",
+                called,
                 found="this is the context of another strategy's replica",
                 rule="a replica context can be used only by the replica that obtained it",
                 remedy="call get_replica_context() in the function that uses it",
@@ -236,7 +214,7 @@ class ReplicaContext:
         several = self._strategy.num_replicas_in_sync > 1
         if (here is None and self._strategy.device_assignment is not None) or (several and runner is None):
             raise ContextError(
-                f"ReplicaContext.{called}",
+                called,
                 found="it was called outside its run",
                 rule="collectives and merge_call can be called only while all replicas run",
                 remedy="call get_replica_context() inside the function given to strategy.run",
@@ -255,7 +233,45 @@ class ReplicaContext:
         return f"ReplicaContext(replica {replica} of {self.num_replicas_in_sync})"
 
 
-def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.PyTreeDef) -> Merge:
+def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | str, value: PyTree) -> Any:
+    """Reduces the values of all replicas, as `ReplicaContext.all_reduce` does, on behalf of another function.
+
+    Args:
+        called: What the user called, for messages: ``"average_loss"``.
+        context: The replica context.
+        reduce_op: As in `all_reduce`.
+        value: As in `all_reduce`.
+    """
+    context._check(called)
+    op = as_reduce_op(reduce_op)
+    leaves, treedef = structures.flatten(value, also=SparseRows)
+    arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, SparseRows)]
+    for array in arrays:
+        check_dtype(called, op, array.dtype)
+    runner = ambient().runner
+    if runner is None or runner.device_assignment.num_replicas == 1:
+        reduced, given = [reduced_alone(op, array) for array in arrays], [leaf is not None for leaf in leaves]
+    elif not leaves:
+        reduced, given = [], []
+    else:
+        mask = [None if isinstance(leaf, SparseRows) else leaf is not None for leaf in leaves]
+        *reduced, given = run_merge(_all_reduction(called, runner, op, treedef), [*arrays, mask])
+    remaining = iter(reduced)
+    results = [
+        _all_rows(called, context, op, leaf) if isinstance(leaf, SparseRows) else next(remaining) if here else None
+        for leaf, here in zip(leaves, given, strict=True)
+    ]
+    return structures.unflatten(treedef, results)
+
+
+def _all_rows(called: str, context: ReplicaContext, op: ReduceOp, rows: SparseRows) -> SparseRows:
+    """Returns the sparse rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
+    check_sums_rows(called, rows, op)
+    values, indices = context.all_gather([rows.values, rows.indices], 0)
+    return type(rows)(mean_of_rows(op, values, context.num_replicas_in_sync), indices, rows.dense_shape)
+
+
+def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.PyTreeDef) -> Merge:
     """Returns the `Merge` object that executes an all-reduce once for all local replicas of a run.
 
     A replica's payload is its arrays, then the mask that `_columns` describes. Its result is the reduced arrays, then
@@ -263,19 +279,18 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.P
     """
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        columns, given = _columns([payload[:-1] for payload in payloads], [payload[-1] for payload in payloads])
+        columns, given = _columns(called, [payload[:-1] for payload in payloads], [payload[-1] for payload in payloads])
         for components in columns:
-            check_alike("ReplicaContext.all_reduce", components)
+            check_alike(called, components)
         results = runner.all_reduce(op, columns) if columns else []
         return [[*(parts[k] for parts in results), given] for k in range(len(payloads))]
 
     def nested(local: int, payload: list[Any]) -> list[Any]:
         # The merge runs later, when the body is fused. Each leaf is None on all replicas or on none.
         *arrays, mask = payload
-        return [*nested_reduce(op, arrays, local, replicas), [here is not False for here in mask]]
+        return [*nested_reduce(op, arrays, local, replicas, called), [here is not False for here in mask]]
 
     replicas = runner.device_assignment.num_replicas
-    called = "ReplicaContext.all_reduce"
     structure = Given(treedef, "the structure", treedef, StructureError)
     if op is ReduceOp.SUM or op is ReduceOp.MEAN:
         given = (Given((op, None), "reduce_op", op.name), structure)
@@ -286,18 +301,19 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.P
 
 
 def _columns(
-    payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
+    called: str, payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
 ) -> tuple[list[list[Any]], list[bool]]:
     """Collects the replicas' components of each leaf, with zeros in place of None, and which leaves any replica has.
 
     Args:
+        called: What the user called, for messages.
         payloads: Each replica's arrays.
         masks: For each leaf of each replica, whether it is an array. None marks sparse rows, which are gathered
             separately.
     """
     if len({len(mask) for mask in masks}) > 1:
         raise StructureError(
-            "ReplicaContext.all_reduce",
+            called,
             found=f"the replicas passed structures with {', '.join(str(len(mask)) for mask in masks)} leaves",
             rule="all replicas must pass the same structure, with None for a value that a replica lacks",
             remedy="pass the same list of gradients on all replicas, with None for a missing gradient",

@@ -37,23 +37,31 @@ if TYPE_CHECKING:
 # Collectives of one local replica under a JAX transform, where it cannot wait for the other local replicas.
 
 
-def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Traces one replica's part of a reduction over all replicas, inside a JAX transform such as `jax.grad`."""
+def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int, called: str) -> list[Any]:
+    """Traces one replica's part of a reduction over all replicas, inside a JAX transform such as `jax.grad`.
+
+    Args:
+        op: The reduction.
+        arrays: The replica's arrays.
+        local: The local index of the replica.
+        replicas: The number of replicas.
+        called: What the user called, for messages.
+    """
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
     if op is ReduceOp.SUM:
-        return replica_sum(arrays, local, replicas)
+        return replica_sum(arrays, local, replicas, called)
     if op is ReduceOp.MEAN:
         exact = list(map(floating, arrays))
-        sums = replica_sum(list(map(widen, exact)), local, replicas)
+        sums = replica_sum(list(map(widen, exact)), local, replicas, called)
         return [narrow(total / replicas, array.dtype) for total, array in zip(sums, exact, strict=True)]
-    return [op(stacked) for stacked in replica_gather(arrays, local, replicas)]
+    return [op(stacked) for stacked in replica_gather(arrays, local, replicas, called)]
 
 
-def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
+def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int, called: str) -> list[Any]:
     """Traces one replica's part of an all-gather along `axis`, inside a JAX transform such as `jax.grad`."""
-    return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
+    return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas, called)]
 
 
 def _merge(name: str, run: Callable[[Sequence[Any]], Sequence[Any]], arrays: list[Any]) -> list[Any]:
@@ -62,17 +70,17 @@ def _merge(name: str, run: Callable[[Sequence[Any]], Sequence[Any]], arrays: lis
     return list(runner.run_merge(Merge(name, run), arrays))
 
 
-def _sums(arrays: list[Any]) -> list[Any]:
+def _sums(arrays: list[Any], called: str) -> list[Any]:
     runner: Any = ambient().runner
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         results = runner.all_reduce(ReduceOp.SUM, [list(parts) for parts in zip(*payloads, strict=True)])
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
-    return _merge("ReplicaContext.all_reduce", run, arrays)
+    return _merge(called, run, arrays)
 
 
-def _gathers(arrays: list[Any]) -> list[Any]:
+def _gathers(arrays: list[Any], called: str) -> list[Any]:
     runner: Any = ambient().runner
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
@@ -80,7 +88,7 @@ def _gathers(arrays: list[Any]) -> list[Any]:
         results = runner.gather_each(rows, 0)
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
-    return _merge("ReplicaContext.all_gather", run, arrays)
+    return _merge(called, run, arrays)
 
 
 def _number(local: int) -> int | None:

@@ -17,7 +17,7 @@ from mirrored._jax.placement import near_first
 from mirrored._jax.traces import Tracer, current_trace, is_eval
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
-from mirrored.runtime.ambient import ReadableVariable
+from mirrored.runtime.ambient import ReadableVariable, ambient
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation
 from mirrored.tape.record import Key, NoDerivative, Record, Recorder
@@ -95,12 +95,13 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
     Raises:
         ArgumentTypeError: A leaf of a list, tuple or dict is neither an array nor a variable.
+        TapeError: A variable has no gradient that is one value (`source_of`).
     """
     leaves: list[Any]
     treedef: Any
     leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=is_leaf)
     likes = {position: leaf for position, (_, leaf) in enumerate(leaves) if _has_padding(leaf)}
-    leaves = [(path, leaf.first() if _has_padding(leaf) else leaf) for path, leaf in leaves]
+    leaves = [(path, leaf.first() if _has_padding(leaf) else source_of(leaf, called)) for path, leaf in leaves]
     positions = []
     for position, (path, leaf) in enumerate(leaves):
         if is_variable(leaf) or is_array(leaf):
@@ -124,6 +125,50 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
         )
 
     return [leaves[position][1] for position in positions], rebuild
+
+
+def source_of(leaf: Any, called: str) -> Any:
+    """Returns a leaf of the sources, after checking that the gradient with respect to it is one value.
+
+    Outside of `run` that is the sum of the gradients with respect to all components of a sync-on-read variable.
+
+    Raises:
+        TapeError: It is a sync-on-read variable with aggregation NONE outside of `run`, or one replica's component.
+    """
+    leaf = whole_variable(leaf, called)
+    variable: Any = getattr(leaf, "announced", leaf)
+    if not is_variable(leaf) or ambient().replica is not None or not getattr(variable, "per_replica", False):
+        return leaf
+    if getattr(variable.aggregation, "name", "") == "NONE":
+        raise _of_components(
+            called, f"the sync-on-read variable {variable.name!r} with aggregation NONE, in cross-replica context"
+        )
+    return leaf
+
+
+def whole_variable(leaf: Any, called: str) -> Any:
+    """Returns a source that a tape may watch: the variable for its only component, and other values unchanged.
+
+    Raises:
+        TapeError: It is one of several components.
+    """
+    container = getattr(leaf, "container", None) if is_variable(leaf) else None
+    if container is None:
+        return leaf
+    if container.num_replicas > 1:
+        raise _of_components(called, f"{leaf.name!r}, the copy of one replica (an element of variable.values)")
+    return container
+
+
+def _of_components(called: str, found: str) -> TapeError:
+    return TapeError(
+        called,
+        found=f"a source is {found}",
+        rule="a tape records the reads of a variable, not those of one copy; outside of run the gradient with respect "
+        "to components that are not aggregated would be one value per replica",
+        remedy="open the tape and call gradient inside the function given to run, with the variable as the source: "
+        "each replica gets the gradient with respect to its own component; or give the variable an aggregation",
+    )
 
 
 def refuse_padded(structure: PyTree, called: str) -> None:

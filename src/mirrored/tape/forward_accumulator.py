@@ -14,7 +14,7 @@ from mirrored._jax.boxes import payload_of
 from mirrored._typing import PyTree
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient
-from mirrored.tape.backward import UnconnectedGradients, is_variable, refuse_padded, zeros_like_source
+from mirrored.tape.backward import UnconnectedGradients, is_variable, refuse_padded, source_of, zeros_like_source
 from mirrored.tape.gradient_tape import GradientTape, target_value
 
 
@@ -45,6 +45,7 @@ class ForwardAccumulator:
     def __init__(self, primals: PyTree, tangents: PyTree) -> None:
         refuse_padded(primals, "ForwardAccumulator")
         leaves, treedef = _leaves(primals)
+        leaves = [source_of(one, "ForwardAccumulator") for one in leaves]
         directions, other = _leaves(tangents)
         if treedef != other:
             raise StructureError(

@@ -26,6 +26,7 @@ from mirrored.tape.backward import (
     flatten_targets,
     is_variable,
     refuse_padded,
+    source_of,
     whole_leaves,
     zeros_like_source,
 )
@@ -87,8 +88,9 @@ class GradientTape(Recording):
             `unconnected_gradients` is `ZERO`.
 
         Raises:
-            TapeError: The tape is not persistent and has already computed a gradient, or the gradient passes through an
-                operation without a derivative.
+            TapeError: The tape is not persistent and has already computed a gradient; the gradient passes through an
+                operation without a derivative; or, outside of `run`, a source is a sync-on-read variable with
+                aggregation NONE. (With another aggregation, the gradient there is the sum over all components.)
             ArgumentTypeError: A target or source is neither an array nor a variable.
             StructureError: `output_gradients` does not match the targets.
 
@@ -210,6 +212,7 @@ class GradientTape(Recording):
         self._check_unused(called)
         jacobians.check_single(target, called)
         jacobians.check_batched(target, source, called)
+        source = source_of(source, called)
         rows = jacobians.batched_rows(target.shape, target.dtype)
         (result,) = self._pull_rows(target, rows, [source], vectorized=experimental_use_pfor)
         shape = (target.shape[0], *target.shape[1:], *source.shape[1:])

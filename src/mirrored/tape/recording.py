@@ -22,6 +22,7 @@ from mirrored.tape.backward import (
     is_array,
     is_variable,
     whole_leaves,
+    whole_variable,
 )
 from mirrored.tape.operation import is_deriving
 from mirrored.tape.record import Recorder
@@ -162,6 +163,7 @@ class Recording:
         Raises:
             ArgumentError: A leaf is neither a `jax.Array` nor a variable. NumPy arrays and numbers cannot be watched,
                 because JAX does not preserve their identity.
+            TapeError: A leaf is the copy of one of several replicas, an element of `Variable.values`.
 
         TensorFlow: the same.
         """
@@ -173,7 +175,7 @@ class Recording:
                     rule="a tape can watch only jax.Array objects and variables",
                     remedy="convert it with jnp.asarray first, and compute with that array",
                 )
-            self._watch(leaf)
+            self._watch(whole_variable(leaf, "GradientTape.watch"))
 
     def _watch(self, leaf: Leaf) -> None:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):

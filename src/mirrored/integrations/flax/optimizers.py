@@ -18,6 +18,7 @@ from mirrored.optimizers.gradient_merge import note_summed
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
+from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _summed(grads: PyTree) -> Any:
         return grads
     leaves, structure = jax.tree.flatten(grads)
     note_summed("nnx.Optimizer.update", leaves)
-    return jax.tree.unflatten(structure, context.all_reduce(ReduceOp.SUM, leaves))
+    return jax.tree.unflatten(structure, all_reduce_for("nnx.Optimizer.update", context, ReduceOp.SUM, leaves))
 
 
 def _is_nnx_variable(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,11 @@ from mirrored.integrations.flax.private import canonical_axes, metrics, normaliz
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
+from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
+
+_LAYER: Final = "nnx.BatchNorm"
+_WELFORD: Final = "nnx.metrics.Welford.update"
 
 
 def connect_statistics() -> None:
@@ -43,7 +47,7 @@ def _over_replicas(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(x, axes, dtype, axis_name, axis_index_groups, **options)
         if axis_index_groups is not None:
             raise ContextError(
-                "nnx.BatchNorm",
+                _LAYER,
                 found=f"axis_index_groups={axis_index_groups!r} was given for the replicas of a run",
                 rule="statistics are those of one replica's batch, or of the batches of all replicas",
                 remedy="omit axis_index_groups",
@@ -77,7 +81,7 @@ def _global_statistics(
         weights = jnp.ones((), real) if mask is None else jnp.asarray(mask, real)
         count = jnp.sum(jnp.broadcast_to(weights, x.shape), axes)
         sums = [jnp.sum(value, axes, where=mask) for value in values]
-        count, *sums = context.all_reduce(ReduceOp.SUM, [count, *sums])
+        count, *sums = all_reduce_for(_LAYER, context, ReduceOp.SUM, [count, *sums])
         return [total / count for total in sums]
 
     def squares(value: Any) -> Any:
@@ -122,7 +126,7 @@ def _merged(update: Callable[..., None]) -> Callable[..., None]:
             return update(self, **kwargs)
         if not isinstance(state, Variable) or state.device_assignment is None or state.per_replica:
             raise ContextError(
-                "nnx.metrics.Welford.update",
+                _WELFORD,
                 found="the metric was created outside strategy.scope()",
                 rule="each replica would merge its values into a state of its own, whose mean is no sum over replicas",
                 remedy="create the metric inside `with strategy.scope():`",
@@ -130,9 +134,9 @@ def _merged(update: Callable[..., None]) -> Callable[..., None]:
         context: Any = get_replica_context()
         values = jnp.asarray(kwargs[self.argname])
         values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
-        count, total = context.all_reduce(ReduceOp.SUM, [jnp.asarray(values.size), jnp.sum(values)])
+        count, total = all_reduce_for(_WELFORD, context, ReduceOp.SUM, [jnp.asarray(values.size), jnp.sum(values)])
         mean = total / jnp.maximum(count, 1)
-        squares = context.all_reduce(ReduceOp.SUM, jnp.sum((values - mean) ** 2))
+        squares = all_reduce_for(_WELFORD, context, ReduceOp.SUM, jnp.sum((values - mean) ** 2))
         before, delta = self.count[...], mean - self.mean[...]
         share = count / jnp.maximum(before + count, 1)
         self.count[...] = before + count

@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import reduction_axes_of, tensorflow_names
 from mirrored.patches import replace
 from mirrored.strategies import get_replica_context
+from mirrored.strategies.context import all_reduce_for
 
 if TYPE_CHECKING:
     from keras.layers import BatchNormalization
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 keras = load()
 _BatchNormalization: Any = keras.layers.BatchNormalization
+_LAYER: Final = "keras.layers.BatchNormalization(synchronized=True)"
 
 
 @keras.saving.register_keras_serializable(package="mirrored")  # type: ignore[untyped-decorator]
@@ -101,13 +103,13 @@ def _global_moments(
     weights = None if mask is None else jnp.expand_dims(mask, -1).astype(values.dtype)
     own = jnp.asarray(values.size // values.shape[_kept(values.ndim, axes)], values.dtype)
     count = own if weights is None else jnp.sum(jnp.broadcast_to(weights, values.shape), axes)
-    total, count = context.all_reduce(ReduceOp.SUM, (jnp.sum(_weighted(values, weights), axes), count))
+    total, count = all_reduce_for(_LAYER, context, ReduceOp.SUM, (jnp.sum(_weighted(values, weights), axes), count))
     count = jnp.maximum(count, 1)
     mean = total / count
     shape = [1] * values.ndim
     shape[_kept(values.ndim, axes)] = -1
     squares = jnp.sum(_weighted(jnp.square(values - mean.reshape(shape)), weights), axes)
-    return mean, context.all_reduce(ReduceOp.SUM, squares) / count
+    return mean, all_reduce_for(_LAYER, context, ReduceOp.SUM, squares) / count
 
 
 def _weighted(values: jax.Array, weights: jax.Array | None) -> Any:

@@ -26,6 +26,7 @@ from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.optimizers.gradient_merge import note_summed, update_with_sums
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import get_replica_context
+from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
@@ -203,8 +204,9 @@ def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
         )
     if context.num_replicas_in_sync == 1:
         return grads
-    note_summed(f"{type(optimizer).__name__}.apply_gradients", [gradient for gradient in grads if gradient is not None])
-    return list(context.all_reduce(ReduceOp.SUM, grads))
+    called = f"{type(optimizer).__name__}.apply_gradients"
+    note_summed(called, [gradient for gradient in grads if gradient is not None])
+    return list(all_reduce_for(called, context, ReduceOp.SUM, grads))
 
 
 def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
