@@ -257,6 +257,13 @@ class TestSpecs:
         assert ragged.padded_batch(2).element_spec.shape == (None, None)
         assert ragged.padded_batch(3, [5], drop_remainder=True).element_spec.shape == (3, 5)
 
+    def test_the_spec_of_padded_structures_has_the_fixed_dims(self):
+        pairs = Dataset.from_tensor_slices({"a": np.zeros((4, 2)), "b": np.zeros(4)})
+        spec = pairs.padded_batch(2, {"a": [3], "b": []}).element_spec
+        assert (spec["a"].shape, spec["b"].shape) == ((None, 3), (None,))
+        spec = pairs.padded_batch(2, {"a": [None], "b": []}, drop_remainder=True).element_spec
+        assert (spec["a"].shape, spec["b"].shape) == ((2, None), (2,))
+
     def test_of_an_empty_dataset_are_refused_where_a_function_decides(self) -> None:
         with pytest.raises(StructureError, match="no element"):
             _ = D.range(0).map(lambda x: x).element_spec

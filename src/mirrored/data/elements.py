@@ -208,13 +208,18 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
     """
     treedef = jax.tree.structure(elements[0])
     columns = list(zip(*(jax.tree.leaves(element) for element in elements), strict=True))
-    padded_shapes = _per_leaf(shapes, treedef, is_leaf=_is_shape)
+    padded_shapes = padded_shapes_of(shapes, treedef)
     padding = _per_leaf(values, treedef)
     stacked = [
         _pad_column([np.asarray(leaf) for leaf in column], shape, value, called)
         for column, shape, value in zip(columns, padded_shapes, padding, strict=True)
     ]
     return jax.tree.unflatten(treedef, stacked)
+
+
+def padded_shapes_of(shapes: PyTree, treedef: jax.tree_util.PyTreeDef) -> list[Any]:
+    """Returns the padded shape of each leaf of an element, None if all its dims are padded to the largest."""
+    return _per_leaf(shapes, treedef, is_leaf=_is_shape)
 
 
 def _is_shape(part: object) -> bool:

@@ -23,7 +23,7 @@ from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
 from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor, StrideCursor
-from mirrored.data.elements import Element, concatenated, pad_and_stack, stack
+from mirrored.data.elements import Element, concatenated, pad_and_stack, padded_shapes_of, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
@@ -405,13 +405,20 @@ class Batched(OneParent):
 
 def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
     """Returns the shapes and dtypes of padded batches, with None for dims that the caller has not fixed."""
-    if shapes is not None:
-        given = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple))
-        leaves = jax.tree.leaves(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
-        if len(given) == len(leaves) == 1:
-            shape = tuple(None if n in (None, -1) else n for n in given[0])
-            return specs.map_specs(lambda leaf: specs.ArraySpec((size, *shape), leaf.dtype), parent)
-    return specs.map_specs(lambda leaf: specs.ArraySpec((size, *(None for _ in leaf.shape)), leaf.dtype), parent)
+    leaves, treedef = jax.tree.flatten(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
+    given = padded_shapes_of(shapes, treedef)
+    if len(given) != len(leaves):  # reading raises the error
+        given = [None] * len(leaves)
+    padded = [
+        specs.ArraySpec((size, *_fixed(shape, len(leaf.shape))), leaf.dtype)
+        for leaf, shape in zip(leaves, given, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, padded)
+
+
+def _fixed(shape: Sequence[int | None] | None, rank: int) -> list[int | None]:
+    """Returns the dims of a padded shape, with None for those that are padded to the largest."""
+    return [None] * rank if shape is None else [None if size in (None, -1) else size for size in shape]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
