@@ -13,6 +13,7 @@ from typing import Final
 from mirrored.checkpoint.graph import Graph
 from mirrored.checkpoint.leaves import Leaf, Saved
 from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.slot_groups import Joined, match_groups
 from mirrored.errors import CheckpointMismatchError
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
@@ -43,6 +44,7 @@ class Match:
         misfits: The names on both sides with different kinds, shapes or dtypes.
         saved: All state in the checkpoint.
         here: The outlines of all state in the program.
+        joined: Groups of variables that share optimizer state only in the program, which therefore has no place for it.
     """
 
     pairs: dict[str, tuple[str, Leaf]]
@@ -51,6 +53,7 @@ class Match:
     misfits: tuple[Misfit, ...]
     saved: dict[str, Saved]
     here: dict[str, Saved]
+    joined: tuple[Joined, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -84,11 +87,12 @@ class Match:
 def match(graph: Graph, manifest: Manifest) -> Match:
     """Matches the names in a checkpoint with those in the program, and compares their kinds, shapes and dtypes."""
     others = graph.other_names()
+    groups = match_groups(graph, manifest, lambda name: _source(_paths(name, others), manifest))
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
     misfits: list[Misfit] = []
     for name, leaf in graph.leaves.items():
-        source = _source(_paths(name, others), manifest)
+        source = _source(_paths(groups.source_path(name), others), manifest)
         if source is None:
             missing.append(name)
         elif leaf.accepts(manifest.leaves[source]):
@@ -98,7 +102,7 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     used = {source for source, _ in pairs.values()} | {one.source for one in misfits}
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items()}
-    return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here)
+    return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.joined))
 
 
 def resolve(path: str, manifest: Manifest) -> str:

@@ -17,6 +17,7 @@ from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verif
 from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.checkpoint.objects import KerasSlots
 from mirrored.checkpoint.sharing import own_position, settled
+from mirrored.checkpoint.slot_groups import check_groups
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.runtime.ambient import ambient, within
@@ -188,6 +189,7 @@ class Restoration:
         found = match(graph, self._manifest)
         found = self._concerning(found, graph, wanted)
         _check(found, self._directory, called, strict=False, first=first)
+        check_groups(found.joined, self._directory, called)
         if not self._held:
             self._verify()
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}

@@ -1,0 +1,109 @@
+"""Matches the groups of an optimizer's variables in a checkpoint with those in the program.
+
+The variables of a group share state, such as a step counter. The names of this state contain the number of the group,
+which depends on the order of the first updates. So groups are matched by their variables, and not by their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mirrored.checkpoint.graph import SLOTS, Graph
+from mirrored.checkpoint.manifest import Manifest
+from mirrored.errors import CheckpointMismatchError
+
+_NO_GROUP = "-"
+
+
+class Joined(NamedTuple):
+    """A group of the program whose variables belong to several groups in the checkpoint.
+
+    Attributes:
+        optimizer: The optimizer's name in the program.
+        groups: The variables' names in the program, by group in the checkpoint.
+    """
+
+    optimizer: str
+    groups: list[list[str]]
+
+
+class GroupMatch(NamedTuple):
+    """The result of matching the groups of all optimizers.
+
+    Attributes:
+        prefixes: The prefix of the checkpoint's names of a group's shared state, by that of the program's names.
+        joined: The groups that cannot be matched.
+    """
+
+    prefixes: dict[str, str]
+    joined: list[Joined]
+
+    def source_path(self, name: str) -> str:
+        """Returns the path in the checkpoint at which the shared state of a group is; other names unchanged."""
+        head, slash, label = name.rpartition("/")
+        return f"{self.prefixes[head]}/{label}" if slash and head in self.prefixes else name
+
+
+def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], str | None]) -> GroupMatch:
+    """Matches each group of variables that share optimizer state with the group of these variables in a checkpoint.
+
+    A group without variables that the checkpoint knows keeps its number, unless another group has the state of that
+    number.
+
+    Args:
+        graph: The state of the program.
+        manifest: The manifest of the checkpoint.
+        source_of: Returns the checkpoint's name of a variable, or None.
+    """
+    found = GroupMatch({}, [])
+    others = graph.other_names()
+    for optimizer, groups in graph.groups.items():
+        paths = [manifest.aliases.get(path, path) for path in (optimizer, *others.get(optimizer, ()))]
+        saved_optimizer = next((path for path in paths if path in manifest.groups), optimizer)
+        saved = manifest.groups.get(saved_optimizer, [])
+        owner = {member: number for number, members in enumerate(saved) for member in members}
+        numbers: list[int | None] = []
+        for members in groups:
+            by_number: dict[int, list[str]] = {}
+            for member in members:
+                number = owner.get(source_of(member) or member)
+                if number is not None:
+                    by_number.setdefault(number, []).append(member)
+            if len(by_number) > 1 and _have_state(manifest, saved_optimizer, list(by_number)):
+                found.joined.append(Joined(optimizer, list(by_number.values())))
+            numbers.append(min(by_number, default=None))
+        for number, matched in enumerate(numbers):
+            source = matched if matched is not None else _NO_GROUP if number in numbers else number
+            found.prefixes[f"{optimizer}/{SLOTS}/{number}"] = f"{optimizer}/{SLOTS}/{source}"
+    return found
+
+
+def _have_state(manifest: Manifest, optimizer: str, numbers: list[int]) -> bool:
+    prefixes = tuple(f"{optimizer}/{SLOTS}/{number}/" for number in numbers)
+    return any(name.startswith(prefixes) for name in manifest.leaves)
+
+
+def check_groups(joined: Sequence[Joined], directory: Path, called: str) -> None:
+    """Raises an error if the program has one counter for variables that have several in the checkpoint.
+
+    Raises:
+        CheckpointMismatchError: There is such a group.
+    """
+    if not joined:
+        return
+    optimizer, groups = joined[0]
+    names = ", ".join(_shown(one) for group in groups for one in group)
+    calls = ", ".join(f"{optimizer}.build([{', '.join(_shown(one) for one in group)}])" for group in groups)
+    raise CheckpointMismatchError(
+        called,
+        found=f"the optimizer {optimizer!r} keeps one step counter for {names}, and in {directory} it has "
+        f"{len(groups)}, because these variables were first updated in separate calls; nothing was restored",
+        rule="variables that share state such as a step counter must share it in the checkpoint, too",
+        remedy=f"restore the checkpoint before the optimizer is built or used, or build it as it was: {calls}",
+    )
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix(":")
