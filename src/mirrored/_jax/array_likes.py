@@ -19,12 +19,14 @@ from typing import Any
 
 import jax
 
+from mirrored._jax.private import array as _array
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import indexing as _indexing
 from mirrored._jax.private import lax_operations as _lax
 from mirrored.patches import replace
 
+_Array = _array.ArrayImpl
 _registered: set[type] = set()
 _as_index: dict[type, Callable[[Any], Any]] = {}
 
@@ -67,6 +69,11 @@ def registered_read(values: Sequence[Any], context: Callable[[], AbstractContext
         for place in at:
             read[place] = _dtypes.canonicalize_value(read[place])  # type: ignore[no-untyped-call]
     return read
+
+
+def has_registered(values: Sequence[Any]) -> bool:
+    """Returns whether a value is an instance of a registered array-like class, such as a variable."""
+    return any(type(value) is not _Array and _is_registered(value) for value in values)
 
 
 def _is_registered(value: object) -> bool:

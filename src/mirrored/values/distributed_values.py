@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.array_likes import register_array_like
+from mirrored._jax.array_likes import has_registered, register_array_like
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
@@ -175,6 +175,8 @@ class PerReplica(_NotAnArray):
         self, values: Sequence[Any], device_assignment: DeviceAssignment | None = None, *, is_ragged: bool = False
     ) -> None:
         self._components: tuple[Any, ...] | None = tuple(values)
+        if device_assignment is None and self._components:  # the values of a variable are on the variable's devices
+            device_assignment = getattr(getattr(self._components[0], "container", None), "device_assignment", None)
         self._stacked: jax.Array | None = None
         self._device_assignment = device_assignment
         self._ragged = is_ragged
@@ -270,8 +272,11 @@ class PerReplica(_NotAnArray):
         if self._stacked is None:
             if self._ragged:
                 raise unequal("components whose shapes differ between workers")
-            self._stacked = stack_components(self.values, device_assignment)
+            stacked: jax.Array = stack_components(self.values, device_assignment)
             self._device_assignment = device_assignment
+            if has_registered(self.values):  # variables, whose values may change
+                return stacked
+            self._stacked = stacked
         return self._stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:

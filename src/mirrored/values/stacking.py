@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_likes import has_registered, registered_read
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.placement import movable
@@ -34,6 +36,9 @@ def stack_components(
         device_assignment: The assignment of the replicas to devices.
         is_tracked: Whether a tape watches a component, so that it must record the stacking.
     """
+    if has_registered(components):
+        # Variables are read where the caller is: in a compiled function, their values are tracers.
+        components = registered_read(components, nullcontext)
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
         raise unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")

@@ -208,10 +208,15 @@ def component(variable: Variable, replica: int) -> Any:
     check_readable(variable, store, here)
     if store is None:
         return variable.stored_component(replica)
-    if here.replica is not None and here.replica.local_index == replica:
+    # In a compiled run a local replica stands for those of all devices, so it may not be the one that is asked for.
+    is_own = here.replica is not None and here.replica.local_index == replica
+    if is_own and not (variable.per_replica and here.runner is not None and here.runner.stands_for_others):
         return store.local(variable, replica)
     whole = store.whole(variable)
-    return whole[row_of(variable, replica, here)] if variable.per_replica else whole
+    value = whole[row_of(variable, replica, here)] if variable.per_replica else whole
+    if here.replica is None or here.runner is None or store.captures:
+        return value
+    return here.runner.component(value, here.replica.local_index)  # a copy on the device of the replica that reads
 
 
 # Assignments
