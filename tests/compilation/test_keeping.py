@@ -82,7 +82,7 @@ def test_a_read_that_finds_the_failure_raises_its_error_once(read: Callable[[Any
     step()
     with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory") as caught:
         repeated(lambda: read(one), 10_000)  # a read does not wait for a step that still runs
-    assert caught.value.__notes__ == ["v0 has its value from before the failed step again"]
+    assert caught.value.__notes__ == ["v0 has its value from before the failed computation again"]
     assert values(one, other) == [1.0, 2.0]
     for _ in range(20):
         counting(one)()  # the failure is not reported again

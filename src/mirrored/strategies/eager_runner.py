@@ -38,7 +38,7 @@ from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
-from mirrored.variables.state_lock import excuse, store_all, turn
+from mirrored.variables.state_lock import assign_all_stored, excuse, turn
 from mirrored.variables.storage import placed, uncommitted
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class EagerRunner(ReplicaRunner):
         values = [self._stored(entry.variable, whole) for entry, whole in zip(entries, wholes, strict=True)]
         for entry in entries:
             entry.variable.mark_shared()  # user code may hold the new values: a donating step must copy them
-        store_all([entry.variable for entry in entries], values)
+        assign_all_stored([entry.variable for entry in entries], values)
 
     def _stored(self, variable: Any, whole: Operand) -> Any:
         """Returns the whole value of a variable with the sharding in which the variable stores it."""

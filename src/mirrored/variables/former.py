@@ -1,8 +1,13 @@
-"""The old values of variables that a step has replaced, kept until the step has succeeded (`function(donate=False)`).
+"""The old values of variables, kept until their new values are computed.
 
-JAX dispatches asynchronously: the variables have their new values before these are computed, and an error becomes known
-where a value is used. A step that donates no buffers therefore records the arrays that it replaces. The record costs no
-memory while the step runs, because the step reads these arrays; it is dropped when the next one finds it finished.
+JAX dispatches asynchronously: variables have their new values before these are computed, and an error becomes known
+where a value is used. Two kinds of code therefore record the arrays that they replace:
+
+- A compiled step that donates no buffers (`function(donate=False)`). The record costs no memory while the step runs,
+  because the step reads these arrays. (A step that donates its buffers has no old values to keep.)
+- Eager code: `assign`, optimizers, `Strategy.run`. It records only values that are not computed yet at the assignment.
+
+A record is dropped when a later one, or a read of a variable, finds its values computed.
 """
 
 from __future__ import annotations
@@ -13,19 +18,30 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from mirrored._jax import distributed
-from mirrored.variables.state_lock import lock, state, store_all
+from mirrored._jax.traces import Tracer
+from mirrored.variables.state_lock import lock, on_assignment, state, store_all
 
-# More steps than are ever in flight (`compilation.dispatch.LIMIT`); without their records variables would be lost.
-_MOST_STEPS: Final = 64
+# More steps than are ever in flight (`compilation.dispatch.LIMIT`): above this number, finished ones are sought.
+_MANY_STEPS: Final = 64
+# Assignments beyond this number, none of them computed, are not undone. It bounds the memory.
+_MOST_STEPS: Final = 1024
 
 
 class _Step(NamedTuple):
-    """One step: its variables with their old and new values, and one of its results."""
+    """One step or assignment: its variables with their old and new values, and arrays that are computed if it succeeds.
+
+    Attributes:
+        variables: The variables that it assigns.
+        before: Their old values.
+        after: Their new values.
+        tokens: Its results that are not donated. One is sufficient for a compiled step, which is one computation.
+        waits: Whether `restore_failed` may wait for it.
+    """
 
     variables: list[weakref.ref[Any]]
     before: list[Any]
     after: list[Any]
-    token: Any
+    tokens: Sequence[Any]
     waits: bool
 
 
@@ -49,10 +65,67 @@ def note_step(variables: Sequence[Any], after: Sequence[Any], token: Any, *, wai
         waits: Whether `restore_failed` may wait for the step. Otherwise it counts as failed while it runs: a collective
             with a lost worker may never end.
     """
-    while _steps and _has_succeeded(_steps[0].token):
-        _steps.popleft()
+    _note(variables, after, (token,), waits)
+
+
+def _note(variables: Sequence[Any], after: Sequence[Any], tokens: Sequence[Any], waits: bool) -> None:
+    _drop_computed()
     before = [variable._array for variable in variables]
-    _steps.append(_Step([*map(weakref.ref, variables)], before, list(after[: len(before)]), token, waits))
+    _steps.append(_Step([*map(weakref.ref, variables)], before, list(after[: len(before)]), tokens, waits))
+
+
+def note_assignment(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Records the current values of variables, before eager code replaces them by values that are not computed yet.
+
+    Args:
+        variables: The variables.
+        values: Their new values.
+
+    Raises:
+        RuntimeError: The computation of a new value has failed.
+    """
+    try:
+        pending = [value for value in values if _is_pending(value)]
+    except RuntimeError:
+        restore_failed()  # earlier assignments may have stored results of the same computation
+        raise
+    if pending:
+        assignments = [getattr(variable, "device_assignment", None) for variable in variables]
+        _note(variables, values, pending, not any(one is not None and one.spans_processes for one in assignments))
+
+
+on_assignment(note_assignment)
+
+
+def _is_pending(value: Any) -> bool:
+    """Returns whether an array is not computed yet; raises the error of a computation that has failed."""
+    if isinstance(value, Tracer) or not hasattr(value, "is_ready"):
+        return False
+    if not value.is_ready():
+        return True
+    value.block_until_ready()
+    return False
+
+
+def forget_computed() -> None:
+    """Drops the records of the oldest steps and assignments whose new values are computed.
+
+    Readers call it. They do not wait for a thread that replaces values; the next reader or assignment drops them.
+    """
+    if _steps and lock.acquire(blocking=False):
+        try:
+            _drop_computed()
+        finally:
+            lock.release()
+
+
+def _drop_computed() -> None:
+    while _steps and _has_succeeded(_steps[0]):
+        _steps.popleft()
+    if len(_steps) >= _MANY_STEPS:
+        kept = [step for step in list(_steps) if not _has_succeeded(step)]
+        _steps.clear()
+        _steps.extend(kept)
 
 
 def restore_failed() -> bool:
@@ -69,7 +142,7 @@ def restore_failed() -> bool:
     with lock:
         if state.step is not None:
             state.step.finish()
-        failed = [one for one in list(_steps) if has_failed(one.token, one.waits)]
+        failed = [step for step in list(_steps) if any(has_failed(token, step.waits) for token in step.tokens)]
         values: dict[int, tuple[Any, Any]] = {}
         for step in reversed(failed):
             for reference, before, after in zip(step.variables, step.before, step.after, strict=True):
@@ -105,7 +178,11 @@ def has_failed(array: Any, waits: bool) -> bool:
     return False
 
 
-def _has_succeeded(token: Any) -> bool:
+def _has_succeeded(step: _Step) -> bool:
+    return all(map(_is_computed, step.tokens))
+
+
+def _is_computed(token: Any) -> bool:
     try:
         if not token.is_ready():
             return False

@@ -170,6 +170,35 @@ def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 
+_notes_pending: Final[list[Callable[[Sequence[Any], Sequence[Any]], object]]] = []
+
+
+def on_assignment(note: Callable[[Sequence[Any], Sequence[Any]], object]) -> None:
+    """Registers the function that `assign_all_stored` calls with the variables and their new values, before it stores.
+
+    If it raises, nothing is stored.
+    """
+    _notes_pending[:] = [note]
+
+
+def note_pending(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Keeps the old values of variables until their new ones are computed; the caller holds the state lock."""
+    for note in _notes_pending:
+        note(variables, values)
+
+
+def assign_all_stored(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Replaces the stored values of several variables atomically, like `store_all`, by values of eager computations.
+
+    JAX computes them asynchronously. If a computation fails, all of these variables get their old values back.
+    """
+    with lock:
+        if state.step is not None:
+            state.step.finish()
+        note_pending(variables, values)
+        store_all(variables, values)
+
+
 def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
     """Replaces the stored values of several variables atomically.
 
@@ -248,4 +277,4 @@ def together(assign: Callable[[], None]) -> None:
         finally:
             thread.kept_back = None
         if kept:
-            store_all([variable for variable, _ in kept], [value for _, value in kept])
+            assign_all_stored([variable for variable, _ in kept], [value for _, value in kept])

@@ -19,8 +19,8 @@ from mirrored.errors import LostStateError
 from mirrored.runtime.ambient import ambient
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables.creation import Awaiting
-from mirrored.variables.former import restore_failed
-from mirrored.variables.state_lock import lock, note_former, settle, state, thread
+from mirrored.variables.former import forget_computed, restore_failed
+from mirrored.variables.state_lock import lock, note_former, note_pending, settle, state, thread
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -255,10 +255,12 @@ class VariableStorage(Awaiting):
 
     def _copied(self, array: Any) -> np.ndarray[Any, Any]:
         try:
-            return np.array(array)
+            value = np.array(array)
         except RuntimeError as error:
             self._lose_failed(array, error)
             raise
+        forget_computed()
+        return value
 
     def _check_sound(self, array: Any) -> None:
         """Marks a value as lost if the step that computes it has failed; does not wait for the step.
@@ -273,16 +275,17 @@ class VariableStorage(Awaiting):
             self._lose_failed(array, error)
         else:
             self._sound = weakref.ref(array)
+            forget_computed()
 
     def _lose_failed(self, array: Any, error: RuntimeError) -> None:
         """Marks the value as lost, and raises `LostStateError`; does nothing if another thread has donated the array.
 
-        If the step has kept the old value, the variable gets that back instead, and the step's error is raised once.
+        If the old value is kept (`variables.former`), the variable gets it back instead, and the error is raised once.
         """
         if array.is_deleted():
             return
         if restore_failed() and self._array is not array:
-            error.add_note(f"{self.name} has its value from before the failed step again")
+            error.add_note(f"{self.name} has its value from before the failed computation again")
             raise error
         with lock:
             if self._array is array and not self.is_lost:
@@ -343,6 +346,7 @@ class VariableStorage(Awaiting):
         with lock:
             if state.step is not None:
                 settle()
+            note_pending((self,), (value,))
             if thread.before is not None:
                 note_former((self,))
             state.version += 1
