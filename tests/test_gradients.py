@@ -38,6 +38,7 @@ def test_structures_are_kept():
     np.testing.assert_allclose(result["w"], 2 * A + B)
     assert result["b"][0] is None
     np.testing.assert_allclose(result["b"][1], 2 * B)
+    assert list(result) == ["w", "b"]
 
 
 def test_what_it_refuses():

@@ -17,6 +17,7 @@ from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.strategies.context import all_reduce_for
 from mirrored.tape import unrecorded
+from mirrored.values.structures import in_order_of
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
             )
     columns = zip(*(leaves for leaves, _ in structures), strict=True)
     combine = _combination(op)
-    return treedef.unflatten([_combined(column, combine, position) for position, column in enumerate(columns)])
+    combined = treedef.unflatten([_combined(column, combine, position) for position, column in enumerate(columns)])
+    return in_order_of(gradients[0], combined)
 
 
 def _combination(op: ReduceOp | str | Callable[..., Any]) -> Callable[[list[Any]], Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,6 +56,30 @@ def test_fit_is_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossReductionWarning)
         model.fit(np.ones((4, 6, 4)), np.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("replicas", [None, 1, 2])
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.first(2)
+def test_the_keys_of_dicts_are_no_gradients_and_no_variables(replicas: int | None, built: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas]) if replicas else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        v = keras.Variable(np.ones(2, np.float32), name="v")
+        optimizer = keras.optimizers.SGD(0.5)
+        if built:
+            optimizer.build([v])
+    gradient = np.ones(2, np.float32)
+    named = r"for dicts write SGD.apply_gradients\(\[\(gradients\[name\], variables\[name\]\) for name in variables\]\)"
+    calls: list[Callable[[], Any]] = [
+        lambda: optimizer.apply_gradients(zip({"v": gradient}, {"v": v}, strict=True)),
+        lambda: optimizer.apply_gradients(zip({"v": gradient}, [v], strict=True)),
+        lambda: optimizer.apply_gradients(zip([gradient], {"v": v}, strict=True)),
+        lambda: optimizer.apply({"v": gradient}, {"v": v}),
+    ]
+    for call in calls:
+        with pytest.raises(mr.errors.StructureError, match=named):
+            strategy.run(call) if strategy else call()
+    np.testing.assert_array_equal(np.asarray(v), 1.0)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -24,6 +24,9 @@ class IndexedSlices(SparseRows):
     pass
 
 
+_OF_DICTS = r"its keys, not its values(.|\n)*for dicts write Adam.apply_gradients\(\[\(gradients, variables\)\]\)"
+
+
 def _replica_number() -> Any:
     """1.0 on the first replica, 2.0 on the second, ..."""
     return jnp.asarray(mr.get_replica_context().replica_id_in_sync_group, jnp.float32) + 1.0
@@ -216,10 +219,14 @@ def test_variables_without_a_gradient_are_named_once(way):
         (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), w)], StructureError, r"w: float32\[2\] for float32\[\]"),
         (lambda v, w: [(jnp.ones(2, jnp.int32), v)], StructureError, r"v: int32\[2\] for float32\[2\]"),
         (lambda v, w: [(jnp.ones(2, jnp.complex64), v)], StructureError, r"v: complex64\[2\] for float32\[2\]"),
-        (lambda v, w: [("one", w)], StructureError, "w: a str for"),
+        (lambda v, w: [("one", w)], StructureError, "the string 'one' in place of a gradient"),
+        (lambda v, w: [(b"one", w)], StructureError, "w: a bytes for"),
         (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), v)], ArgumentError, "variable 'v' was passed twice"),
         (lambda v, w: [jnp.ones(2)], StructureError, "at position 0"),
         (lambda v, w: [(v, jnp.ones(2))], StructureError, "each element must be a pair"),
+        (lambda v, w: zip({"v": jnp.ones(2)}, {"v": v}), StructureError, _OF_DICTS),
+        (lambda v, w: zip({"v": jnp.ones(2)}, [v]), StructureError, _OF_DICTS),
+        (lambda v, w: zip([jnp.ones(2)], {"v": v}), StructureError, _OF_DICTS),
     ],
 )
 @pytest.mark.sampled(3)

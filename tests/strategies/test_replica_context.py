@@ -58,6 +58,17 @@ def test_all_reduce_of_a_structure(way):
 
 
 @few
+def test_reduced_and_gathered_dicts_keep_the_order_of_their_keys(way):
+    def replica():
+        tree = {"w": jnp.ones(1), "b": {"z": fid()[None], "a": None}}
+        gathered = {"w": jnp.ones(1), "b": {"z": fid()[None], "a": jnp.ones(2)}}
+        for found in (context().all_reduce("SUM", tree), context().all_gather(gathered, 0)):
+            assert (list(found), list(found["b"])) == (["w", "b"], ["z", "a"])
+
+    run(way, replica)
+
+
+@few
 def test_all_reduce_keeps_shapes_and_dtypes(way):
     def replica():
         # Times the id: XLA's CPU compiler (jaxlib 0.10.2) aborts on an all-reduce of a complex constant.

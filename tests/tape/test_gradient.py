@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,25 @@ def test_result_has_the_structure_of_the_sources(x, v):
     assert float(pair.left) == 3.0
     assert pair.name is None
     assert [float(g) for g in tape.gradient(y, [x, x])] == [3.0, 3.0]
+
+
+class Layers(NamedTuple):
+    last: object
+    first: object
+
+
+def test_dicts_of_gradients_have_the_order_of_the_dicts_of_sources(x, v):
+    """`zip(gradients.values(), variables.values())` must pair each gradient with its variable."""
+    sources = {"w": x, "b": [{"z": v, "a": (x, {"d": x, "c": v})}], "layers": Layers({"k": x, "j": x}, v)}
+    with GradientTape(persistent=True) as tape:
+        tape.watch([x, v])
+        y = x * jnp.sum(v)
+    for found in (tape.gradient(y, sources), tape.jacobian(y, sources)):
+        assert str(jax.tree.map(jnp.shape, found)) == str(jax.tree.map(jnp.shape, sources))
+        assert list(found) == list(sources)
+        assert list(found["b"][0]) == ["z", "a"]
+        assert list(found["b"][0]["a"][1]) == ["d", "c"]
+        assert list(found["layers"].last) == ["k", "j"]
 
 
 def test_intermediate_values_are_sources(x):

@@ -41,6 +41,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
     """
     pairs: list[Pair] = []
     for position, pair in enumerate(grads_and_vars):
+        refuse_keys(pair if isinstance(pair, tuple | list) else (), called, "[(gradients, variables)]")
         if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], Variable):
             found = tree_pairs(pair[0], pair[1], called)
             if found:
@@ -69,6 +70,28 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
         pairs.append((_dense(*pair), pair[1]))
     _check_variables([variable for _, variable in pairs], called)
     return pairs
+
+
+def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
+    """Raises an error if there are strings among gradients or variables: `zip` takes the keys of dicts.
+
+    Args:
+        given: The gradients and variables.
+        called: The method of the optimizer.
+        of_dicts: The argument that is right for dicts of gradients and of variables.
+
+    Raises:
+        StructureError: There is a string.
+    """
+    key = next((one for one in given if isinstance(one, str)), None)
+    if key is not None:
+        raise StructureError(
+            called,
+            found=f"the string {key!r} in place of a gradient or a variable; "
+            "zip and loops over a dict take its keys, not its values",
+            rule="each element must be a pair (gradient, variable)",
+            remedy=f"for dicts write {called}({of_dicts})",
+        )
 
 
 def _dense(gradient: object, variable: Variable) -> object:

@@ -182,7 +182,7 @@ class ReplicaContext:
             check_axis("ReplicaContext.all_gather", array, axis)
         runner = ambient().runner
         if runner is None or runner.device_assignment.num_replicas == 1:
-            return structures.unflatten(treedef, arrays)
+            return structures.in_order_of(value, structures.unflatten(treedef, arrays))
 
         def run(payloads: Sequence[Any]) -> Sequence[Any]:
             check_others("ReplicaContext.all_gather", payloads, axis)
@@ -197,7 +197,7 @@ class ReplicaContext:
             calls_user_code=False,
             given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef, StructureError)),
         )
-        return structures.unflatten(treedef, run_merge(merge, arrays))
+        return structures.in_order_of(value, structures.unflatten(treedef, run_merge(merge, arrays)))
 
     def _check(self, called: str) -> None:
         """Raises ContextError unless the caller is this replica in its run; `called` is what the user called."""
@@ -261,7 +261,7 @@ def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | s
         _all_rows(called, context, op, leaf) if isinstance(leaf, SparseRows) else next(remaining) if here else None
         for leaf, here in zip(leaves, given, strict=True)
     ]
-    return structures.unflatten(treedef, results)
+    return structures.in_order_of(value, structures.unflatten(treedef, results))
 
 
 def _all_rows(called: str, context: ReplicaContext, op: ReduceOp, rows: SparseRows) -> SparseRows:

@@ -23,6 +23,7 @@ from mirrored.tape.operation import Operation
 from mirrored.tape.record import Key, NoDerivative, Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
 from mirrored.values.distributed_values import PerReplica, is_padded
+from mirrored.values.structures import in_order_of
 
 # Flattens the sources and targets of gradients, which are structures of arrays and variables.
 
@@ -114,7 +115,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
         for position, result in zip(positions, results, strict=True):
             like = None if result is None else likes.get(position)
             full[position] = result if like is None else like.with_stacked(result)
-        rebuilt = treedef.unflatten(full)
+        rebuilt = in_order_of(sources, treedef.unflatten(full))
         if all(result is not None for result in results):
             return rebuilt
         # The gradient of a per-replica source without a connection is None, not a per-replica value of None.

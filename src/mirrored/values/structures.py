@@ -35,6 +35,20 @@ def unflatten(treedef: jax.tree_util.PyTreeDef, leaves: Sequence[Any]) -> Any:
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
+def in_order_of(like: PyTree, structure: PyTree) -> Any:
+    """Returns a structure whose dicts have their keys in the order of those of `like`, which has the same structure.
+
+    JAX's unflattening sorts the keys of a dict, so that ``zip(gradients.values(), variables.values())`` would pair
+    gradients with other variables.
+    """
+    if type(like) is dict and isinstance(structure, dict):
+        return {key: in_order_of(like[key], structure[key]) for key in like}
+    if type(like) is type(structure) and (type(like) in (list, tuple) or hasattr(like, "_fields")):
+        parts = [in_order_of(*pair) for pair in zip(like, structure, strict=True)]
+        return type(like)(parts) if type(like) in (list, tuple) else type(like)(*parts)
+    return structure
+
+
 def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
     """Applies `function` to every leaf of a pytree, with None and distributed values as leaves."""
     leaves, treedef = flatten(structure)

@@ -23,7 +23,7 @@ from mirrored.integrations.keras.private import (
     variables_of_optimizer,
 )
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
-from mirrored.optimizers.gradient_merge import note_summed, update_with_sums
+from mirrored.optimizers.gradient_merge import note_summed, refuse_keys, update_with_sums
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import get_replica_context
 from mirrored.strategies.context import all_reduce_for
@@ -45,6 +45,7 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
         self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[KerasVariable | Variable] | None = None
     ) -> Any:
         stateless = in_stateless_scope()
+        _refuse_keys(self, grads, trainable_variables or ())
         variables = None if trainable_variables is None else [as_keras(one) for one in trainable_variables]
         if stateless or not _is_ours(variables if variables is not None else variables_of_optimizer(self)):
             return apply(self, grads, variables)
@@ -133,6 +134,11 @@ def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
         return add(self, as_keras(reference_variable), *args, **kwargs)
 
     return add_for
+
+
+def _refuse_keys(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    called = f"{type(optimizer).__name__}.apply_gradients"
+    refuse_keys([*grads, *variables], called, "[(gradients[name], variables[name]) for name in variables]")
 
 
 def _is_ours(variables: Sequence[KerasVariable]) -> bool:
