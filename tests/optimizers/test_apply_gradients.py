@@ -224,9 +224,9 @@ def test_variables_without_a_gradient_are_named_once(way):
         (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), v)], ArgumentError, "variable 'v' was passed twice"),
         (lambda v, w: [jnp.ones(2)], StructureError, "at position 0"),
         (lambda v, w: [(v, jnp.ones(2))], StructureError, "each element must be a pair"),
-        (lambda v, w: zip({"v": jnp.ones(2)}, {"v": v}), StructureError, _OF_DICTS),
-        (lambda v, w: zip({"v": jnp.ones(2)}, [v]), StructureError, _OF_DICTS),
-        (lambda v, w: zip([jnp.ones(2)], {"v": v}), StructureError, _OF_DICTS),
+        (lambda v, w: zip({"v": jnp.ones(2)}, {"v": v}, strict=True), StructureError, _OF_DICTS),
+        (lambda v, w: zip({"v": jnp.ones(2)}, [v], strict=True), StructureError, _OF_DICTS),
+        (lambda v, w: zip([jnp.ones(2)], {"v": v}, strict=True), StructureError, _OF_DICTS),
     ],
 )
 @pytest.mark.sampled(3)
