@@ -1,4 +1,4 @@
-"""Kills or stops workers of an elastic job, and checks that it goes on in its living processes (`chaos.py --elastic`).
+"""Kills or stops workers of an elastic job; checks that it continues in the surviving processes (`chaos.py --elastic`).
 
 Episodes of one or several kills: a random worker, worker 0, two at once, a second one while the job reconfigures, one
 while a replacement joins. After each episode the job has all its workers again. At the end the state, the metric, and

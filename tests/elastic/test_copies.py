@@ -111,5 +111,5 @@ def test_backends_whose_collectives_cannot_be_aborted(monkeypatch, platform, fla
     monkeypatch.setenv("XLA_FLAGS", flags)
     for name in recovery._ABORT_VARIABLES:
         monkeypatch.setenv(name, variables)
-    found = recovery.why_not_in_living_processes()
+    found = recovery.why_processes_must_restart()
     assert found is None if reason is None else found is not None and found.startswith(reason)

@@ -1,4 +1,4 @@
-"""Elastic jobs that cannot continue in their living processes: all processes restart, and one line says so."""
+"""Elastic jobs that cannot continue in the surviving processes: all processes restart, and one line says so."""
 
 from __future__ import annotations
 

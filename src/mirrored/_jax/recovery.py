@@ -1,4 +1,4 @@
-"""Leaving a job of several processes and joining another one, in one living process.
+"""Leaving a job of several processes and joining another one, without restarting the process.
 
 Supports JAX 0.10 to 0.12. `jax.distributed.initialize` can be called once per process, and its client ends the process
 if the coordination service ends. Here the launcher hosts the service (`serve`), one per epoch, and a process makes only
@@ -80,8 +80,8 @@ def end_service(service: Any) -> None:
     start(threading.Thread(target=service.shutdown, name="mirrored-ending-service", daemon=True))
 
 
-def why_not_in_living_processes() -> str | None:
-    """Returns why the processes of this job must restart after a failure; None if it suffices that they leave the job.
+def why_processes_must_restart() -> str | None:
+    """Returns why the processes of this job must restart after a failure; None if they can join another job instead.
 
     Gloo's collectives fail when their sockets are shut down. NCCL's can only be aborted, which XLA does with the flags
     of JAX's guide "Fault Tolerant Distributed JAX".

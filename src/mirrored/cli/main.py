@@ -138,7 +138,7 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
         "srun mirrored run train.py",
         "    one worker per Slurm task",
         "mirrored run --elastic --workers 4 train.py",
-        "    goes on in the living processes when workers are killed",
+        "    continues in the surviving processes when workers are killed",
     ),
 )
 @click.option("--replicas", type=click.IntRange(min=1), help="Run one process with this many replicas.")
@@ -157,7 +157,7 @@ def new(directory: Path, framework: str, as_json: bool) -> None:
 @click.option(
     "--elastic",
     is_flag=True,
-    help="Continue in the living processes when a worker is lost, and replace it (mirrored.elastic.run).",
+    help="Continue in the surviving processes when a worker is lost, and replace it (mirrored.elastic.run).",
 )
 @click.option(
     "--min-workers",

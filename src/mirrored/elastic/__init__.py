@@ -1,4 +1,4 @@
-"""Elastic jobs (`mirrored run --elastic`): training continues in the living processes when workers are lost or join.
+"""Elastic jobs (`mirrored run --elastic`): training continues in the surviving processes when workers are lost or join.
 
 Why each step counts exactly once: every worker regularly takes a *snapshot*, a copy in host memory of all state after a
 step, which includes the position in the data. All workers train in lock-step, so their snapshots of one step are equal,

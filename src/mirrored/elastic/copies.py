@@ -1,7 +1,7 @@
 """Copies of the newest snapshot in shared memory, from which restarted processes of an elastic job continue.
 
 Only a job whose processes restart after a failure writes copies (``MIRRORED_ELASTIC_RECOVERY=restart``, or collectives
-that cannot be aborted); its worker of rank 0 writes them. Otherwise the living workers' own snapshots suffice.
+that cannot be aborted); its worker of rank 0 writes them. Otherwise the surviving workers' own snapshots suffice.
 
 The launcher creates the memory (`os.memfd_create`), so that it outlives the workers and is freed with the job, however
 that ends. There are two places. A copy replaces the older one of the two: its header is cleared first and written last,
@@ -46,7 +46,7 @@ def why_restart(num_workers: int) -> str | None:
     """
     if ELASTIC_RECOVERY.read() == "restart":
         return f"{ELASTIC_RECOVERY.name}=restart"
-    return recovery.why_not_in_living_processes() if num_workers > 1 else None
+    return recovery.why_processes_must_restart() if num_workers > 1 else None
 
 
 class SharedCopies:

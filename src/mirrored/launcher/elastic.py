@@ -308,7 +308,7 @@ class ElasticSupervisor(Supervisor):
             self._say_change(epoch)
 
     def _end_services(self) -> None:
-        """Ends the coordination services of the epochs that all living workers have left."""
+        """Ends the coordination services of the epochs that all surviving workers have left."""
         newest = 0 if self._membership.epoch is None else self._membership.epoch.number
         held = {number for one in self._members.values() for number in one.holds}
         for number in [one for one in self._services if one < newest and one not in held]:
@@ -391,10 +391,10 @@ class ElasticSupervisor(Supervisor):
 
     def _failure_without(self, reason: str, code: int) -> Failure | None:
         """Returns the failure of the job if the workers that are left are too few; None otherwise."""
-        living = sum(one.has_arrived for one in self._members.values())
+        arrived = sum(one.has_arrived for one in self._members.values())
         needs_all = self._membership.epoch is None or self._restart_reason is not None
         needed = self._job.workers if needs_all else self._job.min_workers
-        return Failure(reason, code) if living < needed else None
+        return Failure(reason, code) if arrived < needed else None
 
     def _kill_silent(self) -> Failure | None:
         """Kills workers that are stopped, or do not leave their epoch, so that they can never write again."""

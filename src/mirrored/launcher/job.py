@@ -46,7 +46,7 @@ class Job:
         grace_seconds: How long the workers may take to save and end after a SIGTERM.
         meeting_seconds: The timeout of the rendezvous of the launchers of several machines.
         compile_cache: Whether to keep compiled programs between runs.
-        elastic: Whether the job continues in the living processes when a worker is lost or joins.
+        elastic: Whether the job continues without restarting processes when a worker is lost or joins.
         min_workers: The least number of workers with which an elastic job continues.
         max_workers: The number of workers that an elastic job has if none is lost; None: `workers`.
     """

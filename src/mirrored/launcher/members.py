@@ -50,8 +50,8 @@ class Member:
 
 def wait_for_end(workers: Iterable[Worker]) -> None:
     """Waits briefly until a worker has an exit status: the kernel closes an ending process's sockets before that."""
-    living, end = list(workers), time.monotonic() + _CAUSE_SECONDS
-    while time.monotonic() < end and all(one.code is None for one in living):
+    waiting, end = list(workers), time.monotonic() + _CAUSE_SECONDS
+    while time.monotonic() < end and all(one.code is None for one in waiting):
         time.sleep(0.005)
 
 

@@ -54,7 +54,7 @@ class FailureCosts:
         write_seconds: How long it takes until the checkpoint is complete.
         snapshot_seconds: How long a snapshot in memory delays training.
         restart_seconds: From a failure to the first step of restarted processes.
-        recovery_seconds: From a failure to the next step of an elastic job, in its living processes.
+        recovery_seconds: From a failure to the next step of an elastic job, in the surviving processes.
         join_seconds: From a failure until a replacement has joined. The others train more slowly meanwhile.
         pause_seconds: How long training pauses while a replacement joins.
     """
