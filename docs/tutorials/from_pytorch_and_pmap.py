@@ -107,7 +107,7 @@ np.testing.assert_allclose(found, by_pmap, rtol=1e-4)
 # ## From pmap without variables
 #
 # A `lax.psum` or `lax.pmean` that is left in a function that `run` calls raises `ContextError`, in every layout: the
-# replicas are no mesh axis, and the message names the method that takes the place of each collective.
+# replicas are not a mesh axis, and the message names the method that takes the place of each collective.
 #
 # The step may also keep its functional form. `lax.pmean` becomes `all_reduce`, and `out_specs` declares the new
 # parameters as replicated:

@@ -127,7 +127,7 @@ class GradientAccumulator:
 
     Raises:
         ArgumentError: `reduction` is neither ``"mean"`` nor ``"sum"``.
-        ArgumentTypeError: `variables` contains arrays that are no variables, or no trainable variable.
+        ArgumentTypeError: `variables` contains arrays that are not variables, or contains no trainable variable.
 
     Example:
         >>> import mirrored as mr
@@ -272,7 +272,7 @@ def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
     used = [isinstance(leaf, Variable) and (leaf.trainable or not is_model) for leaf in leaves]
     wrong = [leaf for leaf in leaves if not isinstance(leaf, Variable) and (not is_model or _is_parameter(leaf))]
     if wrong or not any(used):
-        what = f"{len(wrong)} of {len(leaves)} leaves are no variables, but {type(wrong[0]).__name__}" if wrong else ""
+        what = f"{len(wrong)} of {len(leaves)} leaves are not variables but {type(wrong[0]).__name__}" if wrong else ""
         raise ArgumentTypeError(
             "GradientAccumulator",
             found=f"a {type(tree).__name__} was passed: {what or 'it has no trainable variables'}",

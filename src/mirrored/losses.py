@@ -27,7 +27,7 @@ from mirrored.values.distributed_values import PerReplica
 def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | PerReplica | None = None) -> jax.Array:
     """Returns this replica's part of the mean loss over all examples of all replicas.
 
-    The sum of all replicas' parts is the mean, also where per-replica batches differ in size, are empty or are
+    The sum of all replicas' parts is the mean, even if per-replica batches differ in size, are empty or are
     padded. No gradient flows through the divisor. A mean over no examples is 0.
 
     Context: any. In replica context it returns this replica's part. It needs no collective if the divisor is known

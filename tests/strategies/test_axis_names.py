@@ -71,7 +71,7 @@ def runs(function: Callable[[Any], Any], devices: int, replicas: int, *, compile
 @pytest.mark.parametrize("use", USES)
 def test_an_axis_name_is_refused_with_the_remedy_in_every_layout(use, devices, replicas, compiled):
     _, run = runs(USES[use], devices, replicas, compiled=compiled)
-    with pytest.raises(ContextError, match=r"no mesh axis inside run") as caught:
+    with pytest.raises(ContextError, match=r"inside run, the replicas are not a mesh axis") as caught:
         run(X)
     assert "all_reduce('SUM', x) for jax.lax.psum" in str(caught.value)
     assert isinstance(caught.value.__cause__, (NameError, NotImplementedError))

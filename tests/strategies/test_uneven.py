@@ -139,7 +139,7 @@ def test_only_gradients_are_defined_for_values_with_padded_rows():
     with mr.GradientTape(persistent=True) as tape:
         tape.watch(x)
         y = strategy.reduce("sum", x, axis=None)
-    with pytest.raises(mr.errors.ArgumentTypeError, match="do not divide its replicas"):
+    with pytest.raises(mr.errors.ArgumentTypeError, match="does not divide its number of replicas"):
         tape.jacobian(y, x)
     assert [part.tolist() for part in tape.gradient(y, x).values] == [[1.0, 1.0]] * 3
 

@@ -46,7 +46,7 @@ def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Call
 
 
 def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
-    """Registers a function that replaces an instance of a class when it is used as an index of a JAX array.
+    """Lets JAX arrays be indexed with instances of a class, which `as_index` converts to indices.
 
     Args:
         cls: The class; subclasses are included.

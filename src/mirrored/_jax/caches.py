@@ -285,7 +285,7 @@ def traced_run(replicas: int) -> list[OwnTraces]:
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Keeps the JAX traces that a replica caches in a ``with`` block apart from those made outside `Strategy.run`.
+    """Separates the JAX traces that a ``with`` block caches for one replica from those cached outside `Strategy.run`.
 
     The traces of different replicas are separate in compiled runs, and in eager ones after `tell_replicas_apart`.
 

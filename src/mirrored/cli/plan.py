@@ -107,7 +107,7 @@ class _Bar:
 
 
 def as_data(plan: ScalingPlan, failures: FailurePlan | None = None) -> list[dict[str, object]]:
-    """Converts the predictions of a scaling plan, and of goodput, to JSON-serializable data."""
+    """Converts a scaling plan's predictions to JSON-serializable dicts, with the goodput if `failures` is given."""
     return [
         {
             "replicas": one.replicas,

@@ -71,7 +71,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def drops_padding(self) -> bool:
-        """Whether `sum` and its gradient ignore the components of padded slots, whose values are then unspecified."""
+        """Whether `sum` and its gradient ignore the (then unspecified) components of padded replica slots."""
         return False
 
     @property
@@ -340,5 +340,5 @@ class AllReduce(CrossDeviceOps):
 
 
 def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    """Repeats each array's sum once per virtual replica of a device: the format that `CrossDeviceOps.sum` returns."""
+    """Returns the result of `CrossDeviceOps.sum` for given totals: each total once per virtual replica of a device."""
     return [[total] * group.local for total in totals]

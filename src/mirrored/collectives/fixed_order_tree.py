@@ -76,7 +76,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def drops_padding(self) -> bool:
-        """True: padded slots are no leaves of the tree, neither in the forward nor in the backward pass."""
+        """True: padded replica slots are not leaves of the tree, in the forward and in the backward pass."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:

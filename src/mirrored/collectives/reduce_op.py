@@ -54,7 +54,7 @@ class ReduceOp(metaclass=_Members):
             16-bit floats are sent between devices as they are, and their sum may overflow where a float32 would not.
             Cast the components first to avoid this. Booleans and typed PRNG keys have no sum and no mean.
         MEAN: The sum divided by the number of replicas. 16-bit floats are accumulated in float32. The mean of integers
-            is a float32, also of one replica.
+            is a float32, even for one replica.
 
     Example:
         >>> import jax.numpy as jnp

@@ -51,16 +51,16 @@ class Group:
 
     @property
     def slots(self) -> Slots:
-        """The slots of the replicas."""
+        """The `Slots` of the devices: the places for replicas, equally many on each device."""
         return Slots(self.devices, self.num_replicas)
 
     def is_real(self) -> Any:
-        """Returns, on each device, whether its last slot has a replica; only for groups with padded slots."""
+        """Returns, on each device, whether its last slot holds a replica; only for groups with padded replica slots."""
         assert self.axis is not None
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the components to sum; the neutral element replaces the component of a padded slot.
+        """Returns the components to sum; the neutral element replaces the component of a padded replica slot.
 
         It is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
@@ -71,7 +71,7 @@ class Group:
         return [*others, jnp.where(self.is_real(), last, neutral)]
 
     def for_each_local(self, value: Any) -> list[Any]:
-        """Returns a value once per slot of this device; no gradient flows to it from a padded slot."""
+        """Returns a value once per replica slot of this device; no gradient flows to the value from a padded slot."""
         copies = [value] * self.local
         return [*copies[:-1], apart(value, self.is_real())] if self.padded else copies
 
@@ -88,7 +88,7 @@ def _apart_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, An
 
 
 def apart(value: Any, is_real: Any) -> Any:
-    """Returns `value` for one slot; stops its gradient if `is_real` is False, which means that the slot is padded.
+    """Returns `value` for one replica slot; stops its gradient if the slot is padded (`is_real` is False).
 
     The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
     """
@@ -164,7 +164,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
 
 
 def with_positive_zeros(total: jax.Array) -> Any:
-    """Replaces -0.0 by 0.0, also in both parts of complex numbers; returns arrays of integers unchanged.
+    """Replaces -0.0 by 0.0, including in both parts of complex numbers; returns arrays of integers unchanged.
 
     Sums of -0.0 have different signs: an addition gives -0.0, but an all-reduce of XLA for CPU begins with 0.0 and
     gives 0.0. Other sums do not depend on the signs of zeros among their addends, so it suffices to replace the last

@@ -364,8 +364,8 @@ def explained_device_error(called: str, error: ValueError) -> DeviceError | None
         return DeviceError(
             called,
             found=f"an array of a mesh with explicit axes: {first_line(error)}",
-            rule="a run has a mesh of its own, so it takes arrays whose sharding is not part of their type",
-            remedy="copy the array first: jax.device_put(x, jax.devices()[0]), or make its mesh with Auto axes",
+            rule="a run uses its own mesh, so its inputs cannot have explicit sharding (a sharding in their type)",
+            remedy="copy the array first: jax.device_put(x, jax.devices()[0]), or create its mesh with Auto axes",
         )
     if "incompatible devices" not in str(error):
         return None

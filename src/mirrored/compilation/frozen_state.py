@@ -164,7 +164,7 @@ def iterating(name: str) -> ArgumentError:
     return ArgumentError(
         name,
         found="the function takes elements from a dataset or its iterator",
-        rule="a function that iterates a dataset runs as Python, so it has no program to lower, save or run for "
+        rule="a function that iterates over a dataset runs as Python, so it has no program to lower, save or run for "
         "several steps",
         remedy="take the elements outside the function and pass them as arguments",
     )

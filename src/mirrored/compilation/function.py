@@ -143,7 +143,7 @@ class Function(Code):
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: the decorated one or its conversion."""
+        """The Python function that is traced: the decorated function, after its `Conversion` if it has one."""
         return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property

@@ -64,7 +64,7 @@ class _Result(Bookkeeping):
         is_array: Whether it is an array.
         components: The number of components of a per-replica value in this process; 0 for other leaves.
         wrap: Converts the array for the user.
-        static: The object that is no array.
+        static: The static object, if the leaf is not an array.
     """
 
     is_array: bool = False

@@ -178,7 +178,7 @@ class OptimizationOptions:
 class Options:
     """Options of a dataset, set with `Dataset.with_options`.
 
-    Assigning an attribute that does not exist raises AttributeError, also of the nested options.
+    Assigning an attribute that does not exist raises AttributeError. So do the nested options.
 
     Attributes:
         experimental_distribute: Distribution over workers.

@@ -201,7 +201,9 @@ def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
 def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> None:
     """Warns that an optimizer update has no gradients for some variables."""
     warnings.warn(
-        f"{called}: no gradient for {', '.join(names)}: the loss does not depend on them; they are not updated",
+        f"{called}: no gradient for {', '.join(names)}: the loss does not depend on these variables, "
+        "and they are not updated\n"
+        "  remedy: compute the loss from them in the tape's block, or omit them from the update",
         UserWarning,
         stacklevel=stacklevel + 1,
     )
@@ -218,8 +220,8 @@ def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> 
         raise StructureError(
             called,
             found="; ".join(wrong),
-            rule="a gradient has its variable's shape and kind of dtype"
-            + (", and inside strategy.run it is this replica's own array" if in_replica else ""),
+            rule="a gradient must have its variable's shape and a floating-point dtype (complex for complex ones only)"
+            + ("; inside strategy.run it must be this replica's own array" if in_replica else ""),
             remedy="pass the gradients in the order of the variables: zip(tape.gradient(loss, variables), variables)",
         )
 

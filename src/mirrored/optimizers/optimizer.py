@@ -42,7 +42,7 @@ class Optimizer:
     receives the parameters of a call as a dict from variable name to array, so masks by name work:
     ``optax.adamw(1e-3, mask=lambda p: {name: "bias" not in name for name in p})``.
 
-    One optimizer can update several models, also in separate calls. Slots belong to variables. State that optax keeps
+    One optimizer can update several models, even in separate calls. Slots belong to variables. State that optax keeps
     once for the whole tree (a step counter) is shared by the variables of one group: those first passed in the same
     `build` or update call. Variables added later start at step 0, as in a separate optimizer. A transform that computes
     over all gradients (a global norm) computes over all gradients of the call. `iterations` counts calls.

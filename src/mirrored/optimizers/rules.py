@@ -200,7 +200,7 @@ class Decay:
     mask: Any = None
 
     def transforms(self, scale: float | jax.Array = 1.0) -> list[optax.GradientTransformation]:
-        """Returns a list with optax's weight decay, at the rate times `scale`; an empty list if decay is disabled."""
+        """Returns ``[optax.add_decayed_weights(rate * scale, mask)]``, or an empty list if decay is disabled."""
         return [] if self.rate is None else [optax.add_decayed_weights(self.rate * scale, self.mask)]
 
 

@@ -386,7 +386,7 @@ class Slots:
         return [self._slots[key] for key in plan.slots]
 
     def _initial_state(self, named: dict[str, Variable], learning_rate: float | jax.Array | None) -> list[jax.Array]:
-        """Computes the initial state of these variables' slots eagerly, also inside a trace.
+        """Computes the initial state of these variables' slots eagerly, even inside a trace.
 
         In a trace it uses the stored values, that is, the variables' values when the compiled program starts.
         """

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def restoring(function: F) -> F:
     """Wraps a function so that, after an exception, this thread's context and JAX's trace state are as before.
 
-    Ctrl-C raises KeyboardInterrupt, also where JAX's caches have turned it into a ValueError.
+    Ctrl-C raises KeyboardInterrupt, even where JAX's caches have turned it into a ValueError.
 
     Blocks inside the function restore them, too. But an exception that interrupts the beginning or the end of such a
     block, such as Ctrl-C, can prevent that, in JAX's own blocks as well.

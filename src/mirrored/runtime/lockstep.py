@@ -256,7 +256,7 @@ class LockStep:
             self._called,
             found=f"replica {waiting[0].index} waits at {merge.name}, but replicas {ended} returned without calling it",
             rule="every replica must make the same collective and merge_call calls, equally often",
-            remedy=f"call {merge.name} the same number of times on every replica, also with an empty per-replica batch",
+            remedy=f"call {merge.name} the same number of times on every replica, even for an empty per-replica batch",
         )
 
 

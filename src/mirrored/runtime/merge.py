@@ -152,10 +152,10 @@ def refused(merge: Merge) -> MergeError:
     return MergeError(
         merge.name,
         found=f"{_UNDER_TRANSFORM} ({type(current_trace()).__name__})",
-        rule="inside jit, scan, cond or vmap replicas cannot wait for each other; there a compiled step "
-        "(mirrored.function) can call all_reduce and all_gather, and nothing else that runs once for all replicas",
-        remedy="call it in the replica function itself, on the value that the transform returns (a GradientTape is "
-        "no transform)",
+        rule="inside jit, scan, cond or vmap, replicas cannot wait for each other; of the operations that run once for "
+        "all replicas, only all_reduce and all_gather can be called there, in a step compiled by mirrored.function",
+        remedy="call it in the replica function itself, on the value that the transform returns (the block of a "
+        "GradientTape is not a transform)",
     )
 
 

@@ -392,7 +392,7 @@ class Captured(Bookkeeping):
 
 
 class LocalReplicas(Protocol):
-    """Interface of the runner that traces the virtual replicas of one device, limited to two conversions of values."""
+    """The part of the replica runner's interface that `TracedReplicaStore` uses: two conversions of values."""
 
     num_local: int
 

@@ -419,8 +419,8 @@ def _refused(how: str, array: jax.Array) -> DeviceError:
     return DeviceError(
         "Strategy.run",
         found=f"{how}, an array {jax.typeof(array)} of the mesh {sharding.mesh}, which has explicit axes",
-        rule="a run has a mesh of its own, so it takes arrays whose sharding is not part of their type",
-        remedy="copy the array before the run: jax.device_put(x, jax.devices()[0]), or make its mesh with "
+        rule="a run uses its own mesh, so its inputs cannot have explicit sharding (a sharding in their type)",
+        remedy="copy the array before the run: jax.device_put(x, jax.devices()[0]), or create its mesh with "
         "axis_types=(jax.sharding.AxisType.Auto,)",
     )
 
@@ -441,8 +441,8 @@ def axis_names_explained() -> Iterator[None]:
         raise ContextError(
             "Strategy.run",
             found=f"the function uses {found}",
-            rule="the replicas are no mesh axis inside run: a device may have several of them, and an eager run calls "
-            "one after another",
+            rule="inside run, the replicas are not a mesh axis: one device may compute several replicas, and an eager "
+            "run calls the replicas one after another",
             remedy="call context = mirrored.get_replica_context(), and write context.all_reduce('SUM', x) for "
             "jax.lax.psum, context.all_reduce('MEAN', x) for pmean, context.all_gather(x, axis=0) for all_gather, "
             "context.replica_id_in_sync_group for axis_index, context.num_replicas_in_sync for axis_size; create "

@@ -353,7 +353,7 @@ def _components_outside(runner: ReplicaRunner, value: object) -> Sequence[Any]:
         return values[: runner.num_local]
     raise MergeError(
         "ReplicaContext.merge_call",
-        found="the merged function returned a value that differs between devices, to eager code in a compiled run",
-        rule="one trace stands for the replicas of all devices, so an eager value is the same on all of them",
-        remedy="return one value for all replicas, or call it outside of tf.init_scope",
+        found="the merged function returned a value that differs between devices, in a tf.init_scope of a compiled run",
+        rule="a compiled run is traced once for all devices, so what eager code receives must be equal on all of them",
+        remedy="return one value for all replicas, or call merge_call outside of tf.init_scope",
     )

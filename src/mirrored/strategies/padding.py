@@ -1,4 +1,4 @@
-"""Isolates padded slots: no gradient flows from them to values computed outside, and they call no Python functions.
+"""Isolates padded replica slots: no gradient flows out of them, and they call no Python functions.
 
 If the number of devices does not divide the number of replicas, the program of every device has a slot that some
 devices do not need (`topology.slots`). There it is *padded*: it computes the same as the slot before it, from the same
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 def scope_of(local: int) -> str:
-    """Returns the name of the `jax.named_scope` in which a slot is traced. It marks the slot's equations."""
+    """Returns the name of the `jax.named_scope` that marks the equations of one replica slot of a device."""
     return f"mirrored_slot_{local}"
 
 
 class Calls:
-    """Applies equations of all slots of a device; equations that call Python are skipped in padded slots.
+    """Applies the equations of all replica slots of a device; in padded slots, equations that call Python are skipped.
 
     The slot before the last one is applied first, as replicas are traced in order.
 
@@ -88,7 +88,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites the traced program of a run so that its padded slots pass on no gradients and call no Python functions.
+    """Rewrites the traced program of a run so that padded replica slots emit no gradients and call no Python functions.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.

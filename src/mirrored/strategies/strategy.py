@@ -251,7 +251,7 @@ class Strategy(DistributesInput, OlderNames):
             reduce_op: `ReduceOp.SUM` or `MEAN`, their names in any case, or a custom reduction.
             value: A per-replica value, or a structure of per-replica values.
             axis: None: the components are reduced elementwise. An int or several ints: each component is also reduced
-                along these dimensions. MEAN then weights by the true number of elements, also for uneven or empty
+                along these dimensions. MEAN then weights by the true number of elements, even for uneven or empty
                 per-replica batches.
 
         Returns:

@@ -1,4 +1,4 @@
-"""The backward pass of a gradient tape: propagates cotangents (gradients) in reverse, also for Jacobians."""
+"""The backward pass of a gradient tape: propagates cotangents (gradients or rows of Jacobians) in reverse order."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def _of_components(called: str, found: str) -> TapeError:
     return TapeError(
         called,
         found=f"a source is {found}",
-        rule="a tape records the reads of a variable, not those of one copy; outside of run the gradient with respect "
-        "to components that are not aggregated would be one value per replica",
+        rule="a tape records reads of the variable, not of one replica's copy; outside of run a gradient must be one "
+        "value, and a variable whose components are not aggregated has one gradient per replica",
         remedy="open the tape and call gradient inside the function given to run, with the variable as the source: "
         "each replica gets the gradient with respect to its own component; or give the variable an aggregation",
     )
@@ -181,9 +181,9 @@ def refuse_padded(structure: PyTree, called: str) -> None:
     if any(_has_padding(leaf) for leaf in jax.tree.leaves(structure, is_leaf=is_leaf)):
         raise ArgumentTypeError(
             called,
-            found="a per-replica value of a strategy whose devices do not divide its replicas",
-            rule="only gradients are defined with respect to such a value",
-            remedy="compute the derivatives inside the replica function, or of its components (value.values)",
+            found="a per-replica value of a strategy whose number of devices does not divide its number of replicas",
+            rule="with respect to such a value, only gradients can be computed, not Jacobians",
+            remedy="compute the derivatives inside the replica function, or with respect to one of value.values",
         )
 
 

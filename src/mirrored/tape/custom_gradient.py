@@ -104,7 +104,7 @@ def _without_gradient(value: Any, name: str) -> Any:
             "GradientTape.gradient",
             found=f"a tape outside run differentiates {name!r}, a function with a custom gradient that calls "
             "merge_call in a compiled replica function",
-            rule="its gradient function runs once per replica, for a tape inside the replica function",
+            rule="such a gradient function runs once per replica, so the tape must be in the replica function",
             remedy="open the tape inside the function given to run",
         )
 

@@ -61,9 +61,9 @@ class WaySpec:
         devices = jax.devices()
         if len(devices) < self.num_devices:
             raise DeviceError(
-                f"mirrored.testing, way {self.id}",
-                found=f"there {'is 1 device' if len(devices) == 1 else f'are {len(devices)} devices'}",
-                rule=f"a test with {self.num_replicas} replicas in the mode {self.mode!r} needs {self.num_devices}",
+                f"the execution mode {self.id} of mirrored.testing",
+                found=f"the machine has {len(devices)} device{'s' * (len(devices) != 1)}",
+                rule=f"{self.num_replicas} replicas in the mode {self.mode!r} need at least {self.num_devices}",
                 remedy="set the ini option mirrored_devices = 8, and access no JAX device during test collection",
             )
         strategy = MirroredStrategy(devices[: self.num_devices], num_replicas=self.num_replicas, **options)

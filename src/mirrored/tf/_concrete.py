@@ -320,7 +320,7 @@ def _renamed(spec: TensorSpec, name: str | None) -> TensorSpec:
 
 
 class _Type:
-    """The type of an argument or a result that is no tensor, with TensorFlow's text."""
+    """The type of an argument or result that is not a tensor, printed as in TensorFlow."""
 
     def __init__(self, text: str) -> None:
         self._text = text

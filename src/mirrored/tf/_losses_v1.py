@@ -108,8 +108,8 @@ def _broadcast(weights: jax.Array, values: jax.Array) -> jax.Array:
         raise ArgumentError(
             "compute_weighted_loss",
             found=f"weights of shape {weights.shape} for losses of shape {values.shape}",
-            rule="weights can not be broadcast to values: they must be a scalar, or have the rank of the losses and in "
-            "each dimension the size 1 or theirs",
+            rule="weights can not be broadcast to values: they must be a scalar, or have the rank of the losses, and "
+            "in each dimension the size 1 or the size of the losses",
             remedy="add the missing dimensions (weights[:, None])",
         )
     return jnp.broadcast_to(weights, values.shape)

@@ -37,7 +37,7 @@ class StaticTensor(Rebinding, np.ndarray[Any, np.dtype[Any]]):
         return static_tensor(array) if array.dtype.kind in "iub" else array
 
     def __getitem__(self, key: Any) -> Any:
-        """Returns a static tensor, also for a single element."""
+        """Returns a static tensor, even for a single element."""
         return static_tensor(np.asarray(super().__getitem__(key)))
 
     def numpy(self) -> Any:

@@ -51,9 +51,9 @@ def _reset() -> None:
 
 
 def job_is_formed() -> None:
-    """Records that this process has joined its distributed job, so that no warning is needed.
+    """Records that this process has joined its distributed job, so that single-process strategies do not warn any more.
 
-    A later single-process strategy is then intentional and does not warn.
+    In such a process they are intentional.
     """
     _Job.is_formed = True
 

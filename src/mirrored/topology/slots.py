@@ -66,7 +66,7 @@ class Slots:
         return self.of(replica) // self.local
 
     def of(self, replica: int) -> int:
-        """Returns the slot of a replica. Slots are numbered through all devices."""
+        """Returns the slot of a replica, numbered through the slots of all devices."""
         return self._of[replica]
 
     @functools.cached_property
@@ -93,9 +93,9 @@ class Slots:
         return several.concatenate([head, tail.reshape(-1, *tail.shape[2:])])
 
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
-        """Returns the replica in a slot, for a device whose position may be traced.
+        """Returns the id of the replica in slot `local` of a device, whose position `device` may be a tracer.
 
-        In a padded slot it is the replica of the slot before, which the padded slot duplicates.
+        For a padded slot this is the replica in the slot before it, which the padded slot repeats.
         """
         if not self.padded:
             return device * self.local + local

@@ -148,7 +148,7 @@ def _read_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None
 
 
 class PerReplica(_NotAnArray):
-    """A value with one component per replica; the components can differ, also in shape.
+    """A value with one component per replica; the components can differ, even in shape.
 
     Args:
         values: The components, in replica order; in a multi-worker job those of this process.

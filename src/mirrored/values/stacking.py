@@ -61,8 +61,8 @@ def unequal(found: str) -> ValuesError:
     return ValuesError(
         "PerReplica.stacked",
         found=found,
-        rule="only components of equal shape can be stacked to one array",
-        remedy="use them in eager code, or pad them to equal shapes (last_batch='pad')",
+        rule="only components of equal shape can be stacked into one array",
+        remedy="use the components separately in eager code, or pad them to equal shapes (last_batch='pad')",
     )
 
 

@@ -89,7 +89,7 @@ def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]
             raise StructureError(
                 called,
                 found=f"replica 0 returned {first} and replica {replica} returned {treedef}",
-                rule="every replica must return the same structure (leaves can differ, also in shape)",
+                rule="every replica must return the same structure (leaves can differ, even in shape)",
                 remedy="return the same keys and lengths on every replica, with None for a missing value",
             )
     return list(zip(*(leaves for leaves, _ in flat), strict=True)), first

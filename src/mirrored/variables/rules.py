@@ -207,7 +207,7 @@ def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) 
     raise VariableError(
         called,
         found=f"{what} for variable {name!r} of dtype {wanted}",
-        rule="a value is cast only where its kind is kept (float to float, int to int or float)",
+        rule="a value is cast only to its own kind of dtype, or to a later one in the order bool, int, float, complex",
         remedy="assign random keys of the same implementation: jax.random.key(seed)"
         if is_key_dtype(wanted)
         else f"cast it on purpose: jnp.asarray(value).astype({str(jnp.dtype(wanted))!r})",

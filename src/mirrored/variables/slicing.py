@@ -98,6 +98,6 @@ def _check_aggregation(variable: Variable, called: str) -> None:
     raise NotSupportedError(
         called,
         found=f"a slice of {variable.name!r} with aggregation {variable.aggregation} was assigned {where}",
-        rule="a slice can be assigned only where no values of several replicas are aggregated",
+        rule="a slice can be assigned only if the assignment does not aggregate values of several replicas",
         remedy="compute the whole new value and assign it to the variable",
     )

@@ -166,7 +166,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that, at each step, stores one value in the corresponding variable."""
+    """Returns an iterator that stores the values in the corresponding variables, one per call of ``next``."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NamedDType(Protocol):
-    """Protocol of dtypes of other libraries that have the name of a NumPy dtype, such as `tf.int64`."""
+    """Protocol of dtypes of other libraries, such as `tf.int64`, whose `name` is the name of a NumPy dtype."""
 
     @property
     def name(self) -> str: ...

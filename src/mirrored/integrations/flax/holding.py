@@ -186,7 +186,7 @@ def is_ours(content: object) -> bool:
 
 
 def value_of(content: Variable | ReplicaKey) -> Any:
-    """Returns the value of the `mirrored` variable in which an NNX variable is stored, also inside `nnx.grad`.
+    """Returns the value of the `mirrored` variable in which an NNX variable is stored, even inside `nnx.grad`.
 
     In eager NNX transforms (`nnx.grad`, `nnx.vmap`) the value is read eagerly and becomes a constant of their trace.
     That is safe: they flatten and copy the model while they run and do not reuse the trace, so the constant cannot

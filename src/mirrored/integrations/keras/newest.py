@@ -93,7 +93,7 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
 
 
 def withhold(model: Model, which: Mapping[str, bool]) -> None:
-    """Makes the next read of a model's variables first fetch their newest values from the training loop."""
+    """Makes a model's variables call `model.jax_state_sync` before their values are read the next time."""
 
     def sync(variable: Variable) -> None:
         model.jax_state_sync()

@@ -83,7 +83,7 @@ class ScopeStore(VariableStore):
         return restoring_item(self._scope.state_mapping, id(view), self._scope.state_mapping.get(id(view)))
 
     def created(self, variable: VariableLike) -> None:
-        """Does nothing for a new variable: variables are created eagerly, also in a trace."""
+        """Does nothing for a new variable: variables are created eagerly, even in a trace."""
 
     def _is_drawn(self, variable: VariableLike) -> bool:
         """Returns whether a variable is a random stream whose state the scope holds; begins the stream if needed."""

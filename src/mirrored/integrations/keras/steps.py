@@ -1,4 +1,4 @@
-"""Runs steps that a model overrides as in TensorFlow: ``train_step(self, data)``, also in `fit` on several replicas.
+"""Runs steps that a model overrides as in TensorFlow, ``train_step(self, data)``, even in `fit` on several replicas.
 
 Keras' own step on JAX is a pure function of (state, data). A TensorFlow-style step takes only the data, records the
 loss with a tape, and assigns variables. Here such a step is a replica function: `fit` passes it to `strategy.run`, as
@@ -68,7 +68,7 @@ def takes_data_alone(model: Model, kind: str) -> bool:
 
 
 def kind_of_state(which: dict[str, bool]) -> str:
-    """Returns the kind of loop, such as ``"train"``, given which groups of a model's state Keras requests for it."""
+    """Returns the loop, such as ``"train"``, for which Keras requests the given groups of a model's state."""
     if which.get("optimizer_variables"):
         return "train"
     return "test" if which.get("metrics_variables") else "predict"

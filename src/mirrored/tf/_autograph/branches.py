@@ -41,7 +41,7 @@ def if_stmt(
     symbol_names: Sequence[str],
     nouts: int,
 ) -> None:
-    """Executes an `if` statement in code that AutoGraph has converted, also if its condition is a traced tensor.
+    """Executes an `if` statement of code that AutoGraph has converted; the condition may be a traced tensor.
 
     Args:
         cond: The condition.
@@ -68,7 +68,7 @@ def if_stmt(
 
 
 def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
-    """Evaluates a conditional expression, ``a if cond else b``, also if its condition is a traced tensor."""
+    """Evaluates a conditional expression, ``a if cond else b``; the condition may be a traced tensor."""
     known = truth(cond)
     if known is not None:
         return if_true() if known else if_false()

@@ -41,7 +41,7 @@ def while_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `while` statement in code that AutoGraph has converted, also if its condition is a traced tensor.
+    """Executes a `while` statement of code that AutoGraph has converted; the condition may be a traced tensor.
 
     Args:
         test: The condition.

@@ -25,7 +25,7 @@ def is_unknown(value: object) -> bool:
 
 
 def not_(value: object) -> Any:
-    """Evaluates ``not value`` in code that AutoGraph has converted, also for a traced tensor."""
+    """Evaluates ``not value`` in code that AutoGraph has converted; `value` may be a traced tensor."""
     known = truth(value)
     return jnp.logical_not(as_tensor(value)) if known is None else not value
 

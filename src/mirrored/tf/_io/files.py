@@ -283,7 +283,7 @@ def _make_smaller(image: Any, ratio: int, called: str) -> None:
         raise InvalidArgumentError.of(
             called,
             found=f"ratio={ratio!r} for a {image.format} image of {image.size[1]} x {image.size[0]} pixels",
-            rule="ratio is 1, 2, 4 or 8; the decoder of JPEG files can make an image of at least that size smaller",
+            rule="ratio must be 1, or 2, 4 or 8 for a JPEG image with at least that many pixels in each dimension",
             remedy="omit ratio, and use tf.image.resize",
         )
     image.draft(None, (image.size[0] // ratio, image.size[1] // ratio))

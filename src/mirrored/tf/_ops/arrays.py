@@ -311,8 +311,8 @@ def _check_paddings(shape: tuple[int, ...], widths: Sequence[tuple[int, ...]], m
         raise InvalidArgumentError.of(
             "tf.pad",
             found=f"`paddings` is {[list(pair) for pair in widths]} for a tensor of shape {shape}",
-            rule="there must be a pair (before, after) for each axis, with REFLECT less than its size, with SYMMETRIC "
-            "at most its size",
+            rule="each axis must have a pair (before, after); both numbers must be less than the size of the axis "
+            "in mode REFLECT, and at most the size in mode SYMMETRIC",
             remedy="pass [0, 0] for an axis that is not padded",
         )
 

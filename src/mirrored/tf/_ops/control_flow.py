@@ -255,7 +255,7 @@ def _like(loop_vars: PyTree, result: PyTree) -> Any:
             "tf.while_loop",
             found=f"the body returned {_shown(result)} for the loop variables {_shown(loop_vars)}",
             rule="the body must return one value per loop variable, each of the structure of that variable",
-            remedy="return a list with one item per item of `loop_vars`, also for a single structure: [{'a': a}]",
+            remedy="return a list with one item per item of `loop_vars`, even for a single structure: [{'a': a}]",
         ) from error
     return pack_sequence_as(list(loop_vars), flatten(after))
 

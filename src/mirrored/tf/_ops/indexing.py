@@ -188,7 +188,7 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
 
 
 def _elements(value: jax.Array, called: str, instead: str) -> HostArray:
-    """Returns a tensor's elements, which determine the shape of a result; also of constants while tracing."""
+    """Returns a tensor's elements, which determine the shape of a result; while tracing, only those of constants."""
     try:
         return np.asarray(evaluate(value))
     except (NotConstant, jax.errors.TracerArrayConversionError):

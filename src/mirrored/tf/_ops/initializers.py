@@ -55,7 +55,7 @@ class Initializer(abc.ABC):
             raise InvalidArgumentError.of(
                 called,
                 found=f"the part of shape {list(part)} at {list(begins)} of a tensor of shape {list(sizes)}",
-                rule="a part lies inside the tensor and has its number of dimensions",
+                rule="a part must lie inside the tensor and have as many dimensions as the tensor",
                 remedy="pass the shape of the whole tensor as shape, and of one part as partition_shape",
             )
         return made[tuple(slice(at, at + n) for at, n, _ in bounds)]

@@ -89,8 +89,8 @@ def matmul(
         raise InvalidArgumentError.of(
             "tf.matmul",
             found="a matrix is both transposed and adjoint",
-            rule="only one of `transpose` and `adjoint` may be True for a side",
-            remedy="omit `transpose`: the adjoint is transposed",
+            rule="only one of `transpose` and `adjoint` may be True for an operand",
+            remedy="omit `transpose`: `adjoint` transposes, too",
         )
     if min(a.ndim, b.ndim) < 2:
         raise ValueError("both sides must have at least two dimensions (tf.linalg.matvec multiplies by a vector)")

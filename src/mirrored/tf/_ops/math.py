@@ -286,7 +286,7 @@ def invert_permutation(x: jax.Array) -> jax.Array:
         raise InvalidArgumentError.of(
             "tf.math.invert_permutation",
             found=f"the vector {np.array2string(known, threshold=10)}",
-            rule="a permutation has each index from 0 to its length once",
+            rule="a permutation of n elements must contain each index from 0 to n - 1 once",
             remedy="pass a permutation, such as the result of tf.argsort",
         )
     return jnp.argsort(x).astype(x.dtype)

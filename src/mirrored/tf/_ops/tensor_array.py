@@ -1,4 +1,4 @@
-"""`tf.TensorArray`: a sequence of tensors that are written one at a time, also in compiled loops."""
+"""`tf.TensorArray`: a sequence of tensors that are written one at a time, in eager code and in compiled loops."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ class TensorArray:
             raise GrowingArrayError.of(
                 "TensorArray.write",
                 found="a row was written at a traced index in a TensorArray with dynamic_size=True",
-                rule="tensors of compiled code have fixed sizes: a loop can write such an array only if its number of "
-                f"iterations is known while tracing (while loops: at most {MOST_UNROLLED:,}), and so is the index",
+                rule="tensors of compiled code have fixed sizes: a loop can write such an array only if the index and "
+                f"the number of iterations (in while loops at most {MOST_UNROLLED:,}) are known while tracing",
                 remedy="replace dynamic_size=True by size=N, where N is the largest number of rows that may be written "
                 "(such as tf.shape(x)[0]); the other rows are zeros. Or run the loop outside tf.function",
             )
