@@ -71,6 +71,89 @@ def test_nnx_jit_around_run_is_refused_with_the_remedy() -> None:
         step(model, optimizer, X)
 
 
+def update_by_nnx(model: Any, optimizer: Any, x: Any) -> Any:
+    loss, gradients = nnx.value_and_grad(lambda model: jnp.mean(model(x)[:, 0] ** 2))(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def jit_partial(function: Callable[..., Any], *partial: Any, graph: bool = False) -> Callable[..., Any]:
+    return nnx.jit_partial(function, *partial, graph=graph, graph_updates=False)  # type: ignore[no-any-return]
+
+
+JITTED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "jit around run": lambda strategy, model, optimizer: nnx.jit(
+        lambda model, optimizer, x: strategy.run(update_by_nnx, args=(model, optimizer, x))
+    )(model, optimizer, X),
+    "jit_partial around run": lambda strategy, model, optimizer: jit_partial(
+        lambda model, optimizer, x: strategy.run(update_by_nnx, args=(model, optimizer, x)), model, optimizer
+    )(X),
+    "jit_partial around run, tape": lambda strategy, model, optimizer: jit_partial(
+        lambda model, optimizer, x: strategy.run(update, args=(model, optimizer, x)), model, optimizer, graph=True
+    )(X),
+    "jit in run": lambda strategy, model, optimizer: strategy.run(
+        lambda x: nnx.jit(update_by_nnx)(model, optimizer, x), args=(X,)
+    ),
+    "jit_partial in run": lambda strategy, model, optimizer: strategy.run(
+        lambda x: jit_partial(update_by_nnx, model, optimizer)(x), args=(X,)
+    ),
+    "jit_partial of a graph in run": lambda strategy, model, optimizer: strategy.run(
+        lambda x: jit_partial(update_by_nnx, model, optimizer, graph=True)(x), args=(X,)
+    ),
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("how", JITTED)
+def test_updates_of_the_copies_of_a_transform_are_refused_with_the_remedy(how: str, compiled: bool) -> None:
+    strategy = two()
+    with strategy.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = sgd(model)
+    before = [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model))]
+    step: Callable[[], Any] = lambda: JITTED[how](strategy, model, optimizer)  # noqa: E731
+    with pytest.raises(ContextError, match=r"use mirrored\.function instead of nnx\.jit or nnx\.jit_partial"):
+        (mr.function(step) if compiled else step)()
+    for leaf, value in zip(jax.tree.leaves(nnx.state(model)), before, strict=True):
+        np.testing.assert_array_equal(np.asarray(leaf), value)
+
+
+@COMPILED
+def test_updates_of_the_copies_of_an_argument_are_refused_with_the_remedy(compiled: bool) -> None:
+    integrations.disconnect("flax")
+    strategy, model = two(), nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    optimizer = sgd(model)
+    with strategy.scope():  # connects
+        mr.Variable(0.0)
+    step: Callable[[], Any] = lambda: strategy.run(update_by_nnx, args=(model, optimizer, X))  # noqa: E731
+    with pytest.raises(ContextError, match=r"outside strategy\.scope\(\)[\s\S]*mirrored\.mirror\(model\)"):
+        (mr.function(step) if compiled else step)()
+
+
+@COMPILED
+@pytest.mark.parametrize("graph", [False, True])
+def test_jit_partial_computes_with_the_current_values(graph: bool, compiled: bool) -> None:
+    strategy = two()
+    with strategy.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = sgd(model)
+    forward = jit_partial(lambda model, x: model(x)[:, 0] ** 2, model, graph=graph)
+
+    def replica(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(forward(x))
+        optimizer.update(model, tape.gradient(loss, nnx.state(model, nnx.Param)))
+        return loss
+
+    step: Callable[[], Any] = lambda: strategy.run(replica, args=(X,))  # noqa: E731
+    step = mr.function(step) if compiled else step
+    for _ in range(2):
+        expected = float(jnp.mean(model(jnp.asarray(X))[:, 0] ** 2))
+        parts = strategy.experimental_local_results(step())
+        np.testing.assert_allclose(sum(map(float, parts)), expected, rtol=1e-6)
+        np.testing.assert_allclose(forward(X), model(jnp.asarray(X))[:, 0] ** 2, rtol=1e-6)
+
+
 def test_jit_around_the_replica_function_names_the_compiled_function() -> None:
     strategy = two()
     with strategy.scope():

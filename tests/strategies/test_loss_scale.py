@@ -407,6 +407,60 @@ def test_an_uneven_function_that_takes_numbers_from_a_generator_takes_each_once(
     assert [float(part) for part in strategy.local_results(step(x))] == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("source", ["iterator", "nested iterator", "generator", "random"])
+def test_an_uneven_function_that_reaches_iterators_is_checked_and_takes_each_element_once(source):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    values = [float(value) for value in range(1, 9)]
+    random = np.random.default_rng(0)
+    taken: list[float] = []
+
+    class Source:
+        def __init__(self) -> None:
+            self.inner = zip(values, values, strict=True)
+
+    reached: Any = {
+        "iterator": lambda: iter(values),
+        "nested iterator": Source,
+        "generator": lambda: (value for value in values),
+        "random": lambda: random,
+    }[source]()
+
+    def take() -> float:
+        if source == "random":
+            return float(reached.random())
+        return next(reached.inner)[0] if source == "nested iterator" else next(reached)
+
+    def warned(loss: Any) -> list[str]:
+        with strategy.scope():
+            w = mr.Variable(np.ones((FEATURES, CLASSES), np.float32))
+            optimizer = mr.optimizers.SGD(0.1)
+
+        def replica(x: Any, factor: Any) -> None:
+            with mr.GradientTape() as tape:
+                value = loss(logits(w, x)) * factor
+            optimizer.apply_gradients([(tape.gradient(value, w), w)])
+
+        @mr.function
+        def step(x: Any) -> None:
+            number = take()
+            taken.append(number)
+            strategy.run(replica, args=(x, jnp.float32(number)))
+
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for x in strategy.experimental_distribute_dataset([np.ones((BATCH - 3, FEATURES), np.float32)] * 2):
+                step(x)
+        return [str(one.message) for one in found if one.category is LossScaleWarning]
+
+    [message] = warned(jnp.mean)
+    assert "averaged over the" in message
+    assert warned(lambda values: mr.losses.average_loss(jnp.mean(values, axis=1))) == []
+    again = np.random.default_rng(0)
+    numbers = [number for number in taken]
+    expected = [again.random() for _ in range(4)] if source == "random" else values[:4]
+    np.testing.assert_array_equal(numbers[-4:] if source == "random" else numbers, expected)
+
+
 @LAYOUTS
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("micro_batches", [1, 2])

@@ -110,13 +110,18 @@ class PythonState:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether `rewind` can undo what a trace does to these objects: none is an iterator or random generator."""
-        return not (self._iterators or self._nested or self._random)
+        """Whether `rewind` can undo what a trace does to these objects: none is an iterator.
+
+        An element that a trace has taken from an iterator cannot be put back.
+        """
+        return not (self._iterators or self._nested)
 
     def rewind(self) -> None:
-        """Restores the elements of containers and, in single-threaded processes, `random` and `numpy.random`."""
+        """Restores containers, random generators and, in single-threaded processes, `random` and `numpy.random`."""
         for _, contents in self._containers:
             contents.rewind()
+        for _, generator, before in self._random:
+            _restore(generator, before)
         if self._shared is not None:
             random.setstate(self._shared[0])
             np.random.set_state(pickle.loads(self._shared[1]))
@@ -278,6 +283,17 @@ def _state_of(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return pickle.dumps(value.bit_generator.state)
     return pickle.dumps(value.get_state(legacy=False))
+
+
+def _restore(generator: Any, before: Any) -> None:
+    """Gives a random generator the state that `_state_of` has returned."""
+    if isinstance(generator, random.Random):
+        if before is not None:
+            generator.setstate(before)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = pickle.loads(before)
+    else:
+        generator.set_state(pickle.loads(before))
 
 
 def _shared_states() -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import check_scale, evened
+from mirrored.compilation.ragged import RunScales, check_eager_call
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
@@ -124,8 +124,8 @@ class Function(Code):
         try:
             arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
-            self._notice_ragged(args, kwargs, here)
-            return self._as_python(*args, **kwargs)
+            with within(driver=self._notice_ragged(args, kwargs, here) or here.driver):
+                return self._as_python(*args, **kwargs)
         try:
             program = self._program(arguments, here)
         except IteratedWhileTracing:
@@ -242,17 +242,13 @@ class Function(Code):
         self._traces += 1
         return program, python_state.frozen()
 
-    def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> None:
+    def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> RunScales | None:
+        """Checks the loss scale before the first eager call; may return a driver that checks the runs of that call."""
         if self._has_met_ragged:
-            return
+            return None
         self._has_met_ragged = True
         log_ragged(self.python_function, self._name)
-        if self._programs:
-            return
-        arguments = flatten_arguments(*evened(args, kwargs), here.device_assignment)
-        with tracing:
-            trace = functools.partial(Program, self.traced_function, arguments, donate=False, owner=self)
-            check_scale(self.python_function, self._name, arguments.leaves, lambda: without_turns(trace))
+        return None if self._programs else check_eager_call(self, self._name, args, kwargs, here.device_assignment)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mirrored.compilation.frozen_state import PythonState
+from mirrored.compilation.program import Program
+from mirrored.compilation.signature import flatten_arguments
 from mirrored.errors import LossScaleWarning
+from mirrored.runtime.ambient import within
+from mirrored.runtime.hooks import Driver
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
+from mirrored.variables.state_lock import tracing, without_turns
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
 
 
 def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -27,18 +36,89 @@ def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     return args, kwargs
 
 
+def _is_ragged(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica) and not leaf.is_stacked and leaf.component_shape is None
+
+
 def _evened(leaf: Any) -> Any:
-    if not isinstance(leaf, PerReplica) or leaf.is_stacked or leaf.component_shape is not None:
+    if not _is_ragged(leaf):
         return leaf
     fullest = max(leaf.values, key=lambda component: int(np.size(component)))
     return PerReplica([np.zeros(np.shape(fullest), fullest.dtype)] * len(leaf.values), leaf.device_assignment)
 
 
-def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], trace: Callable[[], object]) -> None:
+class RunScales(Driver):
+    """A driver that checks the loss scale of the runs of a function, and leaves the runs as they are.
+
+    It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
+    reaches none, as the elements are its arguments.
+
+    Args:
+        trace: Traces a function for some arguments.
+    """
+
+    compiles = False
+
+    def __init__(self, trace: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], object]) -> None:
+        super().__init__(lambda function: function)
+        self._trace = trace
+        self._checked: set[Any] = set()
+
+    def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+        """Checks the loss scale of a run with uneven per-replica batches, once for each function; returns `function`.
+
+        Warns:
+            LossScaleWarning: As when the run is compiled.
+        """
+        code = getattr(function, "__code__", function)
+        given = (tuple(args), dict(kwargs))
+        if code not in self._checked and any(map(_is_ragged, structures.flatten(given)[0])):
+            self._checked.add(code)
+            own_args, own_kwargs = evened(*given)
+            leaves = structures.flatten((own_args, own_kwargs))[0]
+            name = str(getattr(function, "__name__", "function"))
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return strategy.run(function, args, kwargs)
+
+            with within(driver=None):
+                check_scale(function, name, leaves, lambda: self._trace(run, own_args, own_kwargs))
+        return function
+
+
+def check_eager_call(
+    function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: DeviceAssignment | None
+) -> RunScales | None:
+    """Checks the loss scale of a compiled function that is about to run eagerly because of uneven batches.
+
+    Args:
+        function: The `Function`.
+        name: Its name, for messages.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments.
+        device_assignment: That of the current strategy.
+
+    Returns:
+        None, or the driver with which the call must run, so that its runs are checked one by one.
+    """
+
+    def trace(to_trace: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        arguments = flatten_arguments(args, kwargs, device_assignment)
+        with tracing:
+            without_turns(functools.partial(Program, to_trace, arguments, donate=False, owner=function))
+
+    own = evened(args, kwargs)
+    leaves = structures.flatten(own)[0]
+    checked = check_scale(function.python_function, name, leaves, lambda: trace(function.traced_function, *own))
+    return None if checked else RunScales(trace)
+
+
+def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], trace: Callable[[], object]) -> bool:
     """Traces a function only to warn of a wrong loss scale; afterwards restores the Python objects that it changed.
 
-    Eager steps compute no jaxpr in which the check could find the scale. If the trace fails, or if the function can
-    reach iterators or random generators, which a trace would advance, nothing is checked.
+    Eager steps compute no jaxpr in which the check could find the scale. If the trace fails, nothing is checked. If the
+    function can reach iterators, it is not traced: the trace would take elements from them, which cannot be put back,
+    so a step would train on other examples than without the check.
 
     Args:
         function: The Python function.
@@ -46,12 +126,15 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
         leaves: The leaves of its arguments.
         trace: Traces it.
 
+    Returns:
+        Whether the function was traced.
+
     Warns:
         LossScaleWarning: As when the function is compiled.
     """
     python_state = PythonState(function, leaves, name)
     if not python_state.can_rewind:
-        return
+        return False
     try:
         trace()
     except LossScaleWarning:
@@ -60,3 +143,4 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
         pass
     finally:
         python_state.rewind()
+    return True

@@ -237,7 +237,8 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
         error: Creates the error for the caller of a driven function. A StopIteration must not leave the function, where
             it would silently end a loop of the caller.
     """
-    return StopIteration() if ambient().driver is None else EndOfElements(error())
+    driver = ambient().driver
+    return StopIteration() if driver is None or not driver.compiles else EndOfElements(error())
 
 
 def note_iteration() -> None:
@@ -263,10 +264,17 @@ class Driver:
         compile_function: Compiles a replica function.
     """
 
+    compiles = True
+    """Whether the runs are compiled. Otherwise the driver is one that only looks at them (`compilation.ragged`)."""
+
     def __init__(self, compile_function: Callable[[Callable[..., Any]], Any]) -> None:
         self._compile = compile_function
         self._compiled: dict[Hashable, tuple[Any, Any]] = {}
         self._variants: dict[Any, int] = {}
+
+    def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+        """Returns the function that `strategy.run(function, args, kwargs)` is to run."""
+        return self.compiled(function)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function` compiled, or `function` itself if it was compiled too often with other closures."""

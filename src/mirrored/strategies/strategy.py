@@ -194,7 +194,7 @@ class Strategy(DistributesInput, OlderNames):
         if not here.strategies:
             hooks.connect()
         if here.driver is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
-            fn = here.driver.compiled(fn)
+            fn = here.driver.of_run(self, fn, args, kwargs)
         if isinstance(fn, Function):
             if here.store is None and here.runner is None and not functions_run_eagerly():
                 return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError
@@ -49,8 +50,7 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
                 "(optax.chain) change the sums; mirrored.optimizers take the argument",
             )
         if grads is None or not _is_distributed(model):
-            if grads is not None:
-                _check_gradients(model, grads)
+            _check_belongs(model, grads)
             return update(self, model, grads, **kwargs) if grads is not None else update(self, model, **kwargs)
         for variable in jax.tree.leaves(self, is_leaf=_is_nnx_variable):
             if _is_nnx_variable(variable) and not is_ours(held(variable)):
@@ -71,19 +71,29 @@ def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
     )
 
 
-def _check_gradients(model: PyTree, grads: PyTree) -> None:
-    """Raises an error for gradients of a tape whose sources were arrays: they are None, which optax does not accept."""
+def _check_belongs(model: PyTree, grads: PyTree) -> None:
+    """Raises an error if the parameters of a model are arrays that no optimizer can update in `run`.
+
+    Gradients of a tape with respect to arrays are None, which optax does not accept. The replicas of a run get copies
+    of a model that is an argument of `run`, and each would update its own copy, by the gradients of its own batch.
+    """
     variables = jax.tree.leaves(model, is_leaf=_is_nnx_variable)
-    if any(leaf is not None for leaf in jax.tree.leaves(grads)) or not any(map(_is_nnx_variable, variables)):
+    have_none = grads is not None and all(leaf is None for leaf in jax.tree.leaves(grads))
+    replica = ambient().replica
+    are_copies = replica is not None and replica.num_replicas_in_sync > 1
+    if not (have_none or are_copies) or not any(map(_is_nnx_variable, variables)):
         return
-    in_transform = is_nested()
+    held_values = (held(variable) for variable in variables if _is_nnx_variable(variable))
+    in_transform = is_nested() or any(isinstance(value, Tracer) for value in held_values)
     raise ContextError(
         "nnx.Optimizer.update",
-        found="all gradients are None: the parameters of the model are arrays of "
+        found=("all gradients are None: " if have_none else "")
+        + "the parameters of the model are arrays of "
         + ("a transform of JAX or NNX, such as nnx.jit" if in_transform else "an object made outside strategy.scope()"),
-        rule="GradientTape records parameters that are variables of a strategy, and only mirrored.function compiles "
-        "steps with variables",
-        remedy="use mirrored.function instead of nnx.jit, and refer to the model as a global or closure variable"
+        rule="only variables of a strategy are updated in run, by the gradients of all replicas; GradientTape records "
+        "them, and only mirrored.function compiles steps with variables",
+        remedy="use mirrored.function instead of nnx.jit or nnx.jit_partial, and refer to the model as a global or "
+        "closure variable"
         if in_transform
         else "create the model inside `with strategy.scope():`, or convert it there: mirrored.mirror(model)",
     )
