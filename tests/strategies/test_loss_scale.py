@@ -437,7 +437,7 @@ def test_an_uneven_function_that_reaches_iterators_is_checked_and_takes_each_ele
 
         def replica(x: Any, factor: Any) -> None:
             with mr.GradientTape() as tape:
-                value = loss(logits(w, x)) * factor
+                value = loss(logits(w, x * factor))
             optimizer.apply_gradients([(tape.gradient(value, w), w)])
 
         @mr.function
