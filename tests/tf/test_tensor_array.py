@@ -213,6 +213,27 @@ def test_no_row_of_a_dynamic_one_is_lost():
         tf.function(lambda place: array.write(place, 1.0).stack())(tf.constant(5))
 
 
+@pytest.mark.parametrize("statement", ["break", "if", "cond"])
+def test_a_dynamic_one_that_grows_on_one_path_is_refused(statement):
+    @tf.function
+    def rows(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        if statement == "break":
+            for i in tf.range(3):
+                array = array.write(i, x)
+                if x > 1.0:
+                    break
+        elif statement == "if":
+            if x > 1.0:
+                array = array.write(0, x)
+        else:
+            array = tf.cond(x > 1.0, lambda: array.write(0, x), lambda: array)
+        return array.stack()
+
+    with pytest.raises(InvalidArgumentError, match=r"rows on one path and(.|\n)*replace dynamic_size=True by size=N"):
+        rows(tf.constant(1.0))
+
+
 @pytest.mark.parametrize("statement", ["while", "for", "while_loop"])
 def test_a_dynamic_one_in_a_loop_of_unknown_length_is_refused(statement):
     @tf.function

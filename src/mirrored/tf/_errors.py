@@ -74,13 +74,6 @@ class InvalidArgumentError(OpError, ValueError):
     code = 3
 
 
-class GrowingArrayError(InvalidArgumentError):
-    """Error for a `tf.TensorArray` that may grow at a traced index.
-
-    A loop that knows its number of iterations catches it, and is unrolled, so that the index is known.
-    """
-
-
 class ShapesError(InvalidArgumentError, ArgumentError):
     """Error for values of replicas whose shapes do not fit together.
 

@@ -6,7 +6,6 @@ from mirrored.tf._errors import CancelledError as CancelledError
 from mirrored.tf._errors import DataLossError as DataLossError
 from mirrored.tf._errors import DeadlineExceededError as DeadlineExceededError
 from mirrored.tf._errors import FailedPreconditionError as FailedPreconditionError
-from mirrored.tf._errors import GrowingArrayError as GrowingArrayError
 from mirrored.tf._errors import InternalError as InternalError
 from mirrored.tf._errors import InvalidArgumentError as InvalidArgumentError
 from mirrored.tf._errors import NotFoundError as NotFoundError
@@ -26,7 +25,6 @@ CANCELLED: int
 DATA_LOSS: int
 DEADLINE_EXCEEDED: int
 FAILED_PRECONDITION: int
-GROWING_ARRAY: int
 INTERNAL: int
 INVALID_ARGUMENT: int
 NOT_FOUND: int

@@ -26,6 +26,7 @@ from mirrored.tf._autograph.state import (
 from mirrored.tf._autograph.truth import truth
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.blocks import Block, choose, outer_values, trace_block
+from mirrored.tf._ops.tensor_array import refuse_growth
 from mirrored.tf._tensors import as_tensor
 from mirrored.variables import Variable
 
@@ -218,6 +219,7 @@ class _Joint:
         self._statement, self._name = statement, name
         self._parts = (Parts.of(first), Parts.of(second))
         if self._parts[0].treedef != self._parts[1].treedef:
+            refuse_growth(first, second)
             raise unlike(statement, name, f"is {_shown(first)} in one branch and {_shown(second)} in the other")
         self._dtypes = [self._common(one, two) for one, two in zip(*(p.leaves for p in self._parts), strict=True)]
 

@@ -25,8 +25,9 @@ from mirrored.tf._autograph.state import (
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
-from mirrored.tf._errors import GrowingArrayError, InvalidArgumentError, UnimplementedError
+from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
 from mirrored.tf._ops.loops import Loop, LoopMismatch, unroll
+from mirrored.tf._ops.tensor_array import GrowingArrayError
 from mirrored.tf._static import static_int
 from mirrored.tf._tensors import as_tensor
 

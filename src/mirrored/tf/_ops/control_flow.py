@@ -20,12 +20,12 @@ from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError
-from mirrored.tf._errors import GrowingArrayError, InvalidArgumentError
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
 from mirrored.tf._ops.blocks import choose, trace_block
 from mirrored.tf._ops.loops import Loop, LoopMismatch, unroll
-from mirrored.tf._ops.tensor_array import TensorArray
+from mirrored.tf._ops.tensor_array import GrowingArrayError, TensorArray, refuse_growth
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor
@@ -100,6 +100,8 @@ def _traced_branches(called: str, index: jax.Array, branches: Sequence[Callable[
     blocks = [trace_block(flat(one)) for one in branches]
     for other in structures[1:]:
         assert_same_structure(structures[0], other)
+        for one, two in zip(flatten(structures[0]), flatten(other), strict=True):
+            refuse_growth(one, two)
     for other in blocks[1:]:
         _check_alike(called, blocks[0].result_types, other.result_types)
     return _refilled(structures[0], choose(index, blocks))

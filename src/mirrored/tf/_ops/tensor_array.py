@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,25 @@ import jax.numpy as jnp
 from mirrored._jax.arrays import NotConstant
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._errors import GrowingArrayError, InvalidArgumentError, OutOfRangeError
+from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._ops.loops import MOST_UNROLLED
 from mirrored.tf._static import known, static_int
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.index_checks import outside
 from mirrored.values.sparse_rows import without_wrapping
+
+
+class GrowingArrayError(InvalidArgumentError):
+    """Error for a `tf.TensorArray` that may grow at a traced index.
+
+    A loop that knows its number of iterations catches it, and is unrolled, so that the index is known.
+    """
+
+
+_FIXED_SIZE: Final = (
+    "replace dynamic_size=True by size=N, where N is the largest number of rows that may be written (such as "
+    "tf.shape(x)[0]); the other rows are zeros. Or run the loop outside tf.function"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +190,7 @@ class TensorArray:
                 found="a row was written at a traced index in a TensorArray with dynamic_size=True",
                 rule="tensors of compiled code have fixed sizes: a loop can write such an array only if the index and "
                 f"the number of iterations (in while loops at most {MOST_UNROLLED:,}) are known while tracing",
-                remedy="replace dynamic_size=True by size=N, where N is the largest number of rows that may be written "
-                "(such as tf.shape(x)[0]); the other rows are zeros. Or run the loop outside tf.function",
+                remedy=_FIXED_SIZE,
             )
         stored = self._stored(row.shape)
         if not self._options.size:
@@ -313,4 +325,22 @@ def _out_of_range(called: str, found: str) -> OutOfRangeError:
         found=found,
         rule="row indices must be 0 or more, and less than the size",
         remedy="pass the index of an existing row, or create the array with a larger size",
+    )
+
+
+def refuse_growth(first: object, second: object) -> None:
+    """Raises an error if a `tf.TensorArray` has another number of rows on one path of a branch than on the other.
+
+    Raises:
+        InvalidArgumentError: The numbers differ.
+    """
+    if not (isinstance(first, TensorArray) and isinstance(second, TensorArray)) or len(first) == len(second):
+        return
+    raise InvalidArgumentError.of(
+        "TensorArray.write",
+        found=f"a TensorArray has {len(first)} rows on one path and {len(second)} on the other, and the path is chosen at "
+        "run time",
+        rule="tensors of compiled code have fixed sizes, so a TensorArray cannot grow on one path only (or because of "
+        "a `break`, `continue` or `return` that depends on a tensor)",
+        remedy=_FIXED_SIZE,
     )

@@ -6,7 +6,6 @@ from mirrored.tf.errors import CancelledError as CancelledError
 from mirrored.tf.errors import DataLossError as DataLossError
 from mirrored.tf.errors import DeadlineExceededError as DeadlineExceededError
 from mirrored.tf.errors import FailedPreconditionError as FailedPreconditionError
-from mirrored.tf.errors import GrowingArrayError as GrowingArrayError
 from mirrored.tf.errors import InternalError as InternalError
 from mirrored.tf.errors import InvalidArgumentError as InvalidArgumentError
 from mirrored.tf.errors import NotFoundError as NotFoundError
@@ -25,7 +24,6 @@ CANCELLED: int
 DATA_LOSS: int
 DEADLINE_EXCEEDED: int
 FAILED_PRECONDITION: int
-GROWING_ARRAY: int
 INTERNAL: int
 INVALID_ARGUMENT: int
 NOT_FOUND: int
