@@ -52,6 +52,11 @@ class FunctionType(inspect.Signature):
         """The type of the result."""
         return self.return_annotation
 
+    @property
+    def captures(self) -> dict[Any, Any]:
+        """An empty dict: a program has no captured tensors."""
+        return {}
+
     def __repr__(self) -> str:
         """Lists the parameters, their kinds and their types, as TensorFlow does."""
         lines = [f"  {one.name} ({one.kind.name}): {one.annotation!r}" for one in self.parameters.values()]

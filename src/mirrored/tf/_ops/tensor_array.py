@@ -338,9 +338,9 @@ def refuse_growth(first: object, second: object) -> None:
         return
     raise InvalidArgumentError.of(
         "TensorArray.write",
-        found=f"a TensorArray has {len(first)} rows on one path and {len(second)} on the other, and the path is chosen at "
-        "run time",
-        rule="tensors of compiled code have fixed sizes, so a TensorArray cannot grow on one path only (or because of "
-        "a `break`, `continue` or `return` that depends on a tensor)",
+        found=f"a TensorArray has {len(first)} rows on one path and {len(second)} on the other, and the path is chosen "
+        "at run time",
+        rule="tensors of compiled code have fixed sizes, so a TensorArray cannot grow on one path only (as after a "
+        "`break`, `continue` or `return` that depends on a tensor)",
         remedy=_FIXED_SIZE,
     )
