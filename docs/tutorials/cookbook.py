@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Cookbook
 #
-# Short recipes for native loops. All of them continue from the first program, and each is executed when this page is
-# built. For models of Keras, `compile`, `fit` and callbacks of Keras do the same.
+# Short recipes for native loops, and for Flax NNX where it differs. All of them continue from the first program, and each
+# is executed when this page is built. For models of Keras, `compile`, `fit` and callbacks of Keras do the same.
 
 # %%
 import mirrored as mr
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from flax import nnx
 from sklearn.datasets import load_digits
 
 digits = load_digits()
@@ -101,6 +102,71 @@ np.testing.assert_allclose(mixed, losses, rtol=0.05)
 # %% [markdown]
 # With Keras: `keras.mixed_precision.set_global_policy("mixed_bfloat16")`.
 #
+# ## Mixed precision with Flax NNX
+#
+# Layers of NNX have two dtypes: `dtype` is that of the computation, and `param_dtype`, by default float32, that of the
+# parameters. Gradients, optimizer state and batch statistics stay in float32. Only the logits are cast, for the loss.
+
+
+# %%
+class Classifier(nnx.Module):
+    def __init__(self, rngs, dtype=jnp.float32):
+        self.hidden = nnx.Linear(64, 32, use_bias=False, dtype=dtype, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, momentum=0.9, axis_name="batch", dtype=dtype, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+        self.out = nnx.Linear(32, 10, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
+
+
+def nnx_losses_of(model, x, y):
+    logits = model(x).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y), logits
+
+
+def new_classifier(**settings):
+    with strategy.scope():
+        model = Classifier(nnx.Rngs(0), **settings)
+        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+
+def nnx_step(model, optimizer, converted=lambda model: model):
+    def replica_step(x, y):
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(nnx_losses_of(converted(model), x, y)[0])
+        optimizer.update(model, tape.gradient(loss, nnx.state(model, nnx.Param)))
+        return loss
+
+    return step_of(replica_step)
+
+
+step = nnx_step(*new_classifier())
+full = [float(step(x, y)) for x, y in batches(30)]
+classifier, optimizer = new_classifier(dtype=jnp.bfloat16)
+step = nnx_step(classifier, optimizer)
+mixed = [float(step(x, y)) for x, y in batches(30)]
+print(f"loss {mixed[-1]:.5f}, in float32 {full[-1]:.5f}; parameters in {classifier.out.kernel.dtype}")
+np.testing.assert_allclose(mixed, full, rtol=0.1)
+
+# %% [markdown]
+# If the layers take no `dtype`, cast the parameters in the step, inside the tape's block. `nnx.merge` makes a model that
+# computes with the casts, and shares the batch statistics and the dropout keys with the original:
+
+
+# %%
+def half_of(model):
+    graph, params, others = nnx.split(model, nnx.Param, ...)
+    return nnx.merge(graph, jax.tree.map(lambda one: one.astype(jnp.bfloat16), mr.unmirror(params)), others)
+
+
+model, optimizer = new_classifier()
+step = nnx_step(model, optimizer, half_of)
+cast = [float(step(x, y)) for x, y in batches(30)]
+print(f"loss {cast[-1]:.5f}; parameters in {model.out.kernel.dtype}")
+np.testing.assert_allclose(cast, full, rtol=0.1)
+
+# %% [markdown]
 # ## Learning rate schedules
 #
 # A schedule is a function of the step (optax has many). The optimizer evaluates it with its own counter, `iterations`,
@@ -209,6 +275,56 @@ assert abs(accuracy - (expected.argmax(1) == test[1]).mean()) < 1e-6
 #
 # Metrics of Keras (`keras.metrics`) that are created in the scope behave in the same way.
 #
+# ## Evaluation with Flax NNX
+#
+# Metrics of NNX (`nnx.metrics`) that are created in the scope count on each replica, too. `mask` leaves out the padding,
+# and `compute`, called outside of `run`, adds the counts of all replicas. `nnx.view` makes a second model with the same
+# variables in evaluation mode: without dropout, and with the running batch statistics.
+#
+# `model.eval()` and `model.train()` also work, outside of compiled functions and before the *first* call of each step: a
+# compiled function keeps the mode that the model had when it was traced.
+
+# %%
+with strategy.scope():
+    metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+
+
+def nnx_evaluation_of(model):
+    """A function that returns the accuracy and the loss on the test set."""
+    viewed = nnx.view(model, deterministic=True, use_running_average=True)
+
+    def replica_step(x, y, mask):
+        losses, logits = nnx_losses_of(viewed, x, y)
+        metrics.update(logits=logits, labels=y, loss=losses, mask=mask)
+
+    test_step = mr.function(lambda x, y, mask: strategy.run(replica_step, args=(x, y, mask)))
+
+    def evaluate():
+        metrics.reset()
+        parts = [(test[0][i : i + 100], test[1][i : i + 100]) for i in range(0, len(test[0]), 100)]
+        for (x, y), mask in strategy.experimental_distribute_dataset(parts, mr.data.InputOptions(last_batch="pad")):
+            test_step(x, y, mask)
+        return {name: float(value) for name, value in metrics.compute().items()}
+
+    return evaluate
+
+
+evaluate = nnx_evaluation_of(classifier)
+print({name: round(value, 3) for name, value in evaluate().items()})
+
+# %% [markdown]
+# The same on one device, with an ordinary model of arrays. Such a model is also the better one to evaluate if the
+# `nnx.BatchNorm` of the model have no `axis_name`: its batch statistics are the means over the replicas, while in `run`
+# each replica reads its own. It is a copy, so make it again after more training.
+
+# %%
+plain = nnx.view(mr.unmirror(classifier), deterministic=True, use_running_average=True)
+losses, logits = nnx_losses_of(plain, *test)
+assert plain(test[0]).dtype == jnp.bfloat16
+print(f"on one device: accuracy {(logits.argmax(1) == test[1]).mean():.3f}, loss {losses.mean():.3f}")
+np.testing.assert_allclose(list(evaluate().values()), [(logits.argmax(1) == test[1]).mean(), losses.mean()], rtol=2e-2)
+
+# %% [markdown]
 # ## Early stopping
 #
 # `evaluate` returns the same number on all workers, because a read of `right` sums over all of them. So all workers

@@ -239,5 +239,6 @@ assert resumed == uninterrupted
 # %% [markdown]
 # ## Next
 #
+# - [Mixed precision, and evaluation on all replicas with `nnx.metrics`](cookbook.py)
 # - [The rules for Keras, NNX and Equinox](../frameworks.md)
 # - [Several workers, with a failure and a recovery](several_workers.py)
