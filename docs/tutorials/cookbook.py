@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Cookbook
 #
-# Short recipes for native loops, and for Flax NNX where it differs. All of them continue from the first program, and each
-# is executed when this page is built. For models of Keras, `compile`, `fit` and callbacks of Keras do the same.
+# Short recipes for native loops, and for Flax NNX where it differs. All of them continue from the first program, and
+# each is executed when this page is built. For models of Keras, `compile`, `fit` and callbacks of Keras do the same.
 
 # %%
 import mirrored as mr
@@ -150,8 +150,8 @@ print(f"loss {mixed[-1]:.5f}, in float32 {full[-1]:.5f}; parameters in {classifi
 np.testing.assert_allclose(mixed, full, rtol=0.1)
 
 # %% [markdown]
-# If the layers take no `dtype`, cast the parameters in the step, inside the tape's block. `nnx.merge` makes a model that
-# computes with the casts, and shares the batch statistics and the dropout keys with the original:
+# If the layers take no `dtype`, cast the parameters in the step, inside the tape's block. `nnx.merge` makes a model
+# that computes with the casts, and shares the batch statistics and the dropout keys with the original:
 
 
 # %%
@@ -277,12 +277,12 @@ assert abs(accuracy - (expected.argmax(1) == test[1]).mean()) < 1e-6
 #
 # ## Evaluation with Flax NNX
 #
-# Metrics of NNX (`nnx.metrics`) that are created in the scope count on each replica, too. `mask` leaves out the padding,
-# and `compute`, called outside of `run`, adds the counts of all replicas. `nnx.view` makes a second model with the same
-# variables in evaluation mode: without dropout, and with the running batch statistics.
+# Metrics of NNX (`nnx.metrics`) that are created in the scope count on each replica, too. `mask` leaves out the
+# padding, and `compute`, called outside of `run`, adds the counts of all replicas. `nnx.view` makes a second model with
+# the same variables in evaluation mode: without dropout, and with the running batch statistics.
 #
-# `model.eval()` and `model.train()` also work, outside of compiled functions and before the *first* call of each step: a
-# compiled function keeps the mode that the model had when it was traced.
+# `model.eval()` and `model.train()` also work, outside of compiled functions and before the *first* call of each step:
+# a compiled function keeps the mode that the model had when it was traced.
 
 # %%
 with strategy.scope():
