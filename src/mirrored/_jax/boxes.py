@@ -84,7 +84,7 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """Interface of a gradient tape's JAX trace, limited to what the arrays that the tape tracks (boxes) use."""
+    """The part of the interface of a gradient tape's JAX trace that the tracked arrays (boxes) use."""
 
     @property
     def recorder(self) -> object:

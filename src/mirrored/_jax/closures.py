@@ -70,7 +70,7 @@ def closed_over_inputs(program: JaxprProgram) -> list[int]:
 
 
 def used_constants(program: JaxprProgram) -> list[Any]:
-    """Returns those constants of a program to which gradients can flow back from the program's results."""
+    """Returns the constants of a program to which gradients can flow back from the program's results."""
     jaxpr = program.jaxpr
     bits = [1 << position for position in range(len(jaxpr.constvars))]
     results, lost = _flow(jaxpr, [0] * len(jaxpr.invars), bits)

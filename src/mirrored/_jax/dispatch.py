@@ -307,7 +307,7 @@ def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> An
 
 
 def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
-    """Wraps a jitted function as a `Dispatch`: Ctrl-C during its first call does not lose the outputs of that call."""
+    """Wraps a jitted function as a `Dispatch`, so that Ctrl-C during the first call does not lose its outputs."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
         return Dispatch(jitted.jitted, lambda missed: CacheMisses(missed, _partitioned_unmerged))

@@ -230,7 +230,7 @@ def look(key: str) -> str | None:
 
 
 def below(prefix: str) -> dict[str, str]:
-    """Returns, by name, the values of all keys ``prefix/name`` in the store of JAX's coordination service."""
+    """Returns a dict from name to value for the keys ``prefix/name`` in the store of JAX's coordination service."""
     found = _client().key_value_dir_get(prefix)
     return {str(key).rpartition("/")[2]: str(value) for key, value in found}
 

@@ -179,7 +179,7 @@ def primitive_names(jaxpr: Jaxpr | ClosedJaxpr) -> set[str]:
 
 
 def equations_in(jaxpr: Jaxpr | ClosedJaxpr, outer: Sequence[JaxprEqn] = ()) -> list[tuple[JaxprEqn, ...]]:
-    """Returns the equations of a jaxpr at any nesting depth, each followed by those around it, innermost first."""
+    """Returns the equations of a jaxpr at any nesting depth, each followed by the enclosing ones, innermost first."""
     found = []
     for eqn in jaxpr.eqns:
         path = (eqn, *outer)
@@ -191,7 +191,7 @@ def equations_in(jaxpr: Jaxpr | ClosedJaxpr, outer: Sequence[JaxprEqn] = ()) -> 
 
 
 def jaxprs_in(value: object) -> Iterator[Any]:
-    """Yields the jaxprs in one parameter of an equation, also those nested in tuples, lists and dicts."""
+    """Yields the jaxprs in one parameter of an equation, including those nested in tuples, lists and dicts."""
     if isinstance(value, _JAXPRS):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -134,7 +134,7 @@ def adopt(client: Any, address: str, num_processes: int, index: int) -> None:
 
 
 def make_backend() -> list[jax.Device]:
-    """Makes the backends of this process; blocks until all processes of the job have exchanged their topologies.
+    """Creates the backends of this process; blocks until all processes of the job have exchanged their topologies.
 
     A backend that another thread has made before `adopt` has only the devices of this process, and the other processes
     would wait for this one forever. Such a backend is removed, and the next one belongs to the job.
@@ -265,7 +265,7 @@ def collect_garbage() -> None:
 
 @dataclasses.dataclass
 class CollectiveSockets:
-    """Finds the TCP connections of Gloo among those of this process, and shuts them down.
+    """Finds the TCP connections of Gloo in this process, and shuts them down.
 
     Gloo's own listening port is the one that appears while the CPU backend is made. Its connections were accepted at
     this port, or lead to the port of another process. No other connection of the process is touched.

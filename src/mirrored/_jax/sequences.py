@@ -115,7 +115,7 @@ def _no_tensor(value: Sequence[Any], elements: Sequence[Any]) -> TypeError:
 
 
 def with_sequences(operator: Callable[[Any, Any], Any], kinds: Set[type]) -> Callable[[Any, Any], Any]:
-    """Wraps a binary operator of arrays to convert lists and tuples that are its other operand.
+    """Wraps a binary operator of arrays so that its other operand may be a list or tuple, which is converted.
 
     Args:
         operator: The special method of arrays, such as ``jax.Array.__add__``.

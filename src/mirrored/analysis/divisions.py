@@ -1,4 +1,4 @@
-"""Tells divisions by the number of replicas that average gradients from those of the model and their derivatives."""
+"""Finds out which divisions by the number of replicas average gradients, and which belong to the model."""
 
 from __future__ import annotations
 

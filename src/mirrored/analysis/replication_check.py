@@ -1,4 +1,4 @@
-"""Proves from a jaxpr which values are equal on all replicas, and explains why others are not."""
+"""Proves from a jaxpr which values are equal on all replicas, and explains why the other values are not."""
 
 from __future__ import annotations
 

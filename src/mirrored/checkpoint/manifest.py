@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The shapes and dtypes of the stored arrays, as a dict by name."""
+        """The shapes and dtypes of the stored arrays, as a dict keyed by name."""
         return {name: (tuple(s.value), _stored_dtype(s)) for name, s in self.leaves.items() if s.is_array}
 
 

@@ -1,4 +1,4 @@
-"""Matches the names of the state in a checkpoint with those in the program, and reports the result of a restore."""
+"""Matches the names in a checkpoint with the names in the program, and reports the result of a restore."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Misfit:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The result of comparing a checkpoint's names with the program's: those that match, and those on one side only.
+    """The result of comparing a checkpoint's names with the program's: common names, and names on one side only.
 
     Attributes:
         pairs: ``{name in the program: (name in the checkpoint, leaf)}`` for all names that match.

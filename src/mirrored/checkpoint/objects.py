@@ -76,7 +76,7 @@ class CheckpointSlotGroup(Protocol):
 
     @property
     def shared(self) -> Mapping[str, Variable]:
-        """The optimizer state that all variables of the group share, as a dict by label."""
+        """The optimizer state that all variables of the group share, as a dict keyed by label, such as ``"count"``."""
         ...
 
 
@@ -102,7 +102,7 @@ class HasSlots(Protocol):
         ...
 
     def slots(self, variable: Variable) -> Mapping[str, Variable]:
-        """Returns the slot variables (such as momenta) of one model variable, as a dict by label."""
+        """Returns the slot variables (such as momenta) of one model variable, as a dict keyed by label."""
         ...
 
     def build(self, var_list: Sequence[Any]) -> None:
@@ -313,7 +313,7 @@ def keras_slots(value: object) -> KerasSlots | None:
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The model variables of a Keras optimizer, and all its slot variables, as a dict by number (``"0"``, ...)."""
+    """The model variables of a Keras optimizer, and a dict of its slot variables, keyed by number (``"0"``, ...)."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]

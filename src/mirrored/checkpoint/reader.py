@@ -50,12 +50,12 @@ class CheckpointReader:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all arrays in the checkpoint, as a dict by name."""
+        """The shapes of all arrays in the checkpoint, as a dict keyed by name."""
         return {name: saved.shape for name, saved in self._arrays()}
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtypes of all arrays in the checkpoint, as a dict by name."""
+        """The dtypes of all arrays in the checkpoint, as a dict keyed by name."""
         return {name: saved.dtype for name, saved in self._arrays()}
 
     def read(self, name: str) -> Any:

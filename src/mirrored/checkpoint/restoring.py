@@ -78,7 +78,7 @@ class Restoration:
         return self._manifest.leaves.keys() <= self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
-        """Restores the values whose variables or other state already exist; `proceed` restores the others later.
+        """Restores the values whose variables or other state already exist; `proceed` restores the other values later.
 
         Args:
             called: For messages.

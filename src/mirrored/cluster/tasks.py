@@ -1,4 +1,4 @@
-"""The roles of a cluster's tasks: which ones train, which is the chief, and each one's JAX process index."""
+"""The roles of a cluster's tasks: which tasks train, which is the chief, and the JAX process index of each."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def drain() -> None:
 
 
 def forget() -> None:
-    """Stops tracking steps in flight after one has failed: the later ones would raise the same error again."""
+    """Stops tracking steps in flight after a step has failed: the later steps would raise the same error again."""
     _pending.clear()
 
 

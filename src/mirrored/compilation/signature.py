@@ -337,7 +337,7 @@ def flatten_steps(
 
 
 def quick_key(value: Any, arrays: list[Any]) -> Hashable:
-    """Returns a cheap cache key for simple arguments (containers of arrays and constants), None for others.
+    """Returns a cheap cache key for simple arguments (containers of arrays and constants); None for other arguments.
 
     It avoids flattening in the calls of a warm training loop. Values with equal quick keys have equal `Arguments.key`.
 

@@ -246,7 +246,7 @@ class Lines:
         self._rest_bytes = 0
 
     def read(self) -> bytes:
-        """Returns all whole lines received so far; after the pipe has ended, also an incomplete last line."""
+        """Returns all whole lines received so far, and after the end of the pipe an incomplete last line, too."""
         whole: list[bytes] = []
         read = 0
         while read <= _READ_BYTES:

@@ -182,7 +182,7 @@ def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
 
 
 def describe(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of arrays or of the present values of variables, by name."""
+    """Returns the shapes and dtypes of arrays, or of the current values of variables, as a dict keyed by name."""
     return {name: jax.ShapeDtypeStruct(_shape_now(array), array.dtype) for name, array in arrays.items()}
 
 

@@ -121,7 +121,7 @@ def replace_current(context: Ambient) -> None:
 
 
 class ReadableVariable(Protocol):
-    """Interface of a variable, limited to what listeners of reads and writes (such as tapes) may use."""
+    """The part of a variable's interface that listeners of reads and writes, such as tapes, may use."""
 
     @property
     def trainable(self) -> bool:

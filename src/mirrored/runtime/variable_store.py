@@ -36,7 +36,7 @@ V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """Interface of a variable, limited to what a variable store uses."""
+    """The part of a variable's interface that variable stores use."""
 
     name: str
     device_assignment: Any
@@ -143,7 +143,7 @@ class VariableStore(abc.ABC):
         """Returns a function that later resets `variable` to the value that it has in this store now."""
 
     def outermost(self) -> VariableStore:
-        """Returns the variable store of the enclosing function or run, also from inside a branch or loop body."""
+        """Returns the variable store of the enclosing function or run, even from inside a branch or loop body."""
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:

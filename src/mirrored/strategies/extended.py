@@ -192,7 +192,7 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: object) -> Iterator[None]:
-        """Creates the variables of a ``with`` block on the devices of another variable: those of all replicas.
+        """Creates the variables of a ``with`` block on the devices of another variable: the devices of all replicas.
 
         Raises:
             ArgumentError: `colocate_with_variable` is not a variable of this strategy.

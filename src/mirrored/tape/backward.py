@@ -148,7 +148,7 @@ def source_of(leaf: Any, called: str) -> Any:
 
 
 def whole_variable(leaf: Any, called: str) -> Any:
-    """Returns a source that a tape may watch: the variable for its only component, and other values unchanged.
+    """Returns a source that a tape may watch: the whole variable if `leaf` is its only component, else `leaf` itself.
 
     Raises:
         TapeError: It is one of several components.

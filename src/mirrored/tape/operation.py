@@ -395,7 +395,7 @@ class Rule:
 
 
 class Backward:
-    """The backward program of a VJP rule, for those outputs of the operation that have received a cotangent.
+    """The backward program of a VJP rule, for the outputs of the operation that have received a cotangent.
 
     Attributes:
         operation: Maps the residuals and those cotangents to the cotangents of the inputs at `reached`.

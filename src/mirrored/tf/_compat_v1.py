@@ -1,4 +1,4 @@
-"""`tf.compat.v1`: those of its names that eager programs use.
+"""The names of `tf.compat.v1` that eager programs use.
 
 There are three kinds: names that TensorFlow has in both namespaces with one meaning (`shared`), names that TensorFlow 2
 has moved (`_MOVED`), and functions whose parameters TensorFlow 2 has renamed or reordered (`_PARAMETERS`).
@@ -162,7 +162,7 @@ _PARAMETERS: Final[dict[str, str]] = {
 
 
 def shared(names: Iterable[str]) -> list[str]:
-    """Returns those of the names below `tf` that `tf.compat.v1` also has, with the same parameters and meaning."""
+    """Returns the names below `tf` that `tf.compat.v1` also has, with the same parameters and meaning."""
     return [one for one in names if one not in _NOT_SHARED and not one.startswith(_NOT_SHARED_SPACES)]
 
 
@@ -237,7 +237,7 @@ def no_op(name: str | None = None) -> None:
 
 
 def names(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `tf.compat.v1` defines: the names that it shares with `tf`, those that have moved, and its own.
+    """Returns all names of `tf.compat.v1`: those shared with `tf`, those that have moved, and its own.
 
     Args:
         known: The names below `tf`.

@@ -110,7 +110,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments for which the function was traced, as ``(args, kwargs)``: specs, and values of all others.
+        """The arguments for which the function was traced, as ``(args, kwargs)``, with specs in place of arrays.
 
         `kwargs` contains keyword-only arguments. Arguments that were omitted are there with their default values.
         """
@@ -178,7 +178,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def output_dtypes(self) -> Any:
-        """The dtypes of the tensors in the result, in its structure."""
+        """The dtypes of the tensors in the result, as a structure like the result."""
         return _map_specs(lambda one: one.dtype, self.structured_outputs)
 
     @property

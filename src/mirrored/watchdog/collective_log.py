@@ -44,7 +44,7 @@ class CollectiveLog:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all operations, for a job that begins anew."""
+        """Forgets all operations, for a job that starts over."""
         self.count = 0
         self.inside = False
         self._token: Any = None

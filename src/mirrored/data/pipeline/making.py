@@ -37,7 +37,7 @@ class Making(Steps):
 
     @classmethod
     def from_tensors(cls, tensors: PyTree) -> Self:
-        """Creates a dataset with one single element: the given pytree of arrays.
+        """Creates a dataset with a single element: the given pytree of arrays.
 
         Args:
             tensors: A pytree of arrays; lists become arrays.

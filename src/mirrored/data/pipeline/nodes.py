@@ -123,7 +123,7 @@ class Node(abc.ABC):
         """Returns a Grain `IterDataset` that yields the elements of one iteration."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in this operation's cache file, if any, as a dict by `id(operation)`."""
+        """Returns the random seeds stored in this operation's cache file, if any, keyed by `id(operation)`."""
         return {}
 
     def cursor(self, run: Run) -> Cursor:
@@ -226,7 +226,7 @@ def seeded(node: Node) -> list[Any]:
 
 
 def seeds_of(node: Node, run: Run) -> dict[int, int]:
-    """Returns the random seeds of a dataset's operations in one iteration, as a dict by `id(operation)`."""
+    """Returns the random seeds of a dataset's operations in one iteration, as a dict keyed by `id(operation)`."""
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 

@@ -240,7 +240,7 @@ class Sampling(Steps):
         no_padding: bool = False,
         drop_remainder: bool = False,
     ) -> Self:
-        """Makes padded batches of elements with similar sequence lengths.
+        """Groups elements of similar sequence lengths into padded batches.
 
         Args:
             element_length_func: From an element (a tuple as separate arguments) to its length.

@@ -349,7 +349,7 @@ class Kept(StreamStep, CursorNode):
         return PositionCursor(_rows_in(self._open(run)))
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in the cache file, as a dict by `id(operation)`.
+        """Returns the random seeds stored in the cache file, as a dict keyed by `id(operation)`.
 
         An earlier run of the program can have written the file, with other seeds than those of the steps.
         """

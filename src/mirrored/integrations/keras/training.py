@@ -93,7 +93,7 @@ class _Layout:
 
 
 class KerasBatches(_PyDataset):  # type: ignore[misc]
-    """A `keras.utils.PyDataset` that yields the batches of a `mirrored` dataset in order, anew in each epoch."""
+    """A `keras.utils.PyDataset` that yields the batches of a `mirrored` dataset, starting over in each epoch."""
 
     def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)

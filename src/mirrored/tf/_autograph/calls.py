@@ -1,4 +1,4 @@
-"""Makes the calls in code that AutoGraph has converted; first converts the called function too, if it is user code.
+"""Executes the calls in code that AutoGraph has converted; converts the called function, too, if it is user code.
 
 Library functions are not converted.
 """
@@ -60,7 +60,7 @@ def do_not_convert(function: Callable[..., Any] | None = None) -> Any:
 
 
 def is_convertible(function: object) -> bool:
-    """Returns whether AutoGraph can convert a function: it must be user code in Python, and no generator."""
+    """Returns whether AutoGraph can convert a function: it must be user code in Python, and not a generator."""
     code = getattr(function, "__code__", None)
     if not isinstance(function, types.FunctionType) or code is None:
         return False
@@ -94,7 +94,7 @@ def converted_call(
     caller_fn_scope: FunctionScope | None = None,
     options: object = None,
 ) -> Any:
-    """Makes a call in code that AutoGraph has converted; first converts the called function too, if it is user code.
+    """Executes a call in code that AutoGraph has converted; converts the called function, too, if it is user code.
 
     Args:
         function: The callee.

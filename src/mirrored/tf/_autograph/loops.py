@@ -84,7 +84,7 @@ def for_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `for` statement in code that AutoGraph has converted, also over a tensor or a traced range.
+    """Executes a `for` statement of code that AutoGraph has converted, over Python iterables, tensors or traced ranges.
 
     Args:
         iter_: The iterable.

@@ -60,7 +60,7 @@ class Parts:
 
     @property
     def places(self) -> list[int]:
-        """The indices of those leaves that are tensors, arrays or numbers."""
+        """The indices of the leaves that are tensors, arrays or numbers."""
         return [i for i, leaf in enumerate(self.leaves) if is_tensor(leaf)]
 
     @property

@@ -1,4 +1,4 @@
-"""`tf.py_function` and `tf.numpy_function`: calls of Python functions on the host, also from compiled code."""
+"""`tf.py_function` and `tf.numpy_function`: calls of Python functions on the host, even from compiled code."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def print_(
     end: str = "\n",
     name: str | None = None,
 ) -> None:
-    """Prints values to stderr, another stream or a file, also from compiled code (`tf.print`).
+    """Prints values to stderr, another stream or a file, even from compiled code (`tf.print`).
 
     A file is named ``file://...``.
 

@@ -88,7 +88,7 @@ def _keras_functions(model: Any) -> dict[str, Function]:
 
 
 def spec_of(one: Described) -> TensorSpec:
-    """Returns the `TensorSpec` of a description of an input of a Keras model; its dtype is float32 if it has none."""
+    """Converts the description of an input of a Keras model to a `TensorSpec`, whose dtype is float32 by default."""
     return TensorSpec(one.shape, one.dtype or "float32", getattr(one, "name", None))
 
 
