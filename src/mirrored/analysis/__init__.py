@@ -1,4 +1,4 @@
-"""Static analysis of jaxprs during tracing: which values differ between replicas, and loss scaling.
+"""Static analysis of jaxprs during tracing: which values differ between replicas, and how losses are scaled.
 
 In the order in which one module builds on the other:
 

@@ -190,7 +190,7 @@ class Program:
             return stage(flat, shapes)
 
     def described(self) -> Any:
-        """Returns the result of a step with arrays replaced by `jax.ShapeDtypeStruct`, in a `PerReplica` if per-replica."""
+        """Returns the result of a step with a `jax.ShapeDtypeStruct`, or a `PerReplica` of one, for each array."""
         arrays = iter(self._arrays)
         leaves = [result.described(next(arrays)) if result.is_array else result.static for result in self._results]
         return structures.unflatten(self._out_treedef, leaves)

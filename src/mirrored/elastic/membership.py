@@ -140,7 +140,7 @@ class Membership:
         return self._begin_if_complete()
 
     def require_all(self) -> None:
-        """Makes all later epochs begin with as many workers as the first one: the job restarts its processes."""
+        """Requires as many workers in all later epochs as in the first one, because the job restarts its processes."""
         self._minimum = self._first
 
     def lost(self, worker: WorkerKey, *, is_failure: bool = True) -> list[Command]:

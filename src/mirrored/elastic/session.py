@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """The first argument of the training function of `run`: restores its state, and takes snapshots of it.
+    """The first argument of a training function of `run`, by which the function restores and snapshots its state.
 
     Attributes:
         epoch: How many times the workers have changed, plus 1.
@@ -120,7 +120,7 @@ class Session:
             self._pace.taken(self._steps, self._snapshot())
 
     def fit_callback(self) -> Any:
-        """Returns a callback with which `keras.Model.fit` restores its state, and takes snapshots of it.
+        """Returns a callback with which `keras.Model.fit` restores and snapshots its state.
 
         Context: once per call of the training function, instead of `resume` and `commit`. The model is created and
         compiled in the scope of the strategy, and this callback is the last in the list. After a change of the workers

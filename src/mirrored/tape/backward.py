@@ -80,7 +80,7 @@ def is_leaf(value: object) -> bool:
 
 
 def whole_leaves(structure: PyTree) -> list[Any]:
-    """Returns the leaves of a structure, including None; for a value that has padded rows, its whole array."""
+    """Returns the leaves of a structure, including None; a value with padded rows is one leaf: its stacked array."""
     leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
     return [leaf.first() if _has_padding(leaf) else leaf for leaf in leaves]
 

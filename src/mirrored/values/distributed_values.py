@@ -216,7 +216,7 @@ class PerReplica(_NotAnArray):
         return self._components
 
     def first(self) -> Any:
-        """Returns one of the component arrays, for callers that need the dtype; None if there are no components."""
+        """Returns the stacked array, or else the first component, which has the same dtype; None without components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
