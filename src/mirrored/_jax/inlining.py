@@ -122,7 +122,8 @@ class Staged:
     @property
     def results(self) -> list[tuple[tuple[Any, ...], Any]]:
         """The shape and dtype of each result."""
-        return [(one.aval.shape, one.aval.dtype) for one in self.jaxpr.outvars]
+        types: list[Any] = [one.aval for one in self.jaxpr.outvars]
+        return [(one.shape, one.dtype) for one in types]
 
     @property
     def closed(self) -> ClosedJaxpr:
