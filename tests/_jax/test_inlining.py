@@ -163,7 +163,12 @@ def test_a_staged_function_may_reduce_over_the_axes_of_its_caller() -> None:
     assert jax.vmap(lambda x: staged((), [x])[0], axis_name="replica")(jnp.array([1.0, 2.0])).tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("enter", [lambda f: f, jax.jit, lambda f: lambda x: jax.lax.map(f, x)])
+def as_a_root(f: Any) -> Any:
+    """Evaluates `f` in `custom_root`, whose equation keeps its jaxpr in an object (from JAX 0.12)."""
+    return lambda x: jax.lax.custom_root(lambda v: v - f(x), x, lambda g, v: v - g(v), lambda g, y: y)
+
+
+@pytest.mark.parametrize("enter", [lambda f: f, jax.jit, lambda f: lambda x: jax.lax.map(f, x), as_a_root])
 def test_callbacks_into_python_are_seen_at_any_depth(enter: Any) -> None:
     def called(x: Any) -> Any:
         return jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct(x.shape, x.dtype), x)

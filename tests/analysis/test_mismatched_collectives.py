@@ -35,6 +35,11 @@ def in_scan(inner):
     return lambda: lax.scan(lambda carry, x: (carry + inner()(), None), 0.0, jnp.arange(2.0))[0]
 
 
+def in_root():
+    """A collective in `custom_root`, whose primitive keeps its jaxpr in an object (from JAX 0.12)."""
+    return lambda: lax.custom_root(lambda v: v - total(v * 0.0 + 1.0), 0.0, lambda f, v: v - f(v), lambda g, y: y)
+
+
 def in_jit(inner):
     return lambda: jax.jit(inner())()
 
@@ -47,8 +52,9 @@ def strategy():
 @pytest.mark.parametrize(
     "program",
     [in_cond(own), in_while(own), in_scan(lambda: in_cond(own)), in_jit(lambda: in_cond(own)),
-     in_cond(lambda: lax.cond(own() > 0, lambda: 1.0, lambda: 2.0))],
-    ids=["cond", "while", "cond in scan", "cond in jit", "a condition that came to differ in a cond"],
+     in_cond(lambda: lax.cond(own() > 0, lambda: 1.0, lambda: 2.0)),
+     lambda: lax.cond(own() > 0.0, in_root(), lambda: 0.0)],
+    ids=["cond", "while", "cond in scan", "cond in jit", "a condition that came to differ in a cond", "custom_root"],
 )  # fmt: skip
 def test_under_a_condition_that_differs_they_are_refused(strategy, program):
     with pytest.raises(mr.errors.MergeError, match=r"psum, test_mismatched_collectives.*whose condition differs"):

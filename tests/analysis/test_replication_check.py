@@ -319,6 +319,17 @@ def test_drifting_program_is_refused_with_its_path(body: Body, origin: str, end:
     assert analysis.explain([result]).splitlines()[0].strip().startswith(origin)
 
 
+def test_primitive_that_keeps_its_jaxpr_in_an_object_hides_no_source() -> None:
+    def body(w: Any, x: Any) -> Any:
+        root = lax.custom_root(lambda v: v - lax.axis_index(AXIS), 0.0, lambda f, v: v - f(v), lambda g, y: y)
+        return w + root
+
+    analysis, (result,) = study(body)
+    assert analysis.varies(result)
+    assert not analysis.same([result])
+    assert analysis.path(result)[-1].what.split(", ")[-1] == "add"
+
+
 def test_path_names_the_lines_of_user_code() -> None:
     analysis, (result,) = study(reduced_then_local_added)
     line = reduced_then_local_added.__code__.co_firstlineno + 1

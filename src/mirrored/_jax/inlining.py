@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var  # type: ignore[attr-defined]
 
 from mirrored._jax.durations import tracing_measured
+from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import debugging as _debugging
@@ -260,7 +261,7 @@ def calls_python(eqn: JaxprEqn) -> bool:
     """Returns whether an equation calls a Python function while the program runs, `jax.debug.print` included."""
     if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
         return True
-    return any(calls_python(one) for inner in jaxprs_in_params(eqn.params) for one in inner.eqns)
+    return any(calls_python(one) for inner in jaxprs_in(eqn.params) for one in inner.eqns)
 
 
 def has_callbacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
@@ -268,7 +269,7 @@ def has_callbacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     for equation in jaxpr.eqns:
         if "callback" in equation.primitive.name:
             return True
-        if any(has_callbacks(inner) for inner in jaxprs_in_params(equation.params)):
+        if any(has_callbacks(inner) for inner in jaxprs_in(equation.params)):
             return True
     return False
 

@@ -191,7 +191,11 @@ def equations_in(jaxpr: Jaxpr | ClosedJaxpr, outer: Sequence[JaxprEqn] = ()) -> 
 
 
 def jaxprs_in(value: object) -> Iterator[Any]:
-    """Yields the jaxprs in one parameter of an equation, including those nested in tuples, lists and dicts."""
+    """Yields the jaxprs in one parameter of an equation, including those nested in tuples, lists, dicts and primitives.
+
+    From JAX 0.12 on, the equation `call_hi_primitive` (of `lax.custom_root`, for example) has one parameter: an object
+    with the method `expand`, whose attribute `params` is a dict of its jaxprs and other parameters.
+    """
     if isinstance(value, _JAXPRS):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -200,6 +204,10 @@ def jaxprs_in(value: object) -> Iterator[Any]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from jaxprs_in(item)
+    elif isinstance(value, jax.stages.Traced):
+        yield value.jaxpr
+    elif hasattr(value, "expand") and isinstance(params := getattr(value, "params", None), dict):
+        yield from jaxprs_in(params)
 
 
 def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
