@@ -84,7 +84,7 @@ def test_pictures_in_a_dataset(tmp_path: Path) -> None:
     ("call", "message"),
     [
         (lambda: tf.io.decode_jpeg(tf.io.encode_jpeg(PIXELS), ratio=3), "ratio=3 for a JPEG image of 4 x 5 pixels"),
-        (lambda: tf.io.decode_jpeg(tf.io.encode_jpeg(PIXELS), ratio=8), "an image of at least that size"),
+        (lambda: tf.io.decode_jpeg(tf.io.encode_jpeg(PIXELS), ratio=8), "a JPEG image with at least that many pixels"),
         (lambda: tf.io.decode_jpeg(tf.io.encode_png(PIXELS), ratio=2), "ratio=2 for a PNG image"),
         (lambda: tf.io.encode_png(PIXELS, compression=10), "compression=10"),
         (lambda: tf.io.encode_jpeg(PIXELS, format="grayscale"), "format='grayscale' for an image with 3 channels"),

@@ -156,7 +156,7 @@ def test_an_initializer_makes_a_part_of_the_tensor(name: str) -> None:
     ],
 )
 def test_a_part_outside_of_the_tensor_is_refused(wrong: Any) -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a part lies inside the tensor"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a part must lie inside the tensor"):
         tf.initializers.Ones()([4, 6], **wrong)
 
 
