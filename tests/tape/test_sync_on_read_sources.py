@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -140,3 +142,25 @@ def test_a_plain_variable_has_one_component():
     with mr.GradientTape() as tape:
         loss = v * v
     assert float(tape.gradient(loss, v)) == 6.0
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.vmap], ids=["jit", "checkpoint", "vmap"])
+def test_the_first_read_may_be_that_of_a_transformed_function(transform):
+    """The components that a variable keeps for later reads are arrays, and not what a transform has traced."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(3.0, synchronization="ON_READ", aggregation="SUM")
+    x = jnp.arange(3.0)
+    scaled = transform(lambda x: v.read_value() * x)
+
+    def step() -> Any:
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            y = scaled(x)
+        return y, tape.gradient(y, x)
+
+    ys, gradients = strategy.run(step)
+    for k in range(2):
+        np.testing.assert_array_equal(ys.values[k], 3 * x)
+        np.testing.assert_array_equal(gradients.values[k], np.full(3, 3.0))
+    assert [float(one) for one in v.values] == [3.0, 3.0]

@@ -329,7 +329,8 @@ class VariableStorage(Awaiting):
             return whole
         found = self._components
         if found is None or found[0] is not whole:
-            found = self._components = (whole, components(whole, self.device_assignment, self.per_replica))
+            with eager():  # the kept components are arrays, even if a jitted function reads them first
+                found = self._components = (whole, components(whole, self.device_assignment, self.per_replica))
         return found[1][replica]
 
     def store(self, value: object, *, shared: bool = False) -> None:
