@@ -69,12 +69,14 @@ def test_the_keys_of_dicts_are_no_gradients_and_no_variables(replicas: int | Non
         if built:
             optimizer.build([v])
     gradient = np.ones(2, np.float32)
-    named = r"for dicts write SGD.apply_gradients\(\[\(gradients\[name\], variables\[name\]\) for name in variables\]\)"
+    named = r"SGD.apply_gradients\(\[\(gradients\[name\], variables\[name\]\) for name in variables\]\)"
     calls: list[Callable[[], Any]] = [
         lambda: optimizer.apply_gradients(zip({"v": gradient}, {"v": v}, strict=True)),
         lambda: optimizer.apply_gradients(zip({"v": gradient}, [v], strict=True)),
         lambda: optimizer.apply_gradients(zip([gradient], {"v": v}, strict=True)),
         lambda: optimizer.apply({"v": gradient}, {"v": v}),
+        lambda: optimizer.apply_gradients([({"v": gradient}, {"v": v})]),
+        lambda: optimizer.apply_gradients([([gradient], [v])]),
     ]
     for call in calls:
         with pytest.raises(mr.errors.StructureError, match=named):

@@ -104,7 +104,13 @@ class _NotAnArray(DistributedValues):
             # instances are arrays gets the right answer.
             if name == "__jax_array__":
                 return functools.partial(_refuse("__jax_array__"), self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}: a per-replica value is several arrays; "
+                "combine them by strategy.reduce(op, value, axis=None) or strategy.gather(value, axis=0), or take them "
+                "by strategy.experimental_local_results(value)",
+                name=name,
+                obj=self,
+            )
 
     def __format__(self, spec: str) -> str:
         return str(self) if not spec else _refuse(f"__format__ ({spec!r})")(self)

@@ -13,7 +13,7 @@ from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning
+from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, StructureError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import (
     check_gradients,
@@ -138,7 +138,17 @@ def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refuse_keys(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
     called = f"{type(optimizer).__name__}.apply_gradients"
-    refuse_keys([*grads, *variables], called, "[(gradients[name], variables[name]) for name in variables]")
+    of_dicts = "[(gradients[name], variables[name]) for name in variables]"
+    refuse_keys([*grads, *variables], called, of_dicts)
+    tree = next((one for one in variables if isinstance(one, dict | list | tuple)), None)
+    if tree is not None:
+        raise StructureError(
+            called,
+            found=f"a {type(tree).__name__} in place of a variable",
+            rule="a Keras optimizer takes pairs of one gradient and one variable",
+            remedy=f"write {called}({of_dicts}) for dicts, {called}(zip(gradients, variables)) for lists; "
+            "the optimizers of mirrored.optimizers take trees",
+        )
 
 
 def _is_ours(variables: Sequence[KerasVariable]) -> bool:
