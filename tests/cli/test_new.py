@@ -91,6 +91,7 @@ def test_files_are_filled_in_and_name_extras_that_exist(tmp_path, framework):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
+@pytest.mark.long
 def test_the_program_trains_on_two_replicas(tmp_path, framework):
     create_project(tmp_path / "spirals", framework)
     specification = importlib.util.spec_from_file_location("train_of_project", tmp_path / "spirals" / "train.py")

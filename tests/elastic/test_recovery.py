@@ -242,6 +242,7 @@ def test_options_that_contradict_each_other_are_refused():
             Description(program=__file__, **wrong).check()
 
 
+@pytest.mark.long
 def test_a_replacement_that_differs_is_refused_and_the_others_go_on(start):
     differs = """
     from pathlib import Path

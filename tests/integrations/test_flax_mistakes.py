@@ -132,6 +132,7 @@ def test_updates_of_the_copies_of_an_argument_are_refused_with_the_remedy(compil
 
 @COMPILED
 @pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.first(2)
 def test_jit_partial_computes_with_the_current_values(graph: bool, compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -177,6 +178,7 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
 @COMPILED
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.sampled(2)
+@pytest.mark.first(2)
 def test_gradients_of_nnx_models_are_accumulated(name: str, compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -231,6 +233,7 @@ def test_an_accumulator_refuses_other_gradients_and_optimizers() -> None:
 
 @COMPILED
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.first(1)
 def test_a_parameter_that_the_loss_does_not_use_keeps_its_value(replicas: int, compiled: bool) -> None:
     """Its gradient is None, for which `nnx.grad` has zeros."""
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])

@@ -85,7 +85,7 @@ def assert_equal(found: tuple[list[float], Any], expected: tuple[list[float], An
 @LAYOUTS
 @COMPILED
 @pytest.mark.parametrize("rows", [ROWS, ROWS - 2], ids=["even", "uneven"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_an_axis_name_of_batch_norm_stands_for_all_replicas(rows: int, compiled: bool, devices: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4)
     assert_equal(on_replicas(strategy, rows, compiled, taped=True), on_one_device(rows))

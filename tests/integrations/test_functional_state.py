@@ -315,7 +315,7 @@ def test_the_program_on_the_page_runs():
 
 
 @COMPILED
-@pytest.mark.first(1)
+@pytest.mark.long
 def test_restored_before_the_first_step(compiled: bool, tmp_path: pathlib.Path) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     state, replica_step = plain_optax(averaged)

@@ -94,6 +94,7 @@ def test_the_same_bits_on_any_layout(expected: dict[str, list[bytes]], layout: s
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"steps_per_execution": 3}, {"run_eagerly": True}], ids=["steps", "eagerly"])
+@pytest.mark.long
 def test_the_same_bits_with_options_of_compile(options: dict[str, Any]) -> None:
     found = []
     for layout in ("1 device", "2 x 2"):

@@ -323,6 +323,7 @@ def test_gradients_that_are_reduced_twice_are_warned_of(make, name, op, devices)
 
 @ALL_LAYOUTS
 @REDUCED_FIRST
+@pytest.mark.first(4)
 def test_a_mean_over_replicas_that_is_summed_is_right(make, devices):
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
@@ -408,6 +409,7 @@ def test_an_uneven_function_that_takes_numbers_from_a_generator_takes_each_once(
 
 
 @pytest.mark.parametrize("source", ["iterator", "nested iterator", "generator", "random"])
+@pytest.mark.first(1)
 def test_an_uneven_function_that_reaches_iterators_is_checked_and_takes_each_element_once(source):
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
     values = [float(value) for value in range(1, 9)]
@@ -464,6 +466,7 @@ def test_an_uneven_function_that_reaches_iterators_is_checked_and_takes_each_ele
 @LAYOUTS
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.first(2)
 def test_accumulators_divide_by_the_examples_of_all_replicas(devices, reduction, micro_batches):
     """`add` and `apply` of a mean over one replica's examples, in one program, give the step of the global mean."""
     strategy = strategy_of(devices)
@@ -490,6 +493,7 @@ def test_accumulators_divide_by_the_examples_of_all_replicas(devices, reduction,
 
 
 @pytest.mark.parametrize("devices", [1, 3, 4], ids=["1x4", "uneven", "4x1"])
+@pytest.mark.first(1)
 def test_accumulators_warn_of_parts_of_the_global_mean(devices):
     """The accumulator divides by the examples of all replicas; `average_loss` has done so, too."""
     strategy = strategy_of(devices)

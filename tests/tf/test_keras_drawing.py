@@ -199,6 +199,7 @@ class Sampling(tf.keras.layers.Layer):
         return z_mean + tf.exp(0.5 * z_log_var) * epsilon
 
 
+@pytest.mark.long
 def test_the_vae_of_the_keras_guide_trains_on_two_replicas():
     layers = tf.keras.layers
     tf.keras.utils.set_random_seed(0)
