@@ -79,19 +79,22 @@ def outside(strategy, v, watched):
     return tape.gradient(loss, v)
 
 
-def of_components(strategy, v, watched):
+def summed_components(v, watched):
+    """Returns a tape, and a loss that it has computed from the components of `v`."""
     with mr.GradientTape() as tape:
         if watched:
             tape.watch(v)
         loss = sum(one * one * 3.0 for one in v.values)
+    return tape, loss
+
+
+def of_components(strategy, v, watched):
+    tape, loss = summed_components(v, watched)
     return tape.gradient(loss, v)
 
 
 def jacobian(strategy, v, watched):
-    with mr.GradientTape() as tape:
-        if watched:
-            tape.watch(v)
-        loss = sum(one * one * 3.0 for one in v.values)
+    tape, loss = summed_components(v, watched)
     return tape.jacobian(loss, v)
 
 
