@@ -324,12 +324,11 @@ class Strategy(DistributesInput, OlderNames):
             is_leaf = len(leaves) == 1 and leaves[0] is value
             return (value,) if is_leaf else (value,) * self._extended.num_local_replicas
         counts = [len(leaf.values) if isinstance(leaf, DistributedValues) else 0 for leaf in leaves]
-        return tuple(
-            structures.unflatten(
-                treedef, [leaf.values[i] if isinstance(leaf, DistributedValues) else leaf for leaf in leaves]
-            )
+        results = [
+            [leaf.values[i] if isinstance(leaf, DistributedValues) else leaf for leaf in leaves]
             for i in range(max(counts))
-        )
+        ]
+        return tuple(structures.in_order_of(value, structures.unflatten(treedef, one)) for one in results)
 
     local_results = experimental_local_results
 

@@ -16,6 +16,7 @@ from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.tape.backward import UnconnectedGradients, is_variable, refuse_padded, source_of, zeros_like_source
 from mirrored.tape.gradient_tape import GradientTape, target_value
+from mirrored.values.structures import in_order_of
 
 
 class ForwardAccumulator:
@@ -119,7 +120,7 @@ class ForwardAccumulator:
             found = [
                 zeros_like_source(one) if value is None else value for one, value in zip(leaves, found, strict=True)
             ]
-        return jax.tree.unflatten(treedef, found)
+        return in_order_of(primals, jax.tree.unflatten(treedef, found))
 
     def _along(self, target: Any) -> Any:
         value = payload_of(target_value(target))
