@@ -157,7 +157,7 @@ class ElasticSupervisor(Supervisor):
         return None
 
     def _refusal(self, member: Member, message: dict[str, Any]) -> str | None:
-        """Returns how a newly arrived worker differs from the others, so that it cannot join; None if it can."""
+        """Returns why a worker that has arrived cannot join: how it differs from the others. None if it can join."""
         own = message.get("description")
         if own is None:
             return None
