@@ -1,12 +1,13 @@
 """Strategies, which run one training program synchronously on N replicas.
 
-`strategy.run` goes to `compiled` inside a compiled function, and to `eager_runner` otherwise:
+`strategy.run` goes to `compiled` inside a compiled function, and to `eager` otherwise:
 
 - `strategy`, `mirrored`: the public classes; `scope`, `current`: the current strategy.
 - `compiled`: traces the replica function on one device's local replicas (`tracing_runner`), fuses their loops and
   branches (`fusing`), checks the body (`analysis`), and binds one `shard_map`.
 - `padding`: prevents padded slots, to which no replica belongs, from having an effect.
-- `eager_runner`: runs the replica function in Python, one replica after another, and commits what they assigned.
+- `eager`: runs the replica function in Python, one replica after another, and commits what they assigned
+  (`eager_runner`).
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
 - `checks`: contexts, diverging assignments, `out_specs`, nested meshes, shardings, arrays of a mesh with explicit axes.

@@ -1,4 +1,4 @@
-"""Runs a Python function eagerly, once for each replica in turn, on that replica's device.
+"""The runner of an eager `run`, which calls a Python function once for each replica in turn, on that replica's device.
 
 `print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run. The replicas run in
 threads, one at a time (`runtime.lockstep`). Their assignments to variables are collected in an `EagerReplicaStore`, and
@@ -19,16 +19,16 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import key_data
 from mirrored._jax.boxes import has_payload, payload_of
 from mirrored._jax.placement import movable
-from mirrored._jax.traces import Tracer, current_trace, is_differentiated, put_trace
+from mirrored._jax.traces import Tracer, current_trace, is_differentiated
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.stacked import on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
-from mirrored.errors import ContextError, TransformError
-from mirrored.runtime.ambient import ambient, is_tracked, thread, within
+from mirrored.errors import TransformError
+from mirrored.runtime.ambient import ambient, is_tracked, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.lockstep import LockStep, carry
-from mirrored.runtime.merge import Merge, or_undone
+from mirrored.runtime.merge import Merge
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import ReplicaStore, StagedAssignment
 from mirrored.strategies.checks import OutSpecs, as_array, checked_components, label_of, would_differ
@@ -38,7 +38,7 @@ from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
-from mirrored.variables.state_lock import assign_all_stored, excuse, turn
+from mirrored.variables.state_lock import assign_all_stored, excuse
 from mirrored.variables.storage import placed, uncommitted
 
 if TYPE_CHECKING:
@@ -389,62 +389,3 @@ def _is_uneven(leaf: object) -> bool:
     if not isinstance(leaf, PerReplica) or leaf.is_stacked:
         return False
     return leaf.component_shape is None and len({np.shape(one)[:1] for one in leaf.values}) > 1
-
-
-def run_eager(
-    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
-) -> Any:
-    """Executes one eager `Strategy.run`; a run that fails changes no variable of the strategy."""
-    runner = EagerRunner(strategy)
-    here, trace = ambient(), current_trace()
-    try:
-        with turn():
-            if runner.device_assignment.spans_processes:
-                host_allgather("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
-            result = runner.run_replicas(fn, args, kwargs, specs)
-            with within(runner=runner):
-                runner.commit()
-    finally:
-        # An exception that a signal handler raises may skip the exits of context managers.
-        thread.current = here
-        put_trace(trace)
-    return result
-
-
-def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes an eager `Strategy.run` with a single replica, and undoes its variable assignments if it fails."""
-    here, trace = ambient(), current_trace()
-    try:
-        with turn():
-            return or_undone(lambda: fn(*args, **kwargs))
-    finally:
-        # An exception that a signal handler raises may skip the exits of context managers.
-        thread.current = here
-        put_trace(trace)
-
-
-def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls `fn` directly, as the default strategy does with its single replica."""
-    return fn(*args, **kwargs)
-
-
-def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes a single-replica run inside a trace or another run, and undoes its variable assignments if it fails."""
-    with caches.for_replica(*caches.traced_run(1)):
-        return or_undone(lambda: fn(*args, **kwargs))
-
-
-def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
-    """Executes a `Strategy.run` that is called inside `merge_call`, as part of the outer run.
-
-    It uses the replicas of the outer run, and sees the assignments that the outer run has not committed yet.
-    """
-    if specs.is_given:
-        raise ContextError(
-            "Strategy.run",
-            found="out_specs was passed to a run inside merge_call",
-            rule="only the outermost run can declare which of its results are replicated",
-            remedy="omit out_specs here, or reduce the result over replicas: strategy.reduce(op, result, axis=None)",
-        )
-    runner: Any = ambient().runner
-    return or_undone(lambda: runner.run_replicas(fn, args, kwargs))

@@ -27,7 +27,7 @@ from mirrored.strategies.checks import (
 )
 from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
-from mirrored.strategies.eager_runner import nested_run, run_alone, run_eager, run_inside, run_plainly
+from mirrored.strategies.eager import nested_run, run_alone, run_eager, run_inside, run_plainly
 from mirrored.strategies.extended import StrategyExtended
 from mirrored.strategies.inputs import DistributesInput
 from mirrored.strategies.older_names import OlderNames

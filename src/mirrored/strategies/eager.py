@@ -1,0 +1,78 @@
+"""`Strategy.run` outside a compiled function: with several replicas or one, inside a trace, and inside `merge_call`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mirrored._jax import caches
+from mirrored._jax.traces import current_trace, put_trace
+from mirrored.collectives.host_allgather import host_allgather
+from mirrored.errors import ContextError
+from mirrored.runtime.ambient import ambient, thread, within
+from mirrored.runtime.merge import or_undone
+from mirrored.strategies.checks import OutSpecs
+from mirrored.strategies.eager_runner import EagerRunner
+from mirrored.variables.state_lock import turn
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
+
+def run_eager(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
+) -> Any:
+    """Executes one eager `Strategy.run`; a run that fails changes no variable of the strategy."""
+    runner = EagerRunner(strategy)
+    here, trace = ambient(), current_trace()
+    try:
+        with turn():
+            if runner.device_assignment.spans_processes:
+                host_allgather("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
+            result = runner.run_replicas(fn, args, kwargs, specs)
+            with within(runner=runner):
+                runner.commit()
+    finally:
+        # An exception that a signal handler raises may skip the exits of context managers.
+        thread.current = here
+        put_trace(trace)
+    return result
+
+
+def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Executes an eager `Strategy.run` with a single replica, and undoes its variable assignments if it fails."""
+    here, trace = ambient(), current_trace()
+    try:
+        with turn():
+            return or_undone(lambda: fn(*args, **kwargs))
+    finally:
+        # An exception that a signal handler raises may skip the exits of context managers.
+        thread.current = here
+        put_trace(trace)
+
+
+def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls `fn` directly, as the default strategy does with its single replica."""
+    return fn(*args, **kwargs)
+
+
+def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Executes a single-replica run inside a trace or another run, and undoes its variable assignments if it fails."""
+    with caches.for_replica(*caches.traced_run(1)):
+        return or_undone(lambda: fn(*args, **kwargs))
+
+
+def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
+    """Executes a `Strategy.run` that is called inside `merge_call`, as part of the outer run.
+
+    It uses the replicas of the outer run, and sees the assignments that the outer run has not committed yet.
+    """
+    if specs.is_given:
+        raise ContextError(
+            "Strategy.run",
+            found="out_specs was passed to a run inside merge_call",
+            rule="only the outermost run can declare which of its results are replicated",
+            remedy="omit out_specs here, or reduce the result over replicas: strategy.reduce(op, result, axis=None)",
+        )
+    runner: Any = ambient().runner
+    return or_undone(lambda: runner.run_replicas(fn, args, kwargs))
