@@ -254,8 +254,8 @@ class LossScaling:
             return True
         if name in ("mul", "div"):
             others = [operand for operand in operands if not operand.weighted]
-            kept = all(operand.constant is not None for operand in others)
-            return kept and operands[0].weighted | (name == "mul" and operands[-1].weighted)
+            dividends = operands if name == "mul" else operands[:1]
+            return all(operand.constant is not None for operand in others) and any(one.weighted for one in dividends)
         return (name in _KEEPS_VALUE or name in _UNARY) and operands[0].weighted
 
     def _is_unscaled(self, divisor: float | None) -> bool:
