@@ -93,8 +93,16 @@ class Run:
                 self.joins.append(time.time())
 
     def kill_one(self, moments: random.Random) -> float:
-        """Kills a worker, as soon as there is one, and returns the time."""
+        """Kills a worker, as soon as there is one, and returns the time.
+
+        Raises:
+            SystemExit: The run has ended, or has had no worker for a minute.
+        """
+        end = time.monotonic() + 60
         while True:
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.end()
+                raise SystemExit(f"FAILED: no worker to kill; last lines:\n{''.join(self.lines[-40:])}")
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
             workers = []
             for pid in children:

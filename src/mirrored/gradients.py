@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
+from mirrored._jax.trees import in_order_of
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
@@ -17,7 +18,6 @@ from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.strategies.context import all_reduce_for
 from mirrored.tape import unrecorded
-from mirrored.values.structures import in_order_of
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:

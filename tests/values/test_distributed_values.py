@@ -195,7 +195,7 @@ def test_variables_are_leaves():
     v = mr.Variable([1.0, 2.0])
     leaves, treedef = structures.flatten({"v": v, "n": None})
     assert len(leaves) == 2
-    assert structures.unflatten(treedef, leaves)["v"] is v
+    assert treedef.unflatten(leaves)["v"] is v
     assert structures.regroup([v, v], "test", mr.PerReplica) is v
 
 

@@ -92,7 +92,7 @@ class ConcreteFunction:
             if sizes is None or None in sizes:
                 return None
             leaves[place] = jnp.zeros([size for size in sizes if size is not None], _dtype_of(leaves[place]))
-        return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
+        return self._treedef.unflatten(leaves)  # type: ignore[no-any-return]
 
     @property
     def variables(self) -> tuple[Any, ...]:
@@ -132,7 +132,7 @@ class ConcreteFunction:
         leaves = list(self._leaves)
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array
-        return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
+        return self._treedef.unflatten(leaves)  # type: ignore[no-any-return]
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Calls the compiled function with these arrays and the fixed values of all other arguments.
@@ -258,7 +258,7 @@ def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: 
         for place, array in zip(dynamic, arrays, strict=True):
             filled[place] = array
         with within(store=store, listeners=(store,)):
-            out = python_function(*structures.unflatten(treedef, filled))
+            out = python_function(*treedef.unflatten(filled))
             out_leaves, out_tree = structures.flatten(out)
             # An exported program returns values, so a variable in the result is read.
             out_leaves = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in out_leaves]
@@ -281,7 +281,7 @@ def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: 
 
     described = [jax.ShapeDtypeStruct(one.shape, one.dtype) if _is_exported_array(one) else one for one in out_leaves]
     assigns = tuple(variable for variable, _ in store.staged.values())
-    return Pure(call, reads, assigns, structures.unflatten(out_tree, described))
+    return Pure(call, reads, assigns, out_tree.unflatten(described))
 
 
 def _is_exported_array(leaf: object) -> bool:

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace, put_trace, trace_settings
+from mirrored._jax.trees import tree_map
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
@@ -165,7 +165,7 @@ class Function(Code):
 
     def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
         results = [self.python_function(*args) for args in steps_of(batches, self._steps, self._name)]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+        return tree_map(lambda *leaves: jnp.stack(leaves), *results)
 
     def _alike(self, function: Callable[..., Any]) -> Function:
         """Compiles another Python function with the options of this one."""

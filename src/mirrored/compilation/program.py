@@ -27,6 +27,7 @@ from mirrored._jax.inlining import (
     stage,
 )
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
+from mirrored._jax.trees import Structure
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
@@ -163,14 +164,14 @@ class Program:
         self._store = FunctionStore(under_tape=under_tape)
         self._name = str(getattr(function, "__name__", "function"))
         self._results: list[_Result] = []
-        self._out_treedef: Any = None
+        self._out_treedef: Structure
         staged = self._stage(function)
         refuse_forgotten(self._store.new, self._name)
         self.created = self._store.new
         self._arrays = [jax.ShapeDtypeStruct(*one) for one in staged.results[len(self._store.staged) :]]
         self._compile(staged)
         # Fast path for the most common result: one array, which needs no wrapper.
-        self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef) and self._results == [_Result(True)]
+        self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef.treedef) and self._results == [_Result(True)]
 
     def _stage(self, function: Callable[..., Any]) -> Staged:
         def flat(*arrays: Any) -> list[Any]:
@@ -193,7 +194,7 @@ class Program:
         """Returns the result of a step with a `jax.ShapeDtypeStruct`, or a `PerReplica` of one, for each array."""
         arrays = iter(self._arrays)
         leaves = [result.described(next(arrays)) if result.is_array else result.static for result in self._results]
-        return structures.unflatten(self._out_treedef, leaves)
+        return self._out_treedef.unflatten(leaves)
 
     def _take_result(self, leaf: object) -> Any:
         """Records the kind of a result leaf and returns its array, or None if the leaf is static."""
@@ -240,7 +241,7 @@ class Program:
         self._token = not any(result.is_array for result in self._results)
         places = {id(v): i for i, v in enumerate([*self._donated, *self._kept])}
         num_state, num_outer, token = len(places), len(self._outer), self._token
-        sources = [_place(constant, places) for constant in staged.constants]
+        sources = [places.get(id(c.source)) if isinstance(c, CaptureTracer) else None for c in staged.constants]
 
         def step(state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
             remaining = iter(outer)
@@ -265,12 +266,12 @@ class Program:
         check_devices(self._name, self._store, (*assigned, *read))
         if has_ordered_printing(staged.jaxpr):
             check_ordered(self._name, self._store, (*assigned, *read))
-        shardings = [_sharding(variable) for variable in assigned]
+        shardings = [_sharding(variable.device_assignment, variable.per_replica) for variable in assigned]
         self._several = several_processes(self._store, (*assigned, *read))
         self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
         captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
         self._met = WorkerArguments(self._name, captured, (*self._donated, *self._kept))
-        rest = [_result_sharding(result, self._several) for result in self._results if result.is_array]
+        rest = [_sharding(self._several, result.is_per_replica) for result in self._results if result.is_array]
         rest += [None] * token
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
         compiled = functools.partial(jit, as_written=self._store.as_written, out_shardings=pinned)
@@ -421,7 +422,7 @@ class Program:
             else:
                 array = next(remaining)
                 leaves.append(array if result.wrap is None else result.wrap(array))
-        return structures.unflatten(self._out_treedef, leaves)
+        return self._out_treedef.unflatten(leaves)
 
 
 def _is_outer(constant: object) -> bool:
@@ -434,23 +435,10 @@ def _is_outer(constant: object) -> bool:
     return isinstance(constant, jax.Array) and not constant.is_fully_addressable
 
 
-def _result_sharding(result: _Result, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns the sharding of a result over several processes: sharded if per replica, else replicated."""
+def _sharding(device_assignment: DeviceAssignment | None, per_replica: bool) -> Any:
     if device_assignment is None:
         return None
-    return device_assignment.sharded if result.is_per_replica else device_assignment.replicated
-
-
-def _place(constant: object, places: dict[int, int]) -> int | None:
-    if not isinstance(constant, CaptureTracer):
-        return None
-    return places.get(id(constant.source))
-
-
-def _sharding(variable: Variable) -> Any:
-    if variable.device_assignment is None:
-        return None
-    return variable.device_assignment.sharded if variable.per_replica else variable.device_assignment.replicated
+    return device_assignment.sharded if per_replica else device_assignment.replicated
 
 
 def _announced(variable: Variable) -> Any:

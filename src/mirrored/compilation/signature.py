@@ -14,6 +14,7 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
+from mirrored._jax.trees import Structure
 from mirrored._typing import Leaf
 from mirrored.errors import ArgumentError, SignatureError
 from mirrored.runtime.component_reads import stacked_of
@@ -158,9 +159,7 @@ def _fit(name: str, place: int, spec: object, arg: object) -> Any:
     leaves, treedef = structures.flatten(arg)
     if treedef != spec_tree:
         raise _misfit(name, f"argument {place} has the structure {treedef}", str(spec_tree))
-    return structures.unflatten(
-        treedef, [_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)]
-    )
+    return treedef.unflatten([_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)])
 
 
 def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
@@ -226,7 +225,7 @@ class Arguments:
         key: The cache key of the program: the structure, shapes and dtypes, and static values.
     """
 
-    treedef: Any
+    treedef: Structure
     leaves: list[Any]
     dynamic: list[int]
     arrays: list[Any]
@@ -244,7 +243,7 @@ class Arguments:
                 leaves[place] = Mirrored(array, old.num_replicas)
             else:
                 leaves[place] = array
-        return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
+        return self.treedef.unflatten(leaves)  # type: ignore[no-any-return]
 
     def of_one_replica(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments that one replica receives, with shapes and dtypes in place of arrays."""
@@ -252,7 +251,7 @@ class Arguments:
         for place, array in zip(self.dynamic, self.arrays, strict=True):
             shape = array.shape[1:] if isinstance(leaves[place], PerReplica) else array.shape
             leaves[place] = jax.ShapeDtypeStruct(shape, array.dtype)
-        return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
+        return self.treedef.unflatten(leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
         """Returns a copy with shapes and dtypes in place of arrays, so that the arrays can be freed."""
@@ -273,7 +272,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
     leaves, treedef = structures.flatten((args, kwargs))
     dynamic: list[int] = []
     arrays: list[Any] = []
-    key: list[Hashable] = [treedef]
+    key: list[Hashable] = [treedef.treedef]
     for place, leaf in enumerate(leaves):
         array = _array_of(leaf, device_assignment)
         if array is None:
@@ -415,7 +414,7 @@ def difference(old: Arguments, new: Arguments) -> str:
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(
-        structures.unflatten(new.treedef, list(range(len(new.leaves)))), is_leaf=structures.is_leaf
+        new.treedef.unflatten(list(range(len(new.leaves)))), is_leaf=structures.is_leaf
     )[0]
     for (path, _), before, after, leaf in zip(paths, old.key[1:], new.key[1:], new.leaves, strict=True):
         if before != after:

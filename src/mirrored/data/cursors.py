@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import jax
-
 from mirrored._jax.arrays import frozen
+from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile, no_end
 from mirrored.data.elements import Element, concatenated
 from mirrored.data.placement import batch_size
@@ -329,13 +328,13 @@ class RebatchCursor:
             raise StopIteration
         if not missing:  # a batch that is not full is the last one, also if the next size is 0
             self._turn = (self._turn + 1) % len(self._sizes)
-        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
+        return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: concatenated(leaves), *parts)
 
     def _rows(self, count: int) -> Element:
         """Returns the next rows of the current batch."""
         rows = slice(self._row, self._row + count)
         self._row += count
-        return jax.tree.map(lambda leaf: leaf[rows], self._batch)
+        return tree_map(lambda leaf: leaf[rows], self._batch)
 
     def _read(self) -> bool:
         """Reads the parent's next batch; returns False at the end of the data."""
@@ -392,7 +391,7 @@ class WindowCursor:
             try:
                 element = next(self._parent)
                 # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
-                self._ahead.append(jax.tree.map(frozen, element) if self._overlaps else element)
+                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
             except StopIteration:
                 self._ended = True
 

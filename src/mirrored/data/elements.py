@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import aligned_empty, expose, frozen, owned
+from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import HostArray, PyTree
 from mirrored.errors import StructureError
 
@@ -54,7 +55,7 @@ def as_element(value: PyTree, called: str) -> Element:
             rule="an element must be a pytree of arrays",
             remedy="return the arrays; use .filter(predicate) to drop elements",
         )
-    return jax.tree.map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
+    return tree_map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
 
 
 def own_element(value: PyTree, called: str) -> Element:
@@ -62,7 +63,7 @@ def own_element(value: PyTree, called: str) -> Element:
     element = as_element(value, called)
     if isinstance(element, np.ndarray):
         return owned(element)
-    return element if isinstance(element, np.generic | bytes) else jax.tree.map(owned, element)
+    return element if isinstance(element, np.generic | bytes) else tree_map(owned, element)
 
 
 def handed_out(element: Element) -> Element:
@@ -131,13 +132,12 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
     Raises:
         StructureError: Structures, shapes or dtypes differ. The message names the element and the leaf.
     """
-    treedef: Any
     other: Any
-    first, treedef = jax.tree_util.tree_flatten(elements[0])
+    first, treedef = tree_flatten(elements[0])
     columns: list[list[Any]] = [[leaf] for leaf in first]
     for index, element in enumerate(elements[1:], 1):
         leaves, other = jax.tree_util.tree_flatten(element)
-        if other != treedef:
+        if other != treedef.treedef:
             raise StructureError(
                 called,
                 found=f"element 0 of the batch is {treedef}, element {index} is {other}",
@@ -147,9 +147,7 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(elements[0])]
-    return jax.tree.unflatten(
-        treedef, [_stacked(column, name, called) for column, name in zip(columns, names, strict=True)]
-    )
+    return treedef.unflatten([_stacked(column, name, called) for column, name in zip(columns, names, strict=True)])
 
 
 def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
@@ -206,7 +204,7 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
         values: A pytree of padding values, one value for all leaves, or None for zeros and empty strings.
         called: The function that the user called, for messages.
     """
-    treedef = jax.tree.structure(elements[0])
+    _, treedef = tree_flatten(elements[0])
     columns = list(zip(*(jax.tree.leaves(element) for element in elements), strict=True))
     padded_shapes = padded_shapes_of(shapes, treedef)
     padding = _per_leaf(values, treedef)
@@ -214,10 +212,10 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
         _pad_column([np.asarray(leaf) for leaf in column], shape, value, called)
         for column, shape, value in zip(columns, padded_shapes, padding, strict=True)
     ]
-    return jax.tree.unflatten(treedef, stacked)
+    return treedef.unflatten(stacked)
 
 
-def padded_shapes_of(shapes: PyTree, treedef: jax.tree_util.PyTreeDef) -> list[Any]:
+def padded_shapes_of(shapes: PyTree, treedef: Structure) -> list[Any]:
     """Returns the padded shape of each leaf of an element, None if all its dims are padded to the largest."""
     return _per_leaf(shapes, treedef, is_leaf=_is_shape)
 
@@ -226,9 +224,7 @@ def _is_shape(part: object) -> bool:
     return part is None or (isinstance(part, list | tuple) and all(n is None or isinstance(n, int) for n in part))
 
 
-def _per_leaf(
-    tree: PyTree, treedef: jax.tree_util.PyTreeDef, is_leaf: Callable[[Any], bool] | None = None
-) -> list[Any]:
+def _per_leaf(tree: PyTree, treedef: Structure, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     if tree is None or (is_leaf is None and np.ndim(tree) == 0 and not isinstance(tree, dict | tuple)):
         return [tree] * treedef.num_leaves
     leaves = jax.tree.leaves(tree, is_leaf=is_leaf or (lambda part: part is None))

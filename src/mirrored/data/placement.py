@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import aligned_empty, owned, put, put_parts
+from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import HostArray
 from mirrored.data.elements import Element
 from mirrored.errors import ArgumentError, StructureError
@@ -121,7 +122,7 @@ def split(batch: PyTree, num_replicas: int) -> list[PyTree]:
     TensorFlow: splits like `experimental_distribute_dataset`.
     """
     bounds = share_bounds(batch_size(batch), num_replicas)
-    return [jax.tree.map(lambda leaf, low=low, high=high: leaf[low:high], batch) for low, high in bounds]
+    return [tree_map(lambda leaf, low=low, high=high: leaf[low:high], batch) for low, high in bounds]
 
 
 def pad(batch: PyTree, num_replicas: int, size: int | None = None) -> tuple[PyTree, np.ndarray]:
@@ -147,7 +148,7 @@ def pad(batch: PyTree, num_replicas: int, size: int | None = None) -> tuple[PyTr
     mask = np.arange(padded) < real
     if padded == real:
         return batch, mask
-    return jax.tree.map(lambda leaf: _filled(np.asarray(leaf), padded), batch), mask
+    return tree_map(lambda leaf: _filled(np.asarray(leaf), padded), batch), mask
 
 
 def check_last_batch(rule: str, called: str) -> None:
@@ -213,8 +214,8 @@ class Placer:
         plain array.
         """
         if self.device_assignment is None or self.device_assignment.num_replicas == 1:
-            return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
-        leaves, treedef = jax.tree_util.tree_flatten(batch)
+            return tree_map(lambda leaf: self._put(leaf, 0), batch)
+        leaves, treedef = tree_flatten(batch)
         count = leaves[0].shape[0]
         shared_by = (
             len(self.device_assignment.addressable_replicas)
@@ -223,13 +224,13 @@ class Placer:
         )
         even = bool(count) and count % shared_by == 0
         if even and self.to_device and not self.own_batches:
-            return jax.tree_util.tree_unflatten(treedef, self._stacked(leaves, shared_by, count // shared_by))
+            return treedef.unflatten(self._stacked(leaves, shared_by, count // shared_by))
         bounds = share_bounds(count, shared_by)
         if not self.own_batches:
             bounds = [bounds[replica] for replica in self.device_assignment.addressable_replicas]
         # A process does not see the shapes on other processes, so it cannot tell later whether all are equal.
         ragged = self.spans_processes and not even
-        return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
+        return tree_map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
         """Moves given per-replica batches of this process to the devices, each to its replica's device.
@@ -237,8 +238,8 @@ class Placer:
         With one replica, the result is that replica's element.
         """
         if self.num_replicas == 1:
-            return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
-        return jax.tree.map(lambda *leaves: self._components(leaves), *elements)
+            return tree_map(lambda leaf: self._put(leaf, 0), elements[0])
+        return tree_map(lambda *leaves: self._components(leaves), *elements)
 
     def _stacked(self, leaves: list[Any], shared_by: int, size: int) -> list[Any]:
         assert self.device_assignment is not None

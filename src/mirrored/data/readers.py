@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import owned
+from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each
 from mirrored.data.cursors import beyond_end, read_again
 from mirrored.data.elements import Element
@@ -170,7 +171,7 @@ class GlobalBatches:
             if self._full is None:
                 self._full = count
             if self._samples is not None and is_power_of_two(self._count + 1):
-                self._samples[self._count + 1] = jax.tree.map(owned, batch)
+                self._samples[self._count + 1] = tree_map(owned, batch)
             if self._rule == "drop" and count < self._full:
                 continue
             self._count += 1
@@ -227,7 +228,7 @@ class GlobalBatches:
                 self._full = count
             if skipped < count:
                 self._consumed += count - skipped
-                return jax.tree.map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
+                return tree_map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
         """Splits a global batch, and moves each per-replica batch to its replica's device."""
@@ -308,7 +309,7 @@ class ElementsInTurn:
             )
             raise StopIteration
         count = sum(_examples(element) for element in given)
-        empty = jax.tree.map(lambda leaf: leaf[:0], given[0]) if len(given) < self._num_replicas else None
+        empty = tree_map(lambda leaf: leaf[:0], given[0]) if len(given) < self._num_replicas else None
         result = [empty if element is _NOTHING else element for element in elements]
         self.layout.note(result)
         return result, count
@@ -324,7 +325,7 @@ class ElementsInTurn:
             return _NOTHING
         self._taken[index] += 1
         # The source may reuse its buffers for the next replica's element.
-        return jax.tree.map(owned, element)
+        return tree_map(owned, element)
 
     def no_examples(self) -> Any:
         """Returns a batch with 0 examples for every replica; None if the structure of the batches is not known."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.cursors import Cursor, IterableCursor, Iterators
 from mirrored.data.elements import Element, as_element
@@ -282,7 +283,7 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
             rule="arrays have one example per row, so the size of a global batch must be given",
             remedy="pass Dataset.from_tensor_slices(arrays).batch(n), or InputOptions(batch_size=n)",
         )
-    return _array_sources[0](jax.tree.map(np.asarray, arrays), size)
+    return _array_sources[0](tree_map(np.asarray, arrays), size)
 
 
 def _of_hugging_face(data: Any, size: int | None) -> Source:
@@ -362,7 +363,7 @@ class _ForeignCursor(IterableCursor):
 
 def _converted(value: PyTree, index: int) -> Element:
     try:
-        return jax.tree.map(_as_array, value, is_leaf=_is_leaf)
+        return tree_map(_as_array, value, is_leaf=_is_leaf)
     except (TypeError, ValueError) as error:
         raise InputError(
             "Strategy.experimental_distribute_dataset",

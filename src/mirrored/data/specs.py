@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.elements import Element
 from mirrored.errors import StructureError
@@ -81,12 +82,12 @@ def spec_of(element: Element) -> Any:
             return ArraySpec((), np.dtype(object))
         return ArraySpec(tuple(np.shape(leaf)), np.dtype(getattr(leaf, "dtype", object)))
 
-    return jax.tree.map(leaf_spec, element)
+    return tree_map(leaf_spec, element)
 
 
 def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
     """Applies `function` to every `ArraySpec` of a pytree."""
-    return jax.tree.map(function, spec, is_leaf=lambda part: isinstance(part, ArraySpec))
+    return tree_map(function, spec, is_leaf=lambda part: isinstance(part, ArraySpec))
 
 
 def elements_html(title: str, spec_of: Callable[[], PyTree]) -> str:
@@ -136,7 +137,7 @@ def merged(first: PyTree, second: PyTree) -> Any:
             raise ValueError("ranks differ")
         return ArraySpec(tuple(m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)), a.dtype)
 
-    return jax.tree.map(merge, first, second, is_leaf=lambda part: isinstance(part, ArraySpec))
+    return tree_map(merge, first, second, is_leaf=lambda part: isinstance(part, ArraySpec))
 
 
 def as_spec(signature: PyTree) -> Any:
@@ -148,7 +149,7 @@ def as_spec(signature: PyTree) -> Any:
         text = name in ("string", "bytes")
         return ArraySpec(tuple(leaf.shape), np.dtype(object) if text else np.dtype(name))
 
-    return jax.tree.map(convert, signature, is_leaf=lambda part: hasattr(part, "shape"))
+    return tree_map(convert, signature, is_leaf=lambda part: hasattr(part, "shape"))
 
 
 def check(spec: PyTree, element: Element, called: str) -> Any:
@@ -179,7 +180,7 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
         have if want.dtype.hasobject or have.dtype == want.dtype else have.astype(want.dtype)
         for want, have in zip(wanted, given, strict=True)
     ]
-    return jax.tree.unflatten(jax.tree.structure(element), cast)
+    return tree_flatten(element)[1].unflatten(cast)
 
 
 def empty_batch(spec: PyTree) -> Any:

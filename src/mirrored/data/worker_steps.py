@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 import jax
 import numpy as np
 
+from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.data.elements import Element
@@ -141,11 +142,11 @@ class OwnBatches:
         if empty_workers:
             raise _nothing(empty_workers)
         if has_ended:
-            value = jax.tree.map(_empty, self._template, is_leaf=_is_per_replica)
+            value = tree_map(_empty, self._template, is_leaf=_is_per_replica)
         uniform = not any(ended) and all(
             theirs[2] == shapes and len(set(map(str, shapes or []))) == 1 for theirs in everyone
         )
-        return value if uniform else jax.tree.map(_ragged, value, is_leaf=_is_per_replica)
+        return value if uniform else tree_map(_ragged, value, is_leaf=_is_per_replica)
 
 
 def _shapes(value: PyTree) -> list[Any]:

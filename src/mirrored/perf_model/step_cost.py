@@ -182,7 +182,7 @@ class TracedStep:
                 _filled(value, device_assignment) if is_spread else _filled_whole(leaf, value)
                 for leaf, value, is_spread in zip(self._leaves, inputs, self._spread, strict=True)
             ]
-            args, kwargs = structures.unflatten(self._treedef, filled)
+            args, kwargs = self._treedef.unflatten(filled)
             results, _ = structures.flatten(self._observation.function.python_function(*args, **kwargs))
             return [_plain(result) for result in results]
 

@@ -226,14 +226,7 @@ class OutSpecs:
         """Converts one replica's Python numbers to arrays where `out_specs` declares the result replicated."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
-        return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
-
-
-def label_of(treedef: jax.tree_util.PyTreeDef, place: int) -> str:
-    """Returns the name of one leaf of a result for error messages, such as ``result[0]['w']``."""
-    numbered = structures.unflatten(treedef, range(treedef.num_leaves))
-    paths = jax.tree_util.tree_flatten_with_path(numbered, is_leaf=structures.is_leaf)[0]
-    return f"result{jax.tree_util.keystr(paths[place][0])}"
+        return treedef.unflatten([as_array(leaf) if equal else leaf for leaf, equal in declared])
 
 
 def not_replicated(label: str, found: str) -> ReplicaDivergenceError:

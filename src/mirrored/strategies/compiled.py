@@ -24,6 +24,7 @@ from mirrored._jax.jaxprs import equations_in
 from mirrored._jax.local_collectives import PLACEHOLDERS
 from mirrored._jax.placement import unplaced
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
+from mirrored._jax.trees import Structure
 from mirrored._typing import Leaf
 from mirrored.analysis.loss_scale_check import check_loss_scale
 from mirrored.analysis.loss_scaling import LossScaling
@@ -38,7 +39,6 @@ from mirrored.strategies import fixed_order_runs
 from mirrored.strategies.checks import (
     OutSpecs,
     as_array,
-    label_of,
     merged_differently,
     not_replicated,
     refuse_other_meshes,
@@ -91,7 +91,7 @@ class _Run:
         self._local = self._runner.num_local
         self._inputs: list[tuple[str, Any]] = []
         self._outputs: list[_Output] = []
-        self._out_treedef: Any = None
+        self._out_treedef: Structure
         self._assigned: list[Assigned] = []
         here = ambient()
         assert here.store is not None
@@ -171,7 +171,7 @@ class _Run:
         self,
         fn: Callable[..., Any],
         leaves: Sequence[Any],
-        treedef: jax.tree_util.PyTreeDef,
+        treedef: Structure,
         places: Sequence[int],
         parts: Sequence[Any],
     ) -> list[Any]:
@@ -181,7 +181,7 @@ class _Run:
         own = list(leaves)
         for i, place in enumerate(places):
             own[place] = runner.group(parts[i * self._local : (i + 1) * self._local])
-        args, kwargs = structures.unflatten(treedef, own)
+        args, kwargs = treedef.unflatten(own)
         results = [structures.map_leaves(_as_passed, result) for result in runner.trace_replicas(fn, args, kwargs)]
         columns, self._out_treedef = structures.transpose(results, "Strategy.run")
         flat: list[Any] = []
@@ -251,7 +251,9 @@ class _Run:
                     output.replicated = False
                     continue
                 path = analysis.explain(atoms)
-                raise not_replicated(label_of(self._out_treedef, place), f"How the replicas' values diverge:\n{path}\n")
+                raise not_replicated(
+                    structures.label_of(self._out_treedef, place), f"How the replicas' values diverge:\n{path}\n"
+                )
 
     @staticmethod
     def _reads(body: Body, variable: Any) -> bool:
@@ -399,7 +401,7 @@ class _Run:
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
             self._outer_store.set_whole(entry.variable, value, entry.where[0])
-        return structures.unflatten(self._out_treedef, leaves)
+        return self._out_treedef.unflatten(leaves)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
+from mirrored._jax.trees import Structure
 from mirrored._typing import PyTree
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import (
@@ -182,7 +183,7 @@ class ReplicaContext:
             check_axis("ReplicaContext.all_gather", array, axis)
         runner = ambient().runner
         if runner is None or runner.device_assignment.num_replicas == 1:
-            return structures.in_order_of(value, structures.unflatten(treedef, arrays))
+            return treedef.unflatten(arrays)
 
         def run(payloads: Sequence[Any]) -> Sequence[Any]:
             check_others("ReplicaContext.all_gather", payloads, axis)
@@ -197,7 +198,7 @@ class ReplicaContext:
             calls_user_code=False,
             given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef, StructureError)),
         )
-        return structures.in_order_of(value, structures.unflatten(treedef, run_merge(merge, arrays)))
+        return treedef.unflatten(run_merge(merge, arrays))
 
     def _check(self, called: str) -> None:
         """Raises ContextError unless the caller is this replica in its run; `called` is what the user called."""
@@ -261,7 +262,7 @@ def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | s
         _all_rows(called, context, op, leaf) if isinstance(leaf, SparseRows) else next(remaining) if here else None
         for leaf, here in zip(leaves, given, strict=True)
     ]
-    return structures.in_order_of(value, structures.unflatten(treedef, results))
+    return treedef.unflatten(results)
 
 
 def _all_rows(called: str, context: ReplicaContext, op: ReduceOp, rows: SparseRows) -> SparseRows:
@@ -271,7 +272,7 @@ def _all_rows(called: str, context: ReplicaContext, op: ReduceOp, rows: SparseRo
     return type(rows)(mean_of_rows(op, values, context.num_replicas_in_sync), indices, rows.dense_shape)
 
 
-def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: jax.tree_util.PyTreeDef) -> Merge:
+def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: Structure) -> Merge:
     """Returns the `Merge` object that executes an all-reduce once for all local replicas of a run.
 
     A replica's payload is its arrays, then the mask that `_columns` describes. Its result is the reduced arrays, then

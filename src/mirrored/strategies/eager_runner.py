@@ -31,7 +31,7 @@ from mirrored.runtime.lockstep import LockStep, carry
 from mirrored.runtime.merge import Merge
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import ReplicaStore, StagedAssignment
-from mirrored.strategies.checks import OutSpecs, as_array, checked_components, label_of, would_differ
+from mirrored.strategies.checks import OutSpecs, as_array, checked_components, would_differ
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
@@ -156,10 +156,10 @@ class EagerRunner(ReplicaRunner):
             if self.is_shared(components):
                 leaves.append(as_array(components[0]) if equal else components[0])
             elif equal:
-                leaves.append(self._replicated(components, label_of(treedef, place)))
+                leaves.append(self._replicated(components, structures.label_of(treedef, place)))
             else:
                 leaves.append(self.group(components))
-        return structures.unflatten(treedef, leaves)
+        return treedef.unflatten(leaves)
 
     def _replicated(self, components: Sequence[Any], label: str) -> Any:
         values = [payload_of(component) for component in components]

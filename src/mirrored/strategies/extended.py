@@ -80,7 +80,7 @@ class StrategyExtended:
             self._mirrored(result) if isinstance(leaf, DistributedValues) else result
             for leaf, result in zip(given, results, strict=True)
         ]
-        return structures.in_order_of(value, structures.unflatten(treedef, wrapped))
+        return treedef.unflatten(wrapped)
 
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None

@@ -15,6 +15,7 @@ from jax import lax
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
 from mirrored._jax.traces import eager
+from mirrored._jax.trees import Structure
 from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
@@ -208,7 +209,7 @@ class _Rest(NamedTuple):
     def restored(self, arrays: Sequence[Any]) -> Any:
         """Returns the complete structure, with `arrays` in place of the placeholders."""
         rest = iter(arrays)
-        return structures.unflatten(self.treedef, [next(rest) if leaf is _SLOT else leaf for leaf in self.leaves])
+        return self.treedef.unflatten([next(rest) if leaf is _SLOT else leaf for leaf in self.leaves])
 
 
 _SLOT = _Slot()
@@ -218,7 +219,7 @@ def _is_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray)) and not isinstance(leaf, DistributedValues)
 
 
-def _payload(leaves: Sequence[Any], treedef: jax.tree_util.PyTreeDef) -> list[Any]:
+def _payload(leaves: Sequence[Any], treedef: Structure) -> list[Any]:
     """Splits a structure for a `merge_call` into its arrays, followed by the structure without them (`_Rest`)."""
     rest = _Rest([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
     return [*(leaf for leaf in leaves if _is_array(leaf)), rest]

@@ -97,7 +97,7 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
     leaves, treedef = structures.flatten(value, also=SparseRows)
     if any(isinstance(leaf, SparseRows) for leaf in leaves):
         reduced_leaves = [_reduce_leaf(strategy, op, leaf, axis, called) for leaf in leaves]
-        return structures.in_order_of(value, structures.unflatten(treedef, reduced_leaves))
+        return treedef.unflatten(reduced_leaves)
     if axes is not None and op not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ArgumentError(
             called,
@@ -114,7 +114,7 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
         next(reduced) if isinstance(leaf, PerReplica) else _reduce_plain(strategy, called, op, leaf, axes)
         for leaf in prepared
     ]
-    return structures.in_order_of(value, structures.unflatten(treedef, out))
+    return treedef.unflatten(out)
 
 
 def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, called: str) -> Any:
@@ -333,8 +333,8 @@ def gather_structure(strategy: Strategy, value: object, axis: int) -> Any:
     leaves, treedef = structures.flatten(value, also=SparseRows)
     for leaf in leaves:
         refuse_rows("Strategy.gather", leaf)
-    gathered = structures.unflatten(treedef, [gather_leaf(strategy, leaf, axis) for leaf in leaves])
-    return structures.in_order_of(value, gathered)
+    gathered = treedef.unflatten([gather_leaf(strategy, leaf, axis) for leaf in leaves])
+    return gathered
 
 
 def refuse_rows(called: str, leaf: object) -> None:

@@ -328,7 +328,7 @@ class Strategy(DistributesInput, OlderNames):
             [leaf.values[i] if isinstance(leaf, DistributedValues) else leaf for leaf in leaves]
             for i in range(max(counts))
         ]
-        return tuple(structures.in_order_of(value, structures.unflatten(treedef, one)) for one in results)
+        return tuple(treedef.unflatten(one) for one in results)
 
     local_results = experimental_local_results
 

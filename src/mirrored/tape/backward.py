@@ -15,6 +15,7 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.placement import near_first
 from mirrored._jax.traces import Tracer, current_trace, is_eval
+from mirrored._jax.trees import in_order_of
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient
@@ -23,7 +24,6 @@ from mirrored.tape.operation import Operation
 from mirrored.tape.record import Key, NoDerivative, Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
 from mirrored.values.distributed_values import PerReplica, is_padded
-from mirrored.values.structures import in_order_of
 
 # Flattens the sources and targets of gradients, which are structures of arrays and variables.
 

@@ -15,6 +15,7 @@ import numpy as np
 from mirrored._jax.boxes import Array, Box
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
+from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
@@ -44,7 +45,7 @@ def stop_gradient(value: T) -> T:
 
     TensorFlow: `tf.stop_gradient`.
     """
-    stopped: T = jax.tree.map(
+    stopped: T = tree_map(
         lambda leaf: jax.lax.stop_gradient(leaf.read_value() if is_variable(leaf) else leaf), value, is_leaf=is_variable
     )
     return stopped
@@ -89,7 +90,7 @@ def custom_gradient(function: F) -> F:
         trace = current_trace()
         if is_eval(trace):
             result = function(*args, **kwargs)[0]
-            return result if ambient().replica is None else jax.tree.map(_separate, result, is_leaf=is_variable)
+            return result if ambient().replica is None else tree_map(_separate, result, is_leaf=is_variable)
         call = _Call(function, args, kwargs)
         return call.on_tapes(trace) if isinstance(trace, TapeTrace) else call.under_transform()
 
@@ -127,8 +128,7 @@ class _Call:
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
         self._kwargs = kwargs
-        self._tree: Any
-        leaves, self._tree = jax.tree.flatten(args, is_leaf=is_variable)
+        leaves, self._tree = tree_flatten(args, is_leaf=is_variable)
         self._leaves = [_as_array(leaf) for leaf in leaves]
         self._arrays = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, jax.Array)]
 
@@ -139,8 +139,7 @@ class _Call:
         sorted_operands = [tape.split_operands(operands) for tape in tapes]
         with _touching(tapes) as touched, _collected_reads() as read:
             result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
-            tree: Any
-            leaves, tree = jax.tree.flatten(result, is_leaf=is_variable)
+            leaves, tree = tree_flatten(result, is_leaf=is_variable)
             outputs = [_untracked(_as_array(leaf), tapes) for leaf in leaves]
         variables = list(read.variables.values())
         takes_variables = _takes_variables(gradient)
@@ -181,7 +180,7 @@ class _Call:
                 raise
         result = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)[0]
         name = getattr(self._function, "__name__", "custom_gradient")
-        return jax.tree.map(lambda leaf: _without_gradient(_as_array(leaf), name), result, is_leaf=is_variable)
+        return tree_map(lambda leaf: _without_gradient(_as_array(leaf), name), result, is_leaf=is_variable)
 
     def _by_jax(self, variables: list[Any]) -> Any:
         structure: list[Any] = []
@@ -194,7 +193,7 @@ class _Call:
                 leaves[position] = array
             with _substituted_reads(variables, values), _collected_reads() as read:
                 result, gradient = self._function(*self._tree.unflatten(leaves), **self._kwargs)
-                outputs, tree = jax.tree.flatten(result, is_leaf=is_variable)
+                outputs, tree = tree_flatten(result, is_leaf=is_variable)
                 outputs = [_as_array(output) for output in outputs]
             if read.everything and not variables:
                 raise _ReadVariables(list(read.everything.values()))

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.boxes import payload_of
+from mirrored._jax.trees import in_order_of
 from mirrored._typing import PyTree
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.tape.backward import UnconnectedGradients, is_variable, refuse_padded, source_of, zeros_like_source
 from mirrored.tape.gradient_tape import GradientTape, target_value
-from mirrored.values.structures import in_order_of
 
 
 class ForwardAccumulator:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import jax
 
+from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation import concrete
 from mirrored.compilation.concrete import as_pure, is_array, parameters_of
@@ -163,7 +164,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
                 remedy="pass shapes without None to get_concrete_function",
             ) from error
         first, *others = (one.program for one in programs)
-        return jax.tree.map(_common, first, *others)  # one program for each number of dimensions, if it is unknown
+        return tree_map(_common, first, *others)  # one program for each number of dimensions, if it is unknown
 
     @property
     def outputs(self) -> list[TensorSpec]:
@@ -310,7 +311,7 @@ def _map_specs(function: Callable[[TensorSpec], Any], structure: PyTree) -> Any:
             return PerReplicaSpec(tuple(function(one) for one in leaf.components))  # type: ignore[arg-type]
         return function(leaf) if isinstance(leaf, TensorSpec) else leaf
 
-    return jax.tree.map(mapped, structure, is_leaf=_is_spec)
+    return tree_map(mapped, structure, is_leaf=_is_spec)
 
 
 def _specs(structure: PyTree) -> list[TensorSpec]:

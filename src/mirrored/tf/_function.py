@@ -70,7 +70,7 @@ def as_tensors(result: PyTree) -> Any:
     converted = [_as_tensor(leaf) for leaf in leaves]
     if all(new is leaf for new, leaf in zip(converted, leaves, strict=True)):
         return result
-    return structures.unflatten(treedef, converted)
+    return treedef.unflatten(converted)
 
 
 def _as_tensor(leaf: Leaf) -> Any:

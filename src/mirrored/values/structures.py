@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from mirrored._jax.trees import Structure, tree_flatten
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import StructureError
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
@@ -20,39 +21,26 @@ def is_leaf(value: object) -> bool:
     return value is None or isinstance(value, DistributedValues)
 
 
-def flatten(structure: PyTree, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Any]:
+def flatten(structure: PyTree, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Structure]:
     """Flattens a pytree into leaves and structure, with None and distributed values as leaves.
 
     Variables and objects of the types `also` are leaves too.
     """
     stops = is_leaf if also == () else lambda value: is_leaf(value) or isinstance(value, also)
-    leaves, treedef = jax.tree_util.tree_flatten(structure, is_leaf=stops)
-    return leaves, treedef
+    return tree_flatten(structure, is_leaf=stops)
 
 
-def unflatten(treedef: jax.tree_util.PyTreeDef, leaves: Sequence[Any]) -> Any:
-    """Rebuilds a pytree from its leaves and its structure."""
-    return jax.tree_util.tree_unflatten(treedef, leaves)
-
-
-def in_order_of(like: PyTree, structure: PyTree) -> Any:
-    """Returns a structure whose dicts have their keys in the order of those of `like`, which has the same structure.
-
-    JAX's unflattening sorts the keys of a dict, so that ``zip(gradients.values(), variables.values())`` would pair
-    gradients with other variables.
-    """
-    if type(like) is dict and isinstance(structure, dict):
-        return {key: in_order_of(like[key], structure[key]) for key in like}
-    if type(like) is type(structure) and (type(like) in (list, tuple) or hasattr(like, "_fields")):
-        parts = [in_order_of(*pair) for pair in zip(like, structure, strict=True)]
-        return type(like)(parts) if type(like) in (list, tuple) else type(like)(*parts)
-    return structure
+def label_of(treedef: Structure, place: int) -> str:
+    """Returns the name of one leaf of a result for error messages, such as ``result[0]['w']``."""
+    numbered = treedef.unflatten(range(treedef.num_leaves))
+    paths = jax.tree_util.tree_flatten_with_path(numbered, is_leaf=is_leaf)[0]
+    return f"result{jax.tree_util.keystr(paths[place][0])}"
 
 
 def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
     """Applies `function` to every leaf of a pytree, with None and distributed values as leaves."""
     leaves, treedef = flatten(structure)
-    return unflatten(treedef, [function(leaf) for leaf in leaves])
+    return treedef.unflatten([function(leaf) for leaf in leaves])
 
 
 def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, int], Any]) -> Any:
@@ -113,4 +101,4 @@ def regroup(
     others.
     """
     places, treedef = transpose(results, called)
-    return unflatten(treedef, [leaves[0] if is_shared(leaves) else group(leaves) for leaves in places])
+    return treedef.unflatten([leaves[0] if is_shared(leaves) else group(leaves) for leaves in places])

@@ -18,6 +18,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import NotConstant, check_fit, evaluate, is_key, new_array
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import Tracer, eager
+from mirrored._jax.trees import tree_map
 from mirrored._typing import DTypeLike, Operand
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.errors import ArgumentError, DisagreementError, MergeError, ValuesError
@@ -178,7 +179,7 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
 
 def _evaluated(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-        return jax.tree.map(lambda leaf: evaluate(leaf, _stored_value), value)
+        return tree_map(lambda leaf: evaluate(leaf, _stored_value), value)
     return evaluate(value, _stored_value)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
-
 from mirrored._jax.arrays import frozen
+from mirrored._jax.trees import tree_map
 from mirrored.data.cursors import Cursor, beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
@@ -38,7 +37,7 @@ class Cached(OneParent, CursorTransformation):
 
         def kept(index: int) -> Element:
             if index not in items:
-                items[index] = jax.tree.map(frozen, rows.item(index))
+                items[index] = tree_map(frozen, rows.item(index))
             return items[index]
 
         return ItemRows(rows.length, kept)
@@ -73,7 +72,7 @@ class _CacheCursor:
             self._reading = self._node.parent.cursor(self._run)
         while len(self._read) < count:
             try:
-                self._read.append(jax.tree.map(frozen, next(self._reading)))
+                self._read.append(tree_map(frozen, next(self._reading)))
             except StopIteration:
                 self._check_place(len(self._read))
                 self._node.complete[self._seeds] = self._read

@@ -9,6 +9,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from mirrored._jax.trees import tree_flatten
 from mirrored._typing import PyTree, StaticInts
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element
@@ -33,7 +34,7 @@ class Combining(Steps):
             datasets: The pytree, as a keyword argument.
         """
         structure = datasets if datasets is not None else args[0] if len(args) == 1 else args
-        members, treedef = jax.tree.flatten(structure)
+        members, treedef = tree_flatten(structure)
         if not members or not all(isinstance(member, Steps) for member in members):
             raise ArgumentError(
                 "Dataset.zip",
@@ -208,6 +209,6 @@ class Grouping(Steps):
 
     @classmethod
     def _window(cls, elements: list[Element]) -> Any:
-        treedef = jax.tree.structure(elements[0])
+        _, treedef = tree_flatten(elements[0])
         columns = zip(*(jax.tree.leaves(element) for element in elements), strict=True)
-        return jax.tree.unflatten(treedef, [cls(indexed_sources.ListSource(tuple(column))) for column in columns])
+        return treedef.unflatten([cls(indexed_sources.ListSource(tuple(column))) for column in columns])

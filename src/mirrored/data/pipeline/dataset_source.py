@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 
-import jax
-
 from mirrored._jax import distributed
+from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.data.cursors import Cursor
@@ -99,7 +98,7 @@ class DatasetSource(Source):
             return DatasetSource(dataset)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
         part = -(-size * share.local_replicas // share.num_replicas)
-        empty = None if first is None else jax.tree.map(lambda leaf: leaf[:0], first)
+        empty = None if first is None else tree_map(lambda leaf: leaf[:0], first)
         return DatasetSource(dataset.rebatch(part), empty)
 
     def settle_seeds(self, cursor: Cursor) -> None:

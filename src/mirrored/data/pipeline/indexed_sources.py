@@ -8,11 +8,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty
+from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data.calling import close_each
 from mirrored.data.cursors import Cursor
@@ -104,7 +104,7 @@ class ArraySource(MemorySource):
         Raises:
             StructureError: A leaf has no leading dim, or the leading dims differ.
         """
-        arrays = jax.tree.map(lambda leaf: snapshot(np.asarray(leaf)), as_element(tensors, called))
+        arrays = tree_map(lambda leaf: snapshot(np.asarray(leaf)), as_element(tensors, called))
         return cls(arrays, batch_size(arrays, called))
 
     @property
@@ -118,11 +118,11 @@ class ArraySource(MemorySource):
 
     def item(self, index: int) -> Element:
         """Returns the slice ``array[index]`` of every array."""
-        return jax.tree.map(lambda leaf: leaf[index], self.arrays)
+        return tree_map(lambda leaf: leaf[index], self.arrays)
 
     def rows(self, positions: range | np.ndarray) -> Element:
         """Returns the slices at the given indices as one batch; for a `range` of indices, a view of the arrays."""
-        return jax.tree.map(lambda leaf: take(leaf, positions), self.arrays)
+        return tree_map(lambda leaf: take(leaf, positions), self.arrays)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import frozen
+from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
 from mirrored.data.elements import as_element
@@ -42,7 +43,7 @@ class Making(Steps):
         Args:
             tensors: A pytree of arrays; lists become arrays.
         """
-        return cls(indexed_sources.ListSource((jax.tree.map(frozen, as_element(tensors, "Dataset.from_tensors")),)))
+        return cls(indexed_sources.ListSource((tree_map(frozen, as_element(tensors, "Dataset.from_tensors")),)))
 
     @classmethod
     def from_tensor_slices(cls, tensors: PyTree) -> Self:
@@ -196,13 +197,13 @@ def _signature(types: PyTree, shapes: PyTree, signature: PyTree) -> Any:
         return specs.as_spec(signature)
     if types is None or shapes is None:
         return None
-    dtypes, treedef = jax.tree.flatten(types)
+    dtypes, treedef = tree_flatten(types)
     flat = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple) and not _has_shapes(part))
     made = [
         specs.ArraySpec(tuple(shape), np.dtype(getattr(dtype, "name", dtype)))
         for dtype, shape in zip(dtypes, flat, strict=True)
     ]
-    return jax.tree.unflatten(treedef, made)
+    return treedef.unflatten(made)
 
 
 def _typed(generator: Callable[..., Any], types: PyTree) -> Callable[..., Any]:

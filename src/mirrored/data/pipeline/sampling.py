@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import no_end
@@ -356,7 +357,7 @@ class _BucketShapes:
             )
         size = self.bounds[bucket] - 1
         known = self.shapes if self.shapes is not None else specs.map_specs(lambda leaf: leaf.shape, self.node.spec)
-        filled = jax.tree.map(lambda shape: _filled(shape, size), known, is_leaf=_is_shape)
+        filled = tree_map(lambda shape: _filled(shape, size), known, is_leaf=_is_shape)
         if filled == known:
             raise ArgumentError(
                 called,

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 import jax
 import numpy as np
 
+from mirrored._jax.trees import tree_map
 from mirrored.data import specs
 from mirrored.data.calling import call, naming_element, no_end
 from mirrored.data.cursors import Cursor, IterableCursor
@@ -69,7 +70,7 @@ class Scanned(StatefulStep):
         return specs.after_map(self.parent.spec, first_element(self.parent), first_element(self))
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
-        state, called = jax.tree.map(_copied, self.initial_state), "Dataset.scan"
+        state, called = tree_map(_copied, self.initial_state), "Dataset.scan"
         for index, element in enumerate(elements):
             handed_out(state)
             pair = call(_Given(self.function, state, element), element, called, index)
@@ -116,7 +117,7 @@ def _like(old: Element, new: Element) -> Element:
             rule="the state must keep its structure and dtypes",
             remedy="cast the next state, or pass an initial_state of that dtype",
         )
-    return jax.tree.map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
+    return tree_map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
 
 
 def _dtype(leaf: object) -> np.dtype[Any]:

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-import jax
-
+from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import call
@@ -173,7 +172,7 @@ class Unbatched(StreamStep):
 
 def _rows_of(element: Element) -> list[Element]:
     count = batch_size(element, "Dataset.unbatch")
-    return [jax.tree.map(lambda leaf, row=row: leaf[row], element) for row in range(count)]
+    return [tree_map(lambda leaf, row=row: leaf[row], element) for row in range(count)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
+from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
@@ -250,7 +250,7 @@ class _RepeatedRows:
 
 def _joined(parts: list[Element]) -> Element:
     """Concatenates batches along their first dim into one batch."""
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
+    return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: concatenated(leaves), *parts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -290,7 +290,7 @@ class Zipped(Several):
 
 
 class _ZippedRows:
-    def __init__(self, members: list[Rows], treedef: jax.tree_util.PyTreeDef) -> None:
+    def __init__(self, members: list[Rows], treedef: Structure) -> None:
         self._members, self._treedef = members, treedef
         self.length = min(member.length for member in members)
 
@@ -405,7 +405,7 @@ class Batched(OneParent):
 
 def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
     """Returns the shapes and dtypes of padded batches, with None for dims that the caller has not fixed."""
-    leaves, treedef = jax.tree.flatten(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
+    leaves, treedef = tree_flatten(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
     given = padded_shapes_of(shapes, treedef)
     if len(given) != len(leaves):  # reading raises the error
         given = [None] * len(leaves)
@@ -413,7 +413,7 @@ def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
         specs.ArraySpec((size, *_fixed(shape, len(leaf.shape))), leaf.dtype)
         for leaf, shape in zip(leaves, given, strict=True)
     ]
-    return jax.tree.unflatten(treedef, padded)
+    return treedef.unflatten(padded)
 
 
 def _fixed(shape: Sequence[int | None] | None, rank: int) -> list[int | None]:

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from mirrored._jax import distributed
+from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.compilation import function as compiled
@@ -120,7 +121,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
             outputs.append(step(place(_data_of(model, batch))))
         if kind != "predict":
             return outputs[-1], state
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs), state
+        return tree_map(lambda *parts: np.concatenate(parts), *outputs), state
 
     return steps
 
@@ -129,7 +130,7 @@ def _data_of(model: Model, batch: PyTree) -> PyTree:
     """Returns a batch as the step receives it in TensorFlow: an element that is not a tuple is not put into one."""
     if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get("_mirrored_bare_elements"):
         batch = batch[0]
-    return jax.tree.map(np.asarray, batch)
+    return tree_map(np.asarray, batch)
 
 
 def _step_of(model: Model, kind: str, strategy: Strategy) -> Callable[..., Any]:
@@ -146,7 +147,7 @@ def _step_of(model: Model, kind: str, strategy: Strategy) -> Callable[..., Any]:
 
     step = run if model.run_eagerly else compiled(run)
     combine = functools.partial(_concatenated if kind == "predict" else _mean, strategy)
-    return lambda batch: jax.tree.map(combine, step(batch), is_leaf=_is_per_replica)
+    return lambda batch: tree_map(combine, step(batch), is_leaf=_is_per_replica)
 
 
 def _is_per_replica(value: object) -> bool:

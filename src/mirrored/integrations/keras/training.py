@@ -16,6 +16,7 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import Tracer
+from mirrored._jax.trees import tree_map
 from mirrored._typing import Array, HostArray, Leaf
 from mirrored.compilation.dispatch import launched
 from mirrored.data import DistributedDataset
@@ -116,7 +117,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
                 next(self._iterator)
                 self._next += 1
         self._next += 1
-        return jax.tree.map(_whole, next(self._iterator), is_leaf=_is_split)
+        return tree_map(_whole, next(self._iterator), is_leaf=_is_split)
 
     def get_state(self) -> Any:
         """Returns the position in the dataset after the last batch that was read; None before the first batch."""
@@ -244,7 +245,7 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(output, jax.Array) and not isinstance(output, Tracer):
                 launched(output)
         # Keras fetches predictions to the host, but each worker holds only the rows of its own replicas.
-        return (jax.tree.map(everywhere, results[0]), *results[1:])
+        return (tree_map(everywhere, results[0]), *results[1:])
 
     bounded.bounded = True  # type: ignore[attr-defined]
     return bounded
@@ -260,7 +261,7 @@ def _fed(argument: object, strategy: Strategy | None) -> Any:
         return KerasBatches(cast("Dataset | DistributedDataset", argument))
     if isinstance(argument, types.GeneratorType) and strategy is not None:
         # Copied: Keras prefetches the first batches, and the generator may reuse their buffers.
-        return (jax.tree.map(owned, batch) for batch in argument)
+        return (tree_map(owned, batch) for batch in argument)
     return argument
 
 

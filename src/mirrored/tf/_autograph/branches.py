@@ -252,7 +252,7 @@ class _Joint:
             leaf if dtype is None else next(outs)
             for leaf, dtype in zip(self._parts[0].leaves, self._dtypes, strict=True)
         ]
-        return jax.tree.unflatten(self._parts[0].treedef, leaves)
+        return self._parts[0].treedef.unflatten(leaves)
 
 
 def _shown(value: object) -> str:

@@ -286,7 +286,7 @@ class _Attempt:
             return grown
         leaves = [self._leaf(name, one, two) for one, two in zip(old.leaves, new.leaves, strict=True)]
         same = all(one is two for one, two in zip(leaves, old.leaves, strict=True))
-        return before if same else jax.tree.unflatten(old.treedef, leaves)
+        return before if same else old.treedef.unflatten(leaves)
 
     def _leaf(self, name: str, before: Leaf, after: Leaf) -> Any:
         if is_same(before, after):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from malt.operators.variables import Undefined, UndefinedReturnValue
 
+from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import PyTree
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import StaticTensor
@@ -43,7 +44,7 @@ def is_tensor(leaf: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A flattened pytree: a list of its leaves, and its structure (`PyTreeDef`).
+    """A flattened pytree: a list of its leaves, and its structure (`Structure`).
 
     Attributes:
         leaves: Its tensors and all other values that are not containers.
@@ -51,12 +52,12 @@ class Parts:
     """
 
     leaves: list[Any]
-    treedef: Any
+    treedef: Structure
 
     @classmethod
     def of(cls, value: PyTree) -> Parts:
         """Flattens a pytree into a `Parts` object."""
-        return cls(*jax.tree.flatten(value))
+        return cls(*tree_flatten(value))
 
     @property
     def places(self) -> list[int]:
@@ -73,7 +74,7 @@ class Parts:
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
-        return jax.tree.unflatten(self.treedef, leaves)
+        return self.treedef.unflatten(leaves)
 
 
 def uniform(value: PyTree) -> Any:
@@ -82,7 +83,7 @@ def uniform(value: PyTree) -> Any:
     def is_array(one: object) -> bool:
         return hasattr(type(one), "__uniform__")
 
-    return jax.tree.map(lambda one: one.__uniform__() if is_array(one) else one, value, is_leaf=is_array)
+    return tree_map(lambda one: one.__uniform__() if is_array(one) else one, value, is_leaf=is_array)
 
 
 def zeros_like(value: PyTree) -> Any:

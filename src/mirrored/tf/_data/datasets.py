@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import fits, owned
+from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
@@ -23,7 +23,7 @@ def _tensors(element: PyTree) -> Any:
 
     Integers that do not fit into the 32 bits of a tensor stay on the host, too.
     """
-    return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
+    return tree_map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
 
 
 def _stays(leaf: Leaf) -> bool:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.sequences import COMPARISONS, OPERATORS, beside
+from mirrored._jax.trees import tree_map
 from mirrored._typing import ShapeLike
 from mirrored.tf import _dtypes
 from mirrored.tf._rebinding import Rebinding
@@ -209,7 +210,7 @@ def _seen(value: Any) -> Any:
         return {key: _seen(part) for key, part in value.items()}
     if kind is tuple or kind is list:
         return kind(_seen(part) for part in value)
-    return jax.tree.map(_seen, value) if _is_structure(kind) else on_host(value)
+    return tree_map(_seen, value) if _is_structure(kind) else on_host(value)
 
 
 def _plain(value: Any) -> Any:
@@ -220,7 +221,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(part) for key, part in value.items()}
     if kind is tuple or kind is list:
         return kind(_plain(part) for part in value)
-    return jax.tree.map(_plain, value) if _is_structure(kind) else value
+    return tree_map(_plain, value) if _is_structure(kind) else value
 
 
 def _is_structure(kind: type) -> bool:

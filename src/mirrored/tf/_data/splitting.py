@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from mirrored import data
+from mirrored._jax.trees import tree_map
 from mirrored.tf._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -81,4 +81,4 @@ def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
 
 def _dataset_of(examples: list[Any]) -> Dataset:
     # The attribute loads the pipelines, which `tf.keras` alone does not need.
-    return data.Dataset.from_tensor_slices(jax.tree.map(lambda *leaves: np.stack(leaves), *examples)).prefetch()
+    return data.Dataset.from_tensor_slices(tree_map(lambda *leaves: np.stack(leaves), *examples)).prefetch()

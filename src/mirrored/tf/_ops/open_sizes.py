@@ -19,6 +19,7 @@ import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
 from mirrored._jax.boxes import InconclusiveDimensionOperation
+from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Traced(Generic[T]):
 
 def opened(value: PyTree) -> Any:
     """Replaces each `tf.TensorSpec` or array in a pytree by an `Open` with its shape and dtype."""
-    return jax.tree.map(_opened, value, is_leaf=_is_spec)
+    return tree_map(_opened, value, is_leaf=_is_spec)
 
 
 def _is_spec(value: object) -> bool:
@@ -243,7 +244,7 @@ def _arrays(inputs: PyTree) -> list[Any]:
 
 
 def _map(change: Callable[[Open], Any], inputs: PyTree) -> Any:
-    return jax.tree.map(lambda leaf: change(leaf) if isinstance(leaf, Open) else leaf, inputs, is_leaf=_is_open)
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Open) else leaf, inputs, is_leaf=_is_open)
 
 
 def _is_open(value: object) -> bool:

@@ -14,6 +14,7 @@ import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.checkpoint import CheckpointReader
 from mirrored.errors import ArgumentError
@@ -174,7 +175,7 @@ def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
     for variable, value in zip(program.assigns, outs, strict=False):
         variable.assign(value, read_value=False)
     remaining = iter(outs[len(program.assigns) :])
-    return jax.tree.map(
+    return tree_map(
         lambda leaf: next(remaining) if isinstance(leaf, TensorSpec) else leaf, program.output, is_leaf=_is_leaf
     )
 
@@ -228,7 +229,7 @@ def _is_leaf(value: object) -> bool:
 
 
 def _shown(value: PyTree) -> str:
-    return str(jax.tree.map(lambda one: f"{one.dtype}{list(one.shape)}" if hasattr(one, "shape") else one, value))
+    return str(tree_map(lambda one: f"{one.dtype}{list(one.shape)}" if hasattr(one, "shape") else one, value))
 
 
 class LoadedModel(Module):

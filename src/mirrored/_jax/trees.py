@@ -1,0 +1,114 @@
+"""Flattens, maps and rebuilds pytrees whose dicts keep the order of their keys.
+
+JAX flattens a dict in the order of its sorted keys and rebuilds it in that order, too. A function that returns
+``{"loss": ..., "accuracy": ...}`` would therefore return the accuracy first, and ``loss, accuracy = result.values()``
+would exchange the two without an error. TensorFlow's `tf.nest` keeps the order of insertion, and so does this module.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import jax
+
+from mirrored._typing import PyTree
+
+
+class Structure:
+    """A `jax.tree_util.PyTreeDef` and the order of the keys of its dicts.
+
+    Structures are equal if their treedefs are: the order of keys does not distinguish them. Dicts inside nodes of
+    registered classes (``TrainState.params``) have their keys sorted, as in JAX.
+
+    Args:
+        treedef: The treedef of `value`.
+        value: The pytree whose dicts define the order. No reference to it is kept.
+    """
+
+    __slots__ = ("_order", "treedef")
+
+    def __init__(self, treedef: jax.tree_util.PyTreeDef, value: PyTree) -> None:
+        self.treedef = treedef
+        self._order = _order_of(value)
+
+    @property
+    def num_leaves(self) -> int:
+        """The number of leaves."""
+        return int(self.treedef.num_leaves)
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """Rebuilds a pytree from its leaves, which have the order of JAX's flattening."""
+        return _arranged(self._order, jax.tree_util.tree_unflatten(self.treedef, leaves))
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether the treedefs are equal; `other` may be a treedef."""
+        return bool(self.treedef == (other.treedef if isinstance(other, Structure) else other))
+
+    def __hash__(self) -> int:
+        """Returns the hash of the treedef."""
+        return hash(self.treedef)
+
+    def __repr__(self) -> str:
+        """Returns the representation of the treedef."""
+        return repr(self.treedef)
+
+
+def tree_flatten(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+    """Flattens a pytree as `jax.tree.flatten` does; the structure rebuilds dicts with the order of their keys."""
+    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    return leaves, Structure(treedef, value)
+
+
+def tree_map(
+    function: Callable[..., Any], value: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Maps a function over the leaves of pytrees as `jax.tree.map` does; dicts keep the order of those in `value`."""
+    return in_order_of(value, jax.tree.map(function, value, *rest, is_leaf=is_leaf))
+
+
+def in_order_of(like: PyTree, value: PyTree) -> Any:
+    """Returns a pytree whose dicts have their keys in the order of those of `like`, which has the same structure."""
+    return _arranged(_order_of(like), value)
+
+
+# The order of a pytree's keys: a dict from the keys of a dict, or a list for the elements of a list or tuple, to their
+# orders. None stands for a part in which all keys are sorted, such as a leaf.
+_Order = dict[Any, Any] | list[Any] | None
+
+
+def _order_of(value: PyTree) -> _Order:
+    if isinstance(value, dict):
+        if type(value) is not dict and type(value) is not defaultdict:
+            return None  # an OrderedDict keeps its order in JAX; other classes are registered, or leaves
+        keys = list(value)
+        inner = [_order_of(part) for part in value.values()]
+        return dict(zip(keys, inner, strict=True)) if keys != sorted(keys) or _any(inner) else None
+    if _is_sequence(value):
+        inner = [_order_of(part) for part in value]
+        return inner if _any(inner) else None
+    return None
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    return type(value) is tuple or type(value) is list or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _any(orders: list[_Order]) -> bool:
+    return orders.count(None) != len(orders)
+
+
+def _arranged(order: _Order, value: PyTree) -> Any:
+    if order is None:
+        return value
+    if isinstance(order, dict):
+        if not isinstance(value, dict) or value.keys() != order.keys():
+            return value  # a leaf in place of the dict
+        parts = {key: _arranged(inner, value[key]) for key, inner in order.items()}
+        return defaultdict(value.default_factory, parts) if isinstance(value, defaultdict) else parts
+    if not _is_sequence(value) or len(value) != len(order):
+        return value
+    elements = map(_arranged, order, value)
+    make: Callable[..., Any] = type(value)
+    return make(*elements) if hasattr(value, "_fields") else make(elements)
