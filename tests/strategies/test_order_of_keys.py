@@ -61,8 +61,8 @@ WAYS = {
     "eager": lambda strategy, fn: lambda values: strategy.run(fn, (values,)),
     "compiled": lambda strategy, fn: mr.function(lambda values: strategy.run(fn, (values,))),
     "compiled inside": lambda strategy, fn: lambda values: strategy.run(mr.function(fn), (values,)),
-    "with keywords": lambda strategy, fn: lambda values: strategy.run(
-        lambda *, later, earlier: fn(later), kwargs={"later": values, "earlier": 1.0}
+    "with keywords": lambda strategy, fn: (
+        lambda values: strategy.run(lambda *, later, earlier: fn(later), kwargs={"later": values, "earlier": 1.0})
     ),
 }
 
