@@ -8,8 +8,8 @@ would exchange the two without an error. TensorFlow's `tf.nest` keeps the order 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeGuard
 
 import jax
 
@@ -83,12 +83,20 @@ def _order_of(value: PyTree) -> _Order:
         if type(value) is not dict and type(value) is not defaultdict:
             return None  # an OrderedDict keeps its order in JAX; other classes are registered, or leaves
         keys = list(value)
-        inner = [_order_of(part) for part in value.values()]
+        inner = _orders_of(value.values())
         return dict(zip(keys, inner, strict=True)) if keys != sorted(keys) or _any(inner) else None
     if _is_sequence(value):
-        inner = [_order_of(part) for part in value]
+        inner = _orders_of(value)
         return inner if _any(inner) else None
     return None
+
+
+def _orders_of(parts: Iterable[Any]) -> list[_Order]:
+    # Most parts are leaves, for which a check costs less than a call.
+    return [_order_of(part) if isinstance(part, _CONTAINERS) else None for part in parts]
+
+
+_CONTAINERS: Final = (dict, tuple, list)
 
 
 def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:

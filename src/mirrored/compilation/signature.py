@@ -223,13 +223,18 @@ class Arguments:
         dynamic: The positions of the leaves that are arrays.
         arrays: These leaves as arrays. A per-replica value is one stacked array.
         key: The cache key of the program: the structure, shapes and dtypes, and static values.
+        like: A pytree of this structure, whose dicts have the order of keys. Calls of a program need no `Structure`.
     """
 
-    treedef: Structure
+    treedef: jax.tree_util.PyTreeDef
     leaves: list[Any]
     dynamic: list[int]
     arrays: list[Any]
     key: tuple[Hashable, ...]
+    like: Any
+
+    def _with(self, leaves: list[Any]) -> Any:
+        return Structure(self.treedef, self.like).unflatten(leaves)
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the call's positional and keyword arguments, with `arrays` in place of the original arrays."""
@@ -243,7 +248,7 @@ class Arguments:
                 leaves[place] = Mirrored(array, old.num_replicas)
             else:
                 leaves[place] = array
-        return self.treedef.unflatten(leaves)  # type: ignore[no-any-return]
+        return self._with(leaves)  # type: ignore[no-any-return]
 
     def of_one_replica(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments that one replica receives, with shapes and dtypes in place of arrays."""
@@ -251,7 +256,7 @@ class Arguments:
         for place, array in zip(self.dynamic, self.arrays, strict=True):
             shape = array.shape[1:] if isinstance(leaves[place], PerReplica) else array.shape
             leaves[place] = jax.ShapeDtypeStruct(shape, array.dtype)
-        return self.treedef.unflatten(leaves)  # type: ignore[no-any-return]
+        return self._with(leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
         """Returns a copy with shapes and dtypes in place of arrays, so that the arrays can be freed."""
@@ -260,7 +265,7 @@ class Arguments:
         for place in self.dynamic:
             if not isinstance(leaves[place], DistributedValues):
                 leaves[place] = None
-        return dataclasses.replace(self, arrays=arrays, leaves=leaves)
+        return dataclasses.replace(self, arrays=arrays, leaves=leaves, like=self._with([0] * len(leaves)))
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
@@ -269,10 +274,10 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
     Raises:
         Ragged: A per-replica argument has components of different shapes.
     """
-    leaves, treedef = structures.flatten((args, kwargs))
+    leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=structures.is_leaf)
     dynamic: list[int] = []
     arrays: list[Any] = []
-    key: list[Hashable] = [treedef.treedef]
+    key: list[Hashable] = [treedef]
     for place, leaf in enumerate(leaves):
         array = _array_of(leaf, device_assignment)
         if array is None:
@@ -281,7 +286,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
         dynamic.append(place)
         arrays.append(array)
         key.append((type(leaf) is PerReplica, array.shape, *_type_of(array)))
-    return Arguments(treedef, leaves, dynamic, arrays, tuple(key))
+    return Arguments(treedef, leaves, dynamic, arrays, tuple(key), (args, kwargs))
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
@@ -414,7 +419,7 @@ def difference(old: Arguments, new: Arguments) -> str:
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(
-        new.treedef.unflatten(list(range(len(new.leaves)))), is_leaf=structures.is_leaf
+        jax.tree_util.tree_unflatten(new.treedef, list(range(len(new.leaves)))), is_leaf=structures.is_leaf
     )[0]
     for (path, _), before, after, leaf in zip(paths, old.key[1:], new.key[1:], new.leaves, strict=True):
         if before != after:
