@@ -16,7 +16,7 @@ from jaxlib import xla_client as _xla_client
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.source_lines import user_stacklevel
-from mirrored._jax.traces import CaptureTracer
+from mirrored._jax.traces import CaptureTracer, canonical_dtype
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.errors import ArgumentError
 
@@ -71,9 +71,25 @@ def owned(value: object) -> Any:
     """
     if not isinstance(value, np.ndarray) or is_owned(value):
         return value
+    refuse_masked(value)
     copy = aligned_empty(value.shape, value.dtype)
     copy[...] = value
     return copy
+
+
+def refuse_masked(value: object) -> None:
+    """Raises an error for a masked array of NumPy, whose mask an array on a device cannot have.
+
+    Raises:
+        ArgumentError: `value` is a `numpy.ma.MaskedArray`.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(
+            "mirrored",
+            found=f"a numpy.ma.MaskedArray of {value.dtype}{list(value.shape)}",
+            rule="arrays on devices have no mask: masked entries would count as ordinary ones",
+            remedy="pass array.filled(number), and numpy.ma.getmaskarray(array) as a second array",
+        )
 
 
 def frozen(value: object) -> Any:
@@ -136,7 +152,8 @@ def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:
         dtype: The dtype of the result. Default: that of the value, as far as JAX has it.
     """
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _PLAIN_KINDS:
-        wanted = np.dtype(jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype))
+        refuse_masked(value)
+        wanted = np.dtype(canonical_dtype(value.dtype if dtype is None else dtype))
         if wanted.kind == value.dtype.kind:
             host = aligned_empty(value.shape, wanted)
             host[...] = value
@@ -201,7 +218,7 @@ def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
     """
     if not isinstance(value, np.ndarray | np.generic) or value.dtype.itemsize < 8:
         return
-    array, wanted = np.asarray(value), jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
+    array, wanted = np.asarray(value), canonical_dtype(value.dtype if dtype is None else dtype)
     if fits(array, wanted):
         return
     raise ArgumentError(
@@ -214,8 +231,9 @@ def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
 
 def _canonical(array: np.ndarray) -> np.ndarray:
     """Converts an array to the dtype that it has on devices."""
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    if array.dtype == dtype:
+    refuse_masked(array)
+    dtype = canonical_dtype(array.dtype)
+    if array.dtype == dtype:  # a dtype of the other byte order is not equal
         return array
     check_fit(array)
     return array.astype(dtype)
@@ -280,7 +298,10 @@ def as_array(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
         ArgumentError: Integers of 64 bits do not fit into the 32 bits of the result.
     """
     check_fit(value, dtype)
-    array: jax.Array = jnp.asarray(owned(value), dtype)
+    host = owned(value)
+    if dtype is None and isinstance(host, np.ndarray) and not host.dtype.isnative:
+        host = _canonical(host)
+    array: jax.Array = jnp.asarray(host, dtype)
     return array
 
 

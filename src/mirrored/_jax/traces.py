@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.extend.core import set_current_trace as set_current_trace
 
 from mirrored._jax import caches
@@ -77,7 +78,12 @@ def trace_settings() -> Any:
 
 
 def canonical_dtype(dtype: DTypeLike) -> Any:
-    """Returns the dtype that JAX gives an array made from NumPy data of `dtype`, such as float32 for float64."""
+    """Returns the dtype that arrays made from NumPy data of `dtype` have on devices, such as float32 for float64.
+
+    It has the native byte order, which JAX's own function does not ensure.
+    """
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
     return jax.dtypes.canonicalize_dtype(dtype)
 
 

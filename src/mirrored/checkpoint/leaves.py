@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data, owned
+from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data, owned, refuse_masked
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
@@ -351,6 +351,7 @@ def leaf_of(value: object, place: Place) -> Leaf | None:
     """Returns the checkpoint adapter for a variable, array, iterator or random generator; None for other values."""
     if isinstance(value, Variable):
         return VariableLeaf(value)
+    refuse_masked(value)
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMmV"):
         return ArrayLeaf(place)
     if isinstance(value, np.ndarray) and value.dtype.kind == "V" and value.dtype.fields is None:

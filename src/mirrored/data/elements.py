@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import aligned_empty, expose, frozen, owned
+from mirrored._jax.arrays import aligned_empty, expose, frozen, owned, refuse_masked
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import HostArray, PyTree
 from mirrored.errors import StructureError
@@ -47,6 +47,7 @@ def as_element(value: PyTree, called: str) -> Element:
         StructureError: A leaf is not an array.
     """
     if isinstance(value, np.ndarray | np.generic | bytes):
+        refuse_masked(value)
         return value
     if value is None:
         raise StructureError(
@@ -75,6 +76,7 @@ def handed_out(element: Element) -> Element:
 
 def _leaf(leaf: object, called: str) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | bytes) or getattr(leaf, "is_dataset", False):
+        refuse_masked(leaf)
         return leaf
     if isinstance(leaf, str):
         return leaf.encode()

@@ -283,7 +283,7 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
             rule="arrays have one example per row, so the size of a global batch must be given",
             remedy="pass Dataset.from_tensor_slices(arrays).batch(n), or InputOptions(batch_size=n)",
         )
-    return _array_sources[0](tree_map(np.asarray, arrays), size)
+    return _array_sources[0](tree_map(np.asanyarray, arrays), size)
 
 
 def _of_hugging_face(data: Any, size: int | None) -> Source:
