@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
@@ -32,6 +33,7 @@ class DistributedIterator:
 
     Context: cross-replica. Use it in a `for` loop, with `next`, `get_next` or `get_next_as_optional`. It is also a
     context manager: its exit stops the input thread. Otherwise the thread stops when the iterator is garbage-collected.
+    Several threads can share it in a job of one process: each element is returned to one of them.
 
     Example:
         >>> import mirrored as mr
@@ -63,6 +65,9 @@ class DistributedIterator:
         self._started: float | None = None
         self._was_moved = False  # by set_state, after which the reader is not at its start
         self._done: str | None = None
+        # Reentrant: an interrupt that leaves it held must not block the next call of the same thread. `close` and the
+        # garbage collector do not take it, because they must not wait for a batch.
+        self._turn = threading.RLock()
         self._worker_steps = self._steps_of(self._reader)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
@@ -97,6 +102,10 @@ class DistributedIterator:
     def __next__(self) -> Any:
         note_iteration()
         self._refuse_in_replica()
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
         if self._done is not None:
             if self._done == "ended":
                 raise stop_iteration(self._ended)

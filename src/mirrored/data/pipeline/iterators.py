@@ -45,6 +45,8 @@ class Epochs:
 class DatasetIterator:
     """An iterator over a `Dataset`, whose read position can be saved and restored.
 
+    Several threads can share it: each element is returned to one of them.
+
     Args:
         node: The pipeline.
         epochs: The dataset's iteration counter. Shuffles derive their order from the number of the iteration.
@@ -85,6 +87,9 @@ class DatasetIterator:
         self._end: Any = None
         self._closed = self._waits = False
         self._count = 0
+        # Reentrant: an interrupt that leaves it held must not block the next call of the same thread. `close` does not
+        # take it, because it must not wait for an element.
+        self._turn = threading.RLock()
 
     def __iter__(self) -> DatasetIterator:
         if self._end is not None:
@@ -93,19 +98,20 @@ class DatasetIterator:
 
     def __next__(self) -> Any:
         note_iteration()
-        if self._end is not None:
-            raise stop_iteration(self._ended)
-        try:
-            element = self._read()
-        except StopIteration:
-            self._end = self._cursor().get_state()
-            self._release()
-            raise stop_iteration(self._ended) from None
-        except Exception:
-            self.close()
-            raise
-        self._count += 1
-        return self._hand_out(element)
+        with self._turn:
+            if self._end is not None:
+                raise stop_iteration(self._ended)
+            try:
+                element = self._read()
+            except StopIteration:
+                self._end = self._cursor().get_state()
+                self._release()
+                raise stop_iteration(self._ended) from None
+            except Exception:
+                self.close()
+                raise
+            self._count += 1
+            return self._hand_out(element)
 
     def _read(self) -> Element:
         # `close` of another thread sets `_closed` before it looks at `_waits`, so one of the two threads releases.
@@ -155,17 +161,21 @@ class DatasetIterator:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the read position and the shuffle seeds, as data that a checkpoint can save."""
-        return {
-            "version": _VERSION,
-            "pipeline": self._outline,
-            "iteration": self._iteration,
-            "next_iteration": self._epochs.next,
-            "seeds": self.seeds,
-            "count": self._count,
-            "cardinality": self._cardinality,
-            "position": self._cursor().get_state() if self._end is None else self._end,
-        }
+        """Returns the read position and the shuffle seeds, as data that a checkpoint can save.
+
+        If another thread reads an element, it waits for that element, which then precedes the position.
+        """
+        with self._turn:
+            return {
+                "version": _VERSION,
+                "pipeline": self._outline,
+                "iteration": self._iteration,
+                "next_iteration": self._epochs.next,
+                "seeds": self.seeds,
+                "count": self._count,
+                "cardinality": self._cardinality,
+                "position": self._cursor().get_state() if self._end is None else self._end,
+            }
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Restores a saved read position; if the dataset's operations have changed since, begins the epoch again.

@@ -1,0 +1,90 @@
+"""One iterator that several threads share: each element reaches one of them, as with iterators of TensorFlow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.data import Dataset, InputOptions
+
+N, THREADS, SECONDS = 600, 4, 60.0
+
+
+def yielded() -> Iterator[int]:
+    yield from range(N)
+
+
+PIPELINES: dict[str, Callable[[], Dataset]] = {
+    "batch": lambda: Dataset.range(N).batch(2),
+    "filter": lambda: Dataset.range(N).shuffle(10, seed=1).filter(lambda x: True),
+    "interleave": lambda: Dataset.range(N).interleave(Dataset.from_tensors, cycle_length=3),
+    "from_generator": lambda: Dataset.from_generator(yielded).batch(3).unbatch(),
+    "prefetch": lambda: Dataset.range(N).filter(lambda x: True).prefetch(3),
+}
+
+
+def read_by_threads(iterator: Iterator[Any], flat: Callable[[Any], Iterable[int]]) -> list[int]:
+    """Reads an iterator in several threads until each has seen its end; returns all elements, sorted."""
+    found: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while True:
+                found.append(next(iterator))
+        except StopIteration:
+            pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not errors
+    assert not any(thread.is_alive() for thread in threads)
+    return sorted(int(one) for element in found for one in flat(element))
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_each_element_of_a_dataset_reaches_one_thread(pipeline: str) -> None:
+    assert read_by_threads(iter(PIPELINES[pipeline]()), np.ravel) == list(range(N))
+
+
+@pytest.mark.parametrize("prefetch", [0, None])
+def test_each_batch_of_a_distributed_dataset_reaches_one_thread(prefetch: int | None) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = strategy.experimental_distribute_dataset(Dataset.range(N).batch(6), InputOptions(prefetch=prefetch))
+    assert read_by_threads(iter(dataset), lambda batch: np.asarray(strategy.gather(batch, axis=0))) == list(range(N))
+
+
+def test_a_position_taken_while_another_thread_reads_is_between_two_elements() -> None:
+    """The element that the other thread is reading precedes the position."""
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def slow(x: int) -> int:
+        if x == 1:
+            reads.set()
+            assert goes_on.wait(SECONDS)
+        return x
+
+    iterator = iter(Dataset.range(5).filter(lambda x: True).map(slow))
+    assert next(iterator) == 0
+    reader = threading.Thread(target=lambda: next(iterator), daemon=True)
+    reader.start()
+    assert reads.wait(SECONDS)
+    states: list[dict[str, Any]] = []
+    saver = threading.Thread(target=lambda: states.append(iterator.get_state()), daemon=True)
+    saver.start()
+    saver.join(0.05)
+    goes_on.set()
+    for thread in (reader, saver):
+        thread.join(SECONDS)
+    iterator.set_state(states[0])
+    assert [int(x) for x in iterator] == [2, 3, 4]
