@@ -60,8 +60,12 @@ set_distributors(
 )
 set_summary(lambda: importlib.import_module("mirrored.tf").summary)
 set_bridges(
-    {"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"},
-    roots={"flax.nnx": "flax.nnx", "keras": "keras.src.backend.jax"},
+    {
+        "flax.nnx": "mirrored.integrations.flax",
+        "flax.linen": "mirrored.integrations.flax",
+        "keras.src.backend.jax": "mirrored.integrations.keras",
+    },
+    roots={"flax.nnx": "flax.nnx", "flax.linen": "flax.linen", "keras": "keras.src.backend.jax"},
 )
 
 _MODULES = (

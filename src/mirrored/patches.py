@@ -106,6 +106,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Variable.set_value",
             "Welford.__init__",
             "Welford.update",
+            "flax.linen.normalization._compute_stats",
             "flax.nnx.extract.from_tree",
             "flax.nnx.nn.normalization._compute_stats",
             "flax.nnx.rnglib._graph_updates_fork_rngs",

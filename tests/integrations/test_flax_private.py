@@ -167,6 +167,12 @@ def test_normalization_layers_call_the_function_that_is_wrapped(monkeypatch: pyt
     assert len(calls) == 1
 
 
+def test_linen_computes_statistics_by_a_function_of_the_same_form() -> None:
+    compute = private.linen_normalization._compute_stats
+    parameters = ["x", "axes", "dtype", "axis_name", "axis_index_groups", "use_mean", "use_fast_variance", "mask"]
+    assert list(inspect.signature(inspect.unwrap(compute)).parameters)[:8] == parameters
+
+
 def test_axes_of_statistics_are_positive_and_without_repetitions() -> None:
     assert private.canonical_axes(3, 0) == (0,)
     assert sorted(private.canonical_axes(3, (0, -1, 2))) == [0, 2]

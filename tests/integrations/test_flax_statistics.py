@@ -1,18 +1,21 @@
-"""`nnx.BatchNorm(axis_name=...)` and `nnx.metrics.Welford` over replicas equal those of one device."""
+"""`BatchNorm(axis_name=...)` of NNX and Linen, and `nnx.metrics.Welford`, over replicas equal those of one device."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 import mirrored as mr
+from fresh_process import run_python
 from mirrored.checkpoint import Checkpoint
 
 LAYOUTS = pytest.mark.parametrize("devices", [1, 2, 4], ids=["1x4", "2x2", "4x1"])
@@ -130,6 +133,104 @@ def test_groups_of_replicas_are_refused() -> None:
         norm = nnx.BatchNorm(3, axis_name="batch", axis_index_groups=[[0], [1]], rngs=nnx.Rngs(0))
     with pytest.raises(mr.errors.ContextError, match="omit axis_index_groups"):
         strategy.run(lambda: norm(jnp.ones((2, 3))))
+
+
+class NormalizedByLinen(nn.Module):
+    axis_name: str | None = None
+    force_float32_reductions: bool = True
+
+    @nn.compact
+    def __call__(self, x: Any, mask: Any = None) -> Any:
+        options = {"axis_name": self.axis_name, "force_float32_reductions": self.force_float32_reductions}
+        x = nn.BatchNorm(use_running_average=False, momentum=0.5, **options)(nn.Dense(4)(x), mask=mask)
+        return nn.Dense(1)(jnp.tanh(x))[:, 0]
+
+
+def linen_step(model: NormalizedByLinen, state: Any, x: Any, loss_of: Any, reduced: Any = lambda tree: tree) -> Any:
+    """A step of gradient descent on the state ``(params, batch_stats)``."""
+    params, batch_stats = state
+
+    def loss_and_stats(params: Any) -> Any:
+        out, updates = model.apply({"params": params, "batch_stats": batch_stats}, x, mutable=["batch_stats"])
+        return loss_of((out - jnp.sin(x.sum(axis=1))) ** 2), updates["batch_stats"]
+
+    (loss, batch_stats), gradients = jax.value_and_grad(loss_and_stats, has_aux=True)(params)
+    return (jax.tree.map(lambda p, g: p - 0.1 * g, params, reduced(gradients)), batch_stats), loss
+
+
+def linen_state() -> Any:
+    variables = NormalizedByLinen("batch").init(jax.random.key(0), batches(ROWS)[0])
+    return variables["params"], variables["batch_stats"]
+
+
+def linen_on_one_device(rows: int) -> tuple[list[float], Any]:
+    state, losses = linen_state(), []
+    for x in batches(rows):
+        state, loss = linen_step(NormalizedByLinen(), state, x, jnp.mean)
+        losses.append(float(loss))
+    return losses, state
+
+
+@LAYOUTS
+@COMPILED
+@pytest.mark.parametrize("rows", [ROWS, ROWS - 2], ids=["even", "uneven"])
+@pytest.mark.first(1)
+def test_an_axis_name_of_linens_batch_norm_stands_for_all_replicas(rows: int, compiled: bool, devices: int) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4)
+
+    def replica_step(state: Any, x: Any) -> Any:
+        reduced = lambda tree: mr.get_replica_context().all_reduce("SUM", tree)  # noqa: E731
+        return linen_step(NormalizedByLinen("batch"), state, x, mr.losses.average_loss, reduced)
+
+    def step(state: Any, x: Any) -> Any:
+        state, loss = strategy.run(replica_step, args=(state, x), out_specs=(P(), P("replica")))
+        return state, strategy.reduce("SUM", loss, axis=None)
+
+    step = mr.function(step) if compiled else step
+    state, losses = linen_state(), []
+    for x in strategy.experimental_distribute_dataset(batches(rows)):
+        state, loss = step(state, x)
+        losses.append(float(loss))
+    assert_equal((losses, state), linen_on_one_device(rows))
+
+
+def test_batch_statistics_of_linen_without_an_axis_name_would_differ_between_replicas() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    replica_step = lambda state, x: linen_step(NormalizedByLinen(), state, x, mr.losses.average_loss)[0][1]  # noqa: E731
+    [x] = strategy.experimental_distribute_dataset(batches(ROWS)[:1])
+    with pytest.raises(mr.errors.ReplicaDivergenceError):
+        mr.function(lambda: strategy.run(replica_step, args=(linen_state(), x), out_specs=P()))()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_masked_rows_do_not_count_in_linen(force: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    [x], mask = batches(8)[:1], (np.arange(8) < 5).astype("int32")[:, None]
+    variables = NormalizedByLinen().init(jax.random.key(0), x)
+    [parts] = strategy.experimental_distribute_dataset([(x, mask)])
+
+    def outputs(model: NormalizedByLinen, x: Any, mask: Any = None) -> Any:
+        return model.apply(variables, x, mask, mutable=["batch_stats"])[0]
+
+    out = strategy.gather(strategy.run(lambda *args: outputs(NormalizedByLinen("batch", force), *args), parts), axis=0)
+    np.testing.assert_allclose(out[:5], outputs(NormalizedByLinen(), x[:5]), atol=1e-5)
+
+
+LINEN_IN_A_SCOPE = """
+import mirrored as mr
+mr.config.set_virtual_devices(2)
+strategy = mr.MirroredStrategy()
+with strategy.scope():
+    {imports}
+    from mirrored import patches
+    print("flax.linen.normalization._compute_stats" in patches.applied("flax"))
+"""
+
+
+@pytest.mark.parametrize("imports", ["import flax.linen", "import flax.nnx"])
+def test_linen_is_connected_also_when_a_scope_is_open_as_it_is_imported(imports: str) -> None:
+    done = run_python(LINEN_IN_A_SCOPE.format(imports=imports))
+    assert done.stdout.split() == ["True"], done.stderr
 
 
 @COMPILED

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -32,12 +31,6 @@ def summed_in_a_rule(x: Any) -> Any:
     return jax.grad(lambda x: jnp.sum(identity(x)))(x)
 
 
-def normalized_by_linen(x: Any) -> Any:
-    layer = nn.BatchNorm(use_running_average=False, axis_name=AXIS)
-    variables = layer.init(jax.random.key(0), x)
-    return layer.apply(variables, x, mutable=["batch_stats"])[0]
-
-
 USES: dict[str, Callable[[Any], Any]] = {
     "psum": lambda x: lax.psum(x, AXIS),
     "psum of 1": lambda x: x / lax.psum(1, AXIS),
@@ -54,7 +47,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     "in scan": lambda x: lax.scan(lambda c, row: (c + lax.psum(row, AXIS), None), x[0], x)[0],
     "in grad": jax.grad(lambda x: jnp.sum(lax.psum(x, AXIS))),
     "in a rule": summed_in_a_rule,
-    "linen.BatchNorm": normalized_by_linen,
 }
 LAYOUTS = [(1, 1), (2, 2), (1, 2), (2, 3)]
 layouts = pytest.mark.parametrize(("devices", "replicas"), LAYOUTS, ids=["1", "2", "1x2", "3 on 2"])

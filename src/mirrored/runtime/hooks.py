@@ -184,7 +184,12 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Module loader that delegates to another loader and then calls `connect`."""
+    """Module loader that delegates to another loader and then calls `connect`.
+
+    A framework may import another one (Flax NNX imports Linen): then the outermost loader alone calls `connect`.
+    """
+
+    _loading = threading.local()
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -197,8 +202,13 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        connect()
+        outer, self._loading.now = getattr(self._loading, "now", False), True
+        try:
+            self._loader.exec_module(module)
+        finally:
+            self._loading.now = outer
+        if not outer:
+            connect()
 
 
 # Functions driven from Python: compiled functions that iterate a dataset in their body.

@@ -438,6 +438,5 @@ def axis_names_explained() -> Iterator[None]:
             "run calls the replicas one after another",
             remedy="call context = mirrored.get_replica_context(), and write context.all_reduce('SUM', x) for "
             "jax.lax.psum, context.all_reduce('MEAN', x) for pmean, context.all_gather(x, axis=0) for all_gather, "
-            "context.replica_id_in_sync_group for axis_index, context.num_replicas_in_sync for axis_size; create "
-            "Linen's BatchNorm without axis_name (nnx.BatchNorm takes any name for the replicas)",
+            "context.replica_id_in_sync_group for axis_index, context.num_replicas_in_sync for axis_size",
         ) from error

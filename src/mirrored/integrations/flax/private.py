@@ -1,4 +1,4 @@
-"""Accesses the private attributes of Flax NNX; no other module uses them.
+"""Accesses the private attributes of Flax (NNX, and the statistics of Linen); no other module uses them.
 
 Supports Flax 0.12.7 to 0.12.12. A section holds what one part of NNX keeps private, and helpers that read and set
 attributes of its objects. `tests/integrations/test_flax_private.py` checks each on the installed version. Methods that
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flax.nnx import Variable as NNXVariable
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
+linen = load("flax.linen", called="mirrored.integrations.flax", extra="flax")
 
 # Variables: their slot, which `variables.py` replaces by a property, and their metadata.
 
@@ -62,9 +63,10 @@ RESTORING = ("restore_rngs",)
 
 results: Any = nnx.extract
 
-# Statistics: the module whose `_compute_stats` computes the statistics of normalization layers, and that of metrics.
+# Statistics: the modules whose `_compute_stats` computes the statistics of normalization layers, and that of metrics.
 
 normalization: Any = nnx.nn.normalization
+linen_normalization: Any = linen.normalization
 metrics: Any = nnx.training.metrics
 
 

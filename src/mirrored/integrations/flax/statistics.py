@@ -1,4 +1,4 @@
-"""Statistics over all replicas: `nnx.BatchNorm` with an axis name, and the metric `nnx.metrics.Welford`."""
+"""Statistics over all replicas: `BatchNorm` of NNX and Linen with an axis name, and `nnx.metrics.Welford`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mirrored._typing import Array
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
 from mirrored.integrations.flax.holding import held, mirrored_statistics
-from mirrored.integrations.flax.private import canonical_axes, metrics, normalization
+from mirrored.integrations.flax.private import canonical_axes, linen_normalization, metrics, normalization
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
 from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
 
-_LAYER: Final = "nnx.BatchNorm"
 _WELFORD: Final = "nnx.metrics.Welford.update"
 
 
 def connect_statistics() -> None:
-    """Patches the statistics of `nnx.BatchNorm` and the state of `nnx.metrics.Welford`."""
-    replace("flax", normalization, "_compute_stats", _over_replicas(normalization._compute_stats))
+    """Patches the statistics of `BatchNorm` of NNX and Linen, and the state of `nnx.metrics.Welford`."""
+    for layer, module in (("nnx.BatchNorm", normalization), ("linen.BatchNorm", linen_normalization)):
+        replace("flax", module, "_compute_stats", _over_replicas(layer, module._compute_stats))
     replace("flax", metrics.Welford, "__init__", _of_all_replicas(metrics.Welford.__init__))
     replace("flax", metrics.Welford, "update", _merged(metrics.Welford.update))
 
 
-def _over_replicas(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the computation of a batch's mean and variance: in a run, an axis name stands for all replicas.
 
     Each replica's sums are weighted by their number of elements, so uneven per-replica batches give the statistics of
@@ -47,14 +47,17 @@ def _over_replicas(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(x, axes, dtype, axis_name, axis_index_groups, **options)
         if axis_index_groups is not None:
             raise ContextError(
-                _LAYER,
+                layer,
                 found=f"axis_index_groups={axis_index_groups!r} was given for the replicas of a run",
                 rule="statistics are those of one replica's batch, or of the batches of all replicas",
                 remedy="omit axis_index_groups",
             )
         if replica.num_replicas_in_sync == 1:
             return compute(x, axes, dtype, None, None, **options)
-        return _global_statistics(x, axes, jnp.promote_types(dtype or jnp.result_type(x), jnp.float32), **options)
+        dtype = dtype or jnp.result_type(x)
+        if options.pop("force_float32_reductions", True):  # An option of Linen's.
+            dtype = jnp.promote_types(dtype, jnp.float32)
+        return _global_statistics(layer, x, axes, dtype, **options)
 
     return over_replicas
 
@@ -69,10 +72,17 @@ def _is_bound(axis_name: Any) -> bool:
 
 
 def _global_statistics(
-    x: Array, axes: Any, dtype: Any, use_mean: bool = True, use_fast_variance: bool = True, mask: Array | None = None
+    layer: str,
+    x: Array,
+    axes: Any,
+    dtype: Any,
+    use_mean: bool = True,
+    use_fast_variance: bool = True,
+    mask: Array | None = None,
 ) -> tuple[Any, Any]:
     """Returns the mean and the variance over the batches of all replicas."""
     x = jnp.asarray(x, dtype)
+    mask = None if mask is None else jnp.asarray(mask, bool)
     axes = canonical_axes(x.ndim, axes)
     context: Any = get_replica_context()
     real = jnp.real(x).dtype
@@ -81,7 +91,7 @@ def _global_statistics(
         weights = jnp.ones((), real) if mask is None else jnp.asarray(mask, real)
         count = jnp.sum(jnp.broadcast_to(weights, x.shape), axes)
         sums = [jnp.sum(value, axes, where=mask) for value in values]
-        count, *sums = all_reduce_for(_LAYER, context, ReduceOp.SUM, [count, *sums])
+        count, *sums = all_reduce_for(layer, context, ReduceOp.SUM, [count, *sums])
         return [total / count for total in sums]
 
     def squares(value: Any) -> Any:
