@@ -577,3 +577,14 @@ def test_inputs_of_equal_identity_are_one_value() -> None:
     analysis = check_replication(closed, inputs)
     assert analysis.same([a, b])
     assert not analysis.same([a, c])
+
+
+@pytest.mark.parametrize(
+    "separate", [lax.optimization_barrier, jax.device_put], ids=["optimization_barrier", "device_put"]
+)
+@pytest.mark.parametrize("inside", [lambda f: f, jax.jit], ids=["at the top", "in jit"])
+def test_an_operation_on_each_operand_on_its_own_keeps_the_others_replicated(separate: Any, inside: Any) -> None:
+    analysis, (barred, own) = study(inside(lambda w, x: separate((w + 1, jnp.sum(x)))))
+    assert not analysis.varies(barred)
+    assert analysis.varies(own)
+    assert BATCH in analysis.path(own)[0].what

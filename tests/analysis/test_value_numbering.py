@@ -101,3 +101,14 @@ def test_calls_of_one_jitted_function_that_differ_by_a_nested_operand():
     outer = jax.jit(lambda x, y: inner(x, y) + 1.0)
     assert same(lambda x, y: (outer(x, y), outer(x, y)), 1.0, 2.0)
     assert not same(lambda x, y: (outer(x, y), outer(x, x)), 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "separate", [lax.optimization_barrier, jax.device_put], ids=["optimization_barrier", "device_put"]
+)
+def test_results_of_an_operation_on_each_operand_on_its_own_depend_on_that_operand_only(separate: Any) -> None:
+    def of(position: int) -> Callable[..., Any]:
+        return lambda x, y, z: (separate((x, z))[position], separate((y, z))[position])
+
+    assert same(of(1), 1.0, 2.0, 3.0)
+    assert not same(of(0), 1.0, 2.0, 3.0)

@@ -126,7 +126,7 @@ class ValueNumbering:
                 return self._loop(eqn, operands, loop, here)
             case ValueSource(_, repeatable) if not repeatable:
                 return [self._intern((here, j)) for j in range(len(eqn.outvars))]
-            case Plain(jaxprs) if not jaxprs:
+            case Plain(jaxprs, is_separate) if not jaxprs and not is_separate:
                 operation = self.operation(eqn)
                 return [self._intern((operation, j, *operands)) for j in range(len(eqn.outvars))]
         flows = self._flows.of(eqn)

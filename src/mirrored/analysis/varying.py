@@ -114,7 +114,7 @@ class VaryingAnalysis:
 
     def _walk(self, eqn: JaxprEqn, kind: Kind) -> None:
         distances = [self.distance(atom) for atom in eqn.invars]
-        if isinstance(kind, Plain) and not kind.jaxprs:
+        if isinstance(kind, Plain) and not kind.jaxprs and not kind.is_separate:
             nearest = _nearest(distances)
             if nearest is not None:
                 self._distance.update(dict.fromkeys(eqn.outvars, nearest + 1))
