@@ -14,7 +14,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.collectives import Adasum, Median, ReduceOp, TrimmedMean
-from mirrored.collectives.reduce_op import as_reduce_op, check_reduction
+from mirrored.collectives.reduce_op import as_reduce_op, check_reduction, log_label
 from mirrored.errors import ArgumentError
 
 
@@ -160,3 +160,14 @@ def test_a_custom_reduction_along_an_axis_is_refused(replicas: int) -> None:
     value = strategy.run(lambda: jnp.arange(3.0))
     with pytest.raises(ArgumentError, match="axis=0 with the custom reduction"):
         strategy.reduce(lambda stacked: stacked.max(0), value, axis=0)
+
+
+def test_the_name_of_a_function_in_collective_logs_has_no_address() -> None:
+    """Workers compare the names, and addresses differ between processes."""
+
+    def largest(stacked: jax.Array) -> jax.Array:
+        return jnp.max(stacked, axis=0)
+
+    assert "largest" in log_label(as_reduce_op(largest))
+    assert "0x" not in log_label(as_reduce_op(largest))
+    assert log_label(ReduceOp.SUM) == "ReduceOp.SUM"

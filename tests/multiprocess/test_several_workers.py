@@ -60,6 +60,7 @@ def test_everything_on_two_workers_with_two_devices_each(tmp_path):
             assert (seen["v"], seen["count"]) == (v, count)
             assert seen["gathered"] == [0.0, 1.0, 2.0, 3.0] * 4
         assert found["own"] == [2 * index, 2 * index + 1]
+        assert (found["largest"], found["largest id"]) == (3.0, 3.0)
         assert found["ragged"] == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
         assert found["ragged, compiled"] == [2.0, 4.0, 4.0, 4.0, 4.0, 4.0]
         assert found["refused gather"] == "axis=0 for components of shapes (1, 1), (1, 1), (1, 2), (1, 2)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -125,6 +126,11 @@ class _Member(ReduceOp):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return as_reduce_op, (self._name,)
+
+
+def log_label(op: ReduceOp) -> str:
+    """Returns a reduction's name for collective logs, equal in all processes: without addresses of functions."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(op))
 
 
 _BY_NAME: Final[dict[str, ReduceOp]] = {name: _Member(name) for name in ("SUM", "MEAN")}

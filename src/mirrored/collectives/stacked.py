@@ -15,7 +15,7 @@ from mirrored._jax.dispatch import jit
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer
-from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, log_label
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.watchdog.collective_log import collective_log
@@ -122,7 +122,7 @@ def reduce_stacked(
     placed = [jax.device_put(array, device_assignment.sharded) for array in arrays]
     compile_ = _compiled_reduction.__wrapped__ if calls_user_code else _compiled_reduction
     compiled = compile_(algorithm, op, device_assignment, len(placed))
-    return list(_logged(f"reduce {op!r}", device_assignment, lambda: compiled(*placed)))
+    return list(_logged(f"reduce {log_label(op)}", device_assignment, lambda: compiled(*placed)))
 
 
 def _components(stacked: jax.Array, device_assignment: DeviceAssignment) -> list[Any]:

@@ -22,6 +22,7 @@ from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer, current_trace, is_differentiated
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.collectives.reduce_op import log_label
 from mirrored.collectives.stacked import on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import TransformError
@@ -216,7 +217,8 @@ class EagerRunner(ReplicaRunner):
             return [on_all_devices(whole, self.device_assignment) for whole in reduced]
         if self._spans:
             # Workers compare operations and shapes first: a mismatched collective would deadlock.
-            self._check_same_call(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
+            described = ", ".join(_described(components[0]) for components in arrays)
+            self._check_same_call(f"reduce {log_label(op)} of {described}")
         stacked = [stack_components(components, self.device_assignment) for components in arrays]
         return reduce_stacked(algorithm, op, stacked, self.device_assignment)
 

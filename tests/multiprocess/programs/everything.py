@@ -84,6 +84,13 @@ for name, run in {"eager": lambda x: strategy.run(replica, args=(x,)), "compiled
 own_eager = strategy.run(lambda: own.assign(jnp.int32(mr.get_replica_context().replica_id_in_sync_group)))
 found["own"] = [int(component.numpy()) for component in own.values]
 
+# A function as a reduction: its address differs between processes.
+with strategy.scope():
+    largest = mr.Variable(0.0, aggregation=lambda stacked: jnp.max(stacked, axis=0), name="largest")
+strategy.run(lambda x: largest.assign(x), args=(ids,))
+found["largest"] = float(largest.numpy())
+found["largest id"] = float(strategy.reduce(lambda stacked: jnp.max(stacked, axis=0), ids, axis=None))
+
 # Sizes that differ between replicas, and workers.
 ragged = strategy.run(lambda: jnp.full((mr.get_replica_context().replica_id_in_sync_group,), 1.0 + me))
 found["ragged"] = strategy.gather(ragged, 0).tolist()
