@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 import mirrored as mr
-from mirrored.errors import VariableError
+from mirrored.errors import StructureError, VariableError
 
 
 def params() -> dict[str, Any]:
@@ -144,3 +145,14 @@ def test_random_keys_are_on_variables(devices: list[str]) -> None:
     np.testing.assert_allclose(tree["w"].numpy(), -jax.random.normal(jax.random.key(5), (2,)))
     with pytest.raises(VariableError, match="assign random keys of the same implementation"):
         tree["k"].assign(1.0)
+
+
+def test_values_for_none_are_refused_instead_of_lost() -> None:
+    model = mr.mirror(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
+    arrays = eqx.filter(mr.unmirror(model), eqx.is_array)
+    before = model.weight.numpy()
+    with pytest.raises(StructureError, match=r"None where values has ArrayImpl") as caught:
+        mr.assign(eqx.filter(model, eqx.is_array), arrays)
+    assert "assign(model, values)" in str(caught.value)
+    mr.assign(model, jax.tree.map(lambda a: a + 1, arrays))  # the remedy: functions and None are left alone
+    np.testing.assert_array_equal(model.weight.numpy(), before + 1)

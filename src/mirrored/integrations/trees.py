@@ -136,7 +136,7 @@ def assign(tree: PyTree, values: PyTree) -> None:
         values: A tree of the same structure. Values at leaves of `tree` that are not variables are ignored.
 
     Raises:
-        StructureError: The structures differ, or `values` has a new value for a Python number of `tree`.
+        StructureError: The structures differ, or `values` has a value for None, or a new value for a Python number.
 
     Example:
         >>> import mirrored as mr
@@ -164,7 +164,14 @@ def assign(tree: PyTree, values: PyTree) -> None:
 
 
 def _check_kept(leaf: object, value: object) -> None:
-    """Raises an error for assigning a Python number in a tree (Linen's `TrainState.step`), which would be lost."""
+    """Raises an error for assigning a Python number or None in a tree, which would be lost."""
+    if leaf is None and value is not None:
+        raise StructureError(
+            "mirrored.assign",
+            found=f"the tree has None where values has {type(value).__name__}",
+            rule="only variables can be assigned; equinox.filter(model, equinox.is_array) has None for each variable",
+            remedy="pass the tree that mirror has returned: assign(model, values)",
+        )
     if not isinstance(leaf, (int, float, complex)) or value is leaf:
         return
     if isinstance(value, (int, float, complex)) and value == leaf:
