@@ -10,8 +10,9 @@ directories (or clones), from which the runner takes the text. `import tensorflo
 tf`; arrays of the same shape replace data sets that would be downloaded (as in `tools/run_notebook.py`); epochs and
 steps of `fit` are bounded while the program is loaded. Every program runs in a process of its own, in an empty folder.
 
-The programs of the second selection have recorded substitutions, too: names that TensorFlow 2.21 has renamed (one list
-for all), data that is not there, and sizes; and modules that lie beside them. Their outcomes are recorded separately.
+The programs of the second and third selections have recorded substitutions, too: names that TensorFlow 2.21 has renamed
+(one list for all), data that is not there, and sizes; and modules of their repositories. A notebook is run as one
+program, its code cells in order. The outcomes of each selection are recorded separately.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import click
-from notebook.cells import translate
+from notebook.cells import read_cells, translate
 from public_programs import substitutions
 from rich.console import Console
 
@@ -39,6 +40,7 @@ _SELECTION: Final = _TOOLS / "public_programs" / "selection.json"
 _RESULTS: Final = {
     "first": _TOOLS / "public_programs" / "results.json",
     "second": _TOOLS / "public_programs" / "results_second.json",
+    "third": _TOOLS / "public_programs" / "results_third.json",
 }
 
 
@@ -49,7 +51,7 @@ class Program:
     Attributes:
         name: Repository and path.
         text: Its source, after the recorded substitutions.
-        modules: The sources of the modules beside it, by file name.
+        modules: The sources of the modules that it imports, by their paths below the folder of the program.
     """
 
     name: str
@@ -102,7 +104,8 @@ def program_of(entry: Mapping[str, Any], sources: Path, renames: list[list[str]]
 
     Args:
         entry: The entry of the selection: ``repo``, ``commit``, ``path``, and for some ``modules`` (names of files
-            beside the program) and ``substitutions`` (pairs of texts).
+            beside the program, or a dict from their paths below it to their paths in the repository),
+            ``substitutions`` (pairs of texts) and ``module_substitutions`` (the same by name of the module).
         sources: The folder with the git directories.
         renames: The patterns of renamed names and their replacements.
 
@@ -112,12 +115,33 @@ def program_of(entry: Mapping[str, Any], sources: Path, renames: list[list[str]]
     """
     name, folder = f"{entry['repo']}: {entry['path']}", PurePosixPath(entry["path"]).parent
     place = entry["repo"], entry["commit"]
-    text = substitutions.renamed(source_of(*place, entry["path"], sources), renames)
-    modules = {
-        one: substitutions.renamed(source_of(*place, str(folder / one), sources), renames)
-        for one in entry.get("modules", [])
-    }
-    return Program(name, substitutions.substituted(text, entry.get("substitutions", []), name), modules)
+    paths = entry.get("modules", [])
+    named = paths if isinstance(paths, dict) else {one: str(folder / one) for one in paths}
+    changes = entry.get("module_substitutions", {})
+
+    def changed(path: str, substituted: list[list[str]], named: str) -> str:
+        text = source_of(*place, path, sources)
+        text = code_of(text) if path.endswith(".ipynb") else text
+        return substitutions.substituted(substitutions.renamed(text, renames), substituted, named)
+
+    modules = {one: changed(path, changes.get(one, []), f"{name}: {one}") for one, path in named.items()}
+    return Program(name, changed(entry["path"], entry.get("substitutions", []), name), modules)
+
+
+def code_of(text: str) -> str:
+    """Returns the code cells of a notebook as one program; magics and shell commands become ``pass``.
+
+    Args:
+        text: The text of the ``.ipynb`` file.
+
+    Raises:
+        ValueError: The text is not a notebook.
+    """
+    with tempfile.TemporaryDirectory(prefix="notebook_") as folder:
+        path = Path(folder) / "program.ipynb"
+        path.write_text(text, encoding="utf-8")
+        cells = read_cells(path, framework="tensorflow")
+    return "\n".join(cell.source for cell in cells if cell.writes is None)
 
 
 def run_program(
@@ -140,6 +164,7 @@ def run_program(
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
         (Path(folder) / "program.py").write_text(text, encoding="utf-8")
         for name, source in program.modules.items():
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / name).write_text(translate(source, framework), encoding="utf-8")
         command = [python, "-m", "public_programs.worker", str(Path(folder) / "program.py"), str(examples), framework]
         command += [] if own or tensorflow is None else [str(max(devices, _named_devices(text)))]
@@ -202,7 +227,7 @@ def record_outcomes(outcomes: list[Outcome], run: str, results: Path) -> None:
 @click.option("--sources", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Folder with the git directories.")  # fmt: skip
 @click.option("--selection", type=click.Path(path_type=Path, exists=True), default=_SELECTION, help="The programs.")
-@click.option("--part", type=click.Choice(["first", "second"]), default="first", help="The selection's part.")
+@click.option("--part", type=click.Choice(list(_RESULTS)), default="first", help="The selection's part.")
 @click.option("--only", default="", help="Run only programs whose name contains this text.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=180.0, help="Time limit of a program.")
 @click.option("--devices", type=click.IntRange(min=1), default=2, help="Number of simulated devices.")
@@ -227,7 +252,7 @@ def main(
     """Run the selected public programs; the exit status is 1 if one fails."""
     console, outcomes = Console(), []
     whole = json.loads(selection.read_text(encoding="utf-8"))
-    chosen = whole if part == "first" else whole["second"]
+    chosen = whole if part == "first" else whole[part]
     for entry in chosen["programs"]:
         if only not in f"{entry['repo']}: {entry['path']}":
             continue

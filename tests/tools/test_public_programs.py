@@ -101,6 +101,24 @@ def test_recorded_substitutions_change_the_text(tmp_path: Path) -> None:
     assert program.text == "a = Adam(learning_rate=0.1)\ndata = 0\n"
 
 
+def test_modules_below_a_program_have_substitutions_of_their_own(tmp_path: Path) -> None:
+    sources, commit = repository(tmp_path, "a = Adam(lr=0.1)\n")
+    entry = {
+        "repo": "someone/programs", "commit": commit, "path": "train.py",
+        "modules": {"below/module.py": "train.py"}, "module_substitutions": {"below/module.py": [["Adam", "SGD"]]},
+    }  # fmt: skip
+    program = run_public_programs.program_of(entry, sources, [[r"\blr=", "learning_rate="]])
+    assert program.text == "a = Adam(learning_rate=0.1)\n"
+    assert program.modules == {"below/module.py": "a = SGD(learning_rate=0.1)\n"}
+
+
+def test_a_notebook_is_one_program() -> None:
+    sources = ["%matplotlib inline\nimport tensorflow as tf", "x = 1", "%%writefile other.py\ny = 2", "!ls"]
+    cells = [{"cell_type": "code", "source": source} for source in sources]
+    text = json.dumps({"cells": [*cells, {"cell_type": "markdown", "source": "text"}]})
+    assert run_public_programs.code_of(text).split() == "pass import tensorflow as tf x = 1 pass".split()
+
+
 def test_a_substitution_that_does_not_apply_is_an_error() -> None:
     with pytest.raises(substitutions.SubstitutionError, match="p.py has no 'missing'"):
         substitutions.substituted("text", [["missing", "x"]], "p.py")
@@ -129,6 +147,9 @@ def test_epochs_are_bounded_where_a_program_states_them(text: str, expected: str
 
 def test_devices_of_the_control_are_cpus() -> None:
     assert shortening.on_cpus("['/gpu:0', \"GPU:1\", 'my_gpu: 3']") == "['/CPU:0', \"CPU:1\", 'my_gpu: 3']"
+    assert shortening.on_cpus("list_logical_devices('GPU')") == "list_logical_devices('CPU')"
+    assert shortening.on_cpus('list_logical_devices(device_type="GPU")') == 'list_logical_devices(device_type="CPU")'
+    assert shortening.on_cpus("list_physical_devices('GPU')") == "list_physical_devices('GPU')"
 
 
 def test_the_page_of_tallies_is_the_one_that_the_tool_writes() -> None:

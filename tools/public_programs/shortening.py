@@ -12,6 +12,7 @@ MOST_EPOCHS: Final = 2
 MOST_STEPS: Final = 10
 _EPOCHS: Final = re.compile(r"(^|_)(num|n|max|total)?_?epochs?$", re.IGNORECASE)
 _DEVICE: Final = re.compile(r"\bgpu:(\d)", re.IGNORECASE)
+_LISTED: Final = re.compile(r"""(list_logical_devices\(\s*(?:device_type\s*=\s*)?)(['"])GPU\2""")
 
 
 class _Shortener(ast.NodeTransformer):
@@ -53,8 +54,11 @@ def shortened(text: str, filename: str) -> ast.Module:
 
 
 def on_cpus(text: str) -> str:
-    """Returns the text with the devices ``GPU:0``, ``GPU:1`` ... replaced by CPUs, for TensorFlow without GPUs."""
-    return _DEVICE.sub(r"CPU:\1", text)
+    """Returns the text with the devices ``GPU:0``, ``GPU:1`` ... replaced by CPUs, for TensorFlow without GPUs.
+
+    Lists of the logical GPUs become lists of the logical CPUs.
+    """
+    return _LISTED.sub(r"\1\2CPU\2", _DEVICE.sub(r"CPU:\1", text))
 
 
 def shorten_fit(model: type[Any]) -> None:
