@@ -152,13 +152,14 @@ def run_program(
     Args:
         program: The program.
         seconds: The time limit.
-        devices: Number of simulated devices, unless the program configures its own.
+        devices: Number of simulated devices, unless the program names more or configures its own.
         examples: Maximum number of examples of a data set.
         tensorflow: A Python with TensorFlow, which runs the program; None runs it on `mirrored.tf`.
     """
     python, framework = (sys.executable, "mirrored.tf") if tensorflow is None else (str(tensorflow), "tensorflow")
     text = program.text
     own = re.search(r"set_(logical|virtual)_device_configuration", text) is not None
+    devices = max(devices, _named_devices(text))
     environment = _environment({} if own or tensorflow else _simulated(devices))
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
@@ -167,7 +168,7 @@ def run_program(
             (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / name).write_text(translate(source, framework), encoding="utf-8")
         command = [python, "-m", "public_programs.worker", str(Path(folder) / "program.py"), str(examples), framework]
-        command += [] if own or tensorflow is None else [str(max(devices, _named_devices(text)))]
+        command += [] if own or tensorflow is None else [str(devices)]
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -185,7 +186,7 @@ def run_program(
 
 
 def _named_devices(text: str) -> int:
-    """Returns how many logical CPUs TensorFlow needs at least, because the program names as many GPUs."""
+    """Returns how many devices the program needs at least, because it names as many GPUs."""
     return 1 + max(map(int, re.findall(r"gpu:(\d)", text, re.IGNORECASE)), default=0)
 
 

@@ -80,6 +80,14 @@ def test_the_error_of_a_program_is_reported() -> None:
     assert 'File "program.py", line 2' in outcome.output
 
 
+@pytest.mark.long
+def test_a_program_has_the_devices_that_it_names() -> None:
+    text = "import tensorflow as tf\nstrategy = tf.distribute.MirroredStrategy(['/gpu:0', '/gpu:1', '/gpu:2'])\n"
+    program = run_public_programs.Program("three", text + "assert strategy.num_replicas_in_sync == 3")
+    outcome = run_public_programs.run_program(program, seconds=200, devices=2, examples=10)
+    assert outcome.passed, outcome.output
+
+
 def test_a_program_without_end_is_stopped() -> None:
     program = run_public_programs.Program("endless", "while True: pass")
     outcome = run_public_programs.run_program(program, seconds=1, devices=1, examples=10)
