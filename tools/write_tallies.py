@@ -4,7 +4,8 @@
     python tools/write_tallies.py
 
 The figures are records of runs: `tools/notebook/tallies.json` (of `tools/run_notebook.py`) and
-`tools/public_programs/results.json` and `results_second.json` (of `tools/run_public_programs.py --record first`).
+`tools/public_programs/results.json`, `results_second.json` and `results_third.json` (of
+`tools/run_public_programs.py --record first`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import click
 _TOOLS: Final = Path(__file__).parent
 PAGE: Final = _TOOLS.parent / "docs" / "tf_programs.md"
 _SELECTION: Final = _TOOLS / "public_programs" / "selection.json"
-_RESULTS: Final = (
-    _TOOLS / "public_programs" / "results.json",
-    _TOOLS / "public_programs" / "results_second.json",
-)
+_RESULTS: Final = {
+    "first": _TOOLS / "public_programs" / "results.json",
+    "second": _TOOLS / "public_programs" / "results_second.json",
+    "third": _TOOLS / "public_programs" / "results_third.json",
+}
 _CELLS: Final = ("cells", "passed", "failed", "out of scope")
 _TWO_RUNS: Final = (
     "cells", "first run: passed", "failed", "out of scope", "second run: passed", "failed", "out of scope",
@@ -32,7 +34,7 @@ _TWO_RUNS: Final = (
 def page() -> str:
     """Returns the text of the page."""
     notebooks = json.loads((_TOOLS / "notebook" / "tallies.json").read_text(encoding="utf-8"))
-    programs = [json.loads(results.read_text(encoding="utf-8")) for results in _RESULTS if results.exists()]
+    programs = {part: json.loads(path.read_text(encoding="utf-8")) for part, path in _RESULTS.items() if path.exists()}
     parts = [
         "# TensorFlow's notebooks and public programs on `mirrored.tf`",
         "Written by `python tools/write_tallies.py` from records of runs. What users change, what differs and what is "
@@ -44,10 +46,10 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _programs(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    first = {name: error for record in records for name, error in record["first"]["outcomes"].items()}
-    after = {name: error for record in records for name, error in record["after"]["outcomes"].items()}
-    causes = {name: cause for record in records for name, cause in record["causes"].items()}
+def _programs(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    first = {name: error for record in records.values() for name, error in record["first"]["outcomes"].items()}
+    after = {name: error for record in records.values() for name, error in record["after"]["outcomes"].items()}
+    causes = {name: cause for record in records.values() for name, cause in record["causes"].items()}
     rows = [
         (f"`{name}`", error or "passes", after.get(name, "not run again") or "passes", causes.get(name, ""))
         for name, error in first.items()
@@ -56,9 +58,10 @@ def _programs(records: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{which} selection: {_rate(record['first']['outcomes'])} at the first try "
         f"({record['first']['date']}, {record['first']['commit']}), {_rate(record['after']['outcomes'])} after fixes "
         f"({record['after']['date']}, {record['after']['commit']})"
-        for which, record in zip(("first", "second"), records, strict=False)
+        for which, record in records.items()
     )
     selection = json.loads(_SELECTION.read_text(encoding="utf-8"))
+    left_out = "; ".join(f"{part} selection: {len(selection[part]['left_out'])}" for part in records if part != "first")
     return [
         "## Public programs",
         f"**{_rate(first)} public programs run at the first try; {_rate(after)} after fixes** ({parts}). The programs "
@@ -66,12 +69,11 @@ def _programs(records: Sequence[Mapping[str, Any]]) -> list[str]:
         "repository, commit and path, by queries and criteria that were fixed before anybody read a program; one "
         "criterion is that the program runs on TensorFlow 2.21. They are not part of this project. One import changes, "
         "arrays of the same shape replace data that would be downloaded, and epochs and steps of `fit` are bounded. In "
-        "programs of the second selection, recorded substitutions also replace names that TensorFlow 2.21 has renamed, "
-        "missing data, and sizes:",
-        "    python tools/run_public_programs.py --sources FOLDER --part first\n"
-        "    python tools/run_public_programs.py --sources FOLDER --part second",
-        f"First selection: {selection['examined']}. Second selection: {len(selection['second']['left_out'])} "
-        "repositories and programs are left out, each for a recorded reason.",
+        "programs of the second and third selections, recorded substitutions also replace names that TensorFlow 2.21 "
+        "has renamed, missing data, and sizes:",
+        "\n".join(f"    python tools/run_public_programs.py --sources FOLDER --part {part}" for part in records),
+        f"First selection: {selection['examined']}. Repositories and programs that are left out, each for a recorded "
+        f"reason: {left_out}.",
         _table(("program", "first try", "after fixes", "cause"), rows),
     ]
 
