@@ -296,3 +296,31 @@ def test_welford_made_outside_the_scope_is_refused() -> None:
     metric = nnx.metrics.Welford("loss")
     with pytest.raises(mr.errors.ContextError, match=r"outside strategy\.scope\(\)"):
         mr.MirroredStrategy(jax.devices()[:2]).run(lambda: metric.update(loss=jnp.ones(2)))
+
+
+@COMPILED
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_welford_leaves_out_masked_values(compiled: bool, replicas: int) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[: min(replicas, 2)], num_replicas=replicas)
+    with strategy.scope():
+        metrics = nnx.MultiMetric(loss=nnx.metrics.Welford("loss"))
+
+    def step(x: Any, mask: Any) -> None:
+        strategy.run(lambda x, mask: metrics.update(loss=1.0 / x, mask=mask), args=(x, mask))  # The padding is inf.
+
+    step = mr.function(step) if compiled else step
+    parts = [np.arange(1.0, 7.0, dtype=np.float32), np.arange(7.0, 9.0, dtype=np.float32)]
+    for x, mask in strategy.experimental_distribute_dataset(parts, mr.InputOptions(last_batch="pad")):
+        step(x, mask)
+    values = 1 / np.concatenate(parts)
+    found = metrics.compute()["loss"]
+    np.testing.assert_allclose([found.mean, found.standard_deviation], [values.mean(), values.std()], rtol=1e-5)
+    assert int(metrics.loss.count[...]) == 8
+
+
+def test_welford_takes_a_mask_of_each_row() -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        metric = nnx.metrics.Welford("x")
+    strategy.run(lambda: metric.update(x=jnp.array([[1.0, 3.0], [9.0, 9.0]]), mask=jnp.array([[True], [False]])))
+    assert (float(metric.compute().mean), float(metric.compute().standard_deviation)) == (2.0, 1.0)

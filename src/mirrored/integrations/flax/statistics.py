@@ -125,28 +125,28 @@ def _of_all_replicas(init: Callable[..., None]) -> Callable[..., None]:
 def _merged(update: Callable[..., None]) -> Callable[..., None]:
     """Wraps `Welford.update`: in a run, it merges the values of all replicas into the state, with two all-reduces.
 
+    In a run it takes `mask`, as the other metrics do: an array that broadcasts to the values, false for those to leave
+    out (such as padding). Flax ignores it.
+
     Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", COMPSTAT 1982.
     """
 
     @functools.wraps(update)
     def merged(self: Any, **kwargs: Any) -> None:
-        replica, state = ambient().replica, held(self.count)
-        if replica is None or replica.num_replicas_in_sync == 1 or self.argname not in kwargs:
+        replica, mask = ambient().replica, kwargs.get("mask")
+        if replica is None or self.argname not in kwargs or (replica.num_replicas_in_sync == 1 and mask is None):
             return update(self, **kwargs)
-        if not isinstance(state, Variable) or state.device_assignment is None or state.per_replica:
-            raise ContextError(
-                _WELFORD,
-                found="the metric was created outside strategy.scope()",
-                rule="each replica would merge its values into a state of its own, whose mean is no sum over replicas",
-                remedy="create the metric inside `with strategy.scope():`",
-            )
+        if replica.num_replicas_in_sync > 1:
+            _check_is_mirrored(held(self.count))
         context: Any = get_replica_context()
         values = jnp.asarray(kwargs[self.argname])
         values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
-        count, total = all_reduce_for(_WELFORD, context, ReduceOp.SUM, [jnp.asarray(values.size), jnp.sum(values)])
+        used = jnp.broadcast_to(True if mask is None else jnp.asarray(mask, bool), values.shape)
+        own = [jnp.sum(used), jnp.sum(values, where=used)]
+        count, total = all_reduce_for(_WELFORD, context, ReduceOp.SUM, own)
         mean = total / jnp.maximum(count, 1)
-        squares = all_reduce_for(_WELFORD, context, ReduceOp.SUM, jnp.sum((values - mean) ** 2))
+        squares = all_reduce_for(_WELFORD, context, ReduceOp.SUM, jnp.sum((values - mean) ** 2, where=used))
         before, delta = self.count[...], mean - self.mean[...]
         share = count / jnp.maximum(before + count, 1)
         self.count[...] = before + count
@@ -155,3 +155,13 @@ def _merged(update: Callable[..., None]) -> Callable[..., None]:
         return None
 
     return merged
+
+
+def _check_is_mirrored(state: Any) -> None:
+    if not isinstance(state, Variable) or state.device_assignment is None or state.per_replica:
+        raise ContextError(
+            _WELFORD,
+            found="the metric was created outside strategy.scope()",
+            rule="each replica would merge its values into a state of its own, whose mean is no sum over replicas",
+            remedy="create the metric inside `with strategy.scope():`",
+        )
