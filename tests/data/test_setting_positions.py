@@ -113,3 +113,67 @@ def test_an_iterator_whose_position_is_lost_does_not_start_over_silently() -> No
         iterator.set_state(state)
     with pytest.raises((InputError, ArgumentError)):
         next(iterator)
+
+
+class _Loader:
+    """A loader of another library that can save its position."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __iter__(self) -> Any:
+        while self._next < len(ELEMENTS):
+            self._next += 1
+            yield ELEMENTS[self._next - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["next"]
+
+
+def of_arrays(elements: list[Any]) -> DistributedDataset:
+    dataset = Dataset.from_tensor_slices(np.asarray(elements)).batch(2)
+    return mr.MirroredStrategy(["CPU:0", "CPU:1"]).experimental_distribute_dataset(dataset)
+
+
+def of_a_loader(elements: list[Any]) -> DistributedDataset:
+    return mr.MirroredStrategy(["CPU:0", "CPU:1"]).experimental_distribute_dataset(_Loader())
+
+
+ALL_KINDS: dict[str, Distribute] = {
+    "in turn": in_turn,
+    "batches": batches,
+    "with positions": with_positions,
+    "arrays": of_arrays,
+    "loader": of_a_loader,
+}
+
+
+@pytest.mark.parametrize("saved", ALL_KINDS)
+@pytest.mark.parametrize("restored", ALL_KINDS)
+@pytest.mark.parametrize("read_before", [0, 1])
+def test_a_position_of_another_kind_of_dataset_is_refused_or_restored(
+    saved: str, restored: str, read_before: int
+) -> None:
+    iterator, other = (iter(ALL_KINDS[restored](ELEMENTS)) for _ in range(2))
+    for _ in range(read_before):
+        next(iterator), next(other)
+    refused = None
+    try:
+        iterator.set_state(state_after(ALL_KINDS[saved], 1))
+    except MirroredError as error:
+        refused = error
+    assert saved != restored or refused is None
+    if refused is not None and restored != "loader":  # which can be iterated only once
+        assert "remedy" in str(refused)
+        assert [np.asarray(part).tolist() for part in next(iterator).values] == [
+            np.asarray(part).tolist() for part in next(other).values
+        ]
+
+
+def test_a_position_of_a_distributed_iterator_does_not_fit_one_of_a_dataset() -> None:
+    iterator = iter(Dataset.from_tensor_slices(np.asarray(ELEMENTS)))
+    with pytest.raises(ArgumentError, match="the same steps"):
+        iterator.set_state(state_after(of_arrays, 1))

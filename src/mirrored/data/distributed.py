@@ -216,10 +216,19 @@ class DistributedIterator:
             )
         if self._done == "closed":
             raise _closed()
-        if self._started is None and not self._was_moved:
-            self._move_unread(state["reader"])
-        else:
-            self._replace_reader(state["reader"])
+        try:
+            if self._started is None and not self._was_moved:
+                self._move_unread(state["reader"])
+            else:
+                self._replace_reader(state["reader"])
+        except (KeyError, AttributeError, TypeError) as error:
+            raise ArgumentError(
+                "DistributedIterator.set_state",
+                found=f"the position does not fit the dataset: {type(error).__name__}: {error}",
+                rule="a position can be restored only in a dataset of the kind in which it was saved",
+                remedy="build the dataset from the same kind of source (arrays, a Dataset, a loader with state_dict, "
+                "...) as when the position was saved",
+            ) from error
         self._handed = (None, state["reader"], state["examples"])
 
     def _move_unread(self, position: Any) -> None:

@@ -203,10 +203,12 @@ class DatasetIterator:
         if len(state.get("seeds", ())) < len(steps):
             # Positions saved by earlier versions have no seeds of the steps that make inner datasets.
             steps = [step for step in steps if not step.makes_datasets]
-        if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
+        seeds = state.get("seeds", ())
+        if state.get("version") != _VERSION or state.get("pipeline") != self._outline or len(seeds) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
-                found=f"a position of the pipeline {state.get('pipeline')} was passed to one of {self._outline}",
+                found=f"a position of the pipeline {state.get('pipeline')} with {len(seeds)} random seeds was passed "
+                f"to one of {self._outline} with {len(steps)}",
                 rule="a position can be restored only in a dataset with the same steps",
                 remedy="build the dataset with the same steps as when the position was saved",
             )
