@@ -127,3 +127,12 @@ def test_values_of_the_replicas_have_the_order_of_insertion() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     values = strategy.experimental_distribute_values_from_function(lambda _: {"z": jnp.ones(()), "a": jnp.ones(())})
     assert list(values) == ["z", "a"]
+
+
+def test_mirror_and_unmirror_keep_the_order_of_insertion() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        params = mr.mirror({"layer_2": {"w": jnp.ones(2), "b": jnp.ones(2)}, "layer_10": jnp.ones(2)})
+    for tree in (params, mr.unmirror(params), mr.function(lambda: mr.unmirror(params))()):
+        assert list(tree) == ["layer_2", "layer_10"]
+        assert list(tree["layer_2"]) == ["w", "b"]

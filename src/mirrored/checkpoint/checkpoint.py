@@ -13,6 +13,7 @@ from mirrored.checkpoint import deferred
 from mirrored.checkpoint.deferred import NoticingDict, NoticingList, noticing
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
+from mirrored.checkpoint.immutable_parts import log_replaced, log_unassigned
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
@@ -90,12 +91,14 @@ class Checkpoint:
     _saving: Any  # a lock: one thread saves at a time
     _writer: Writer
     _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
+    _saved: set[str]  # the parts that were saved and not assigned since
+    _told: set[str]  # the parts for which a warning was logged
     _restoration: Restoration | None  # the restore that waits for new state
     _keepers: list[Any]  # objects that keep this checkpoint alive until the restore is complete
 
     def __init__(self, root: object = None, /, **parts: object) -> None:
         vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
-        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[])
+        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[], _saved=set(), _told=set())
         self._saving = threading.RLock()
         if root is not None:
             self._root["root"] = _checked_root(root)
@@ -143,6 +146,7 @@ class Checkpoint:
             )
         value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
         self._parts[name] = _checked(name, value)
+        self._saved.discard(name)
         if self._restoration is not None:
             self._proceed(value, lambda path, leaf: path.partition("/")[0] == name)
         deferred.state_came(value)
@@ -218,6 +222,9 @@ class Checkpoint:
         called, path = "Checkpoint.write", Path(save_path).absolute()
         writes = writes_here(called, path)
         manifest = self.snapshot()
+        log_unassigned(self._parts, self._saved - self._told)
+        self._told |= self._saved
+        self._saved = set(self._parts)
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()
@@ -286,6 +293,10 @@ class Checkpoint:
         the values that are not restored yet, of the existing parts: a program that is interrupted before it has built
         its model loses nothing.
 
+        Variables, lists, dicts and objects with attributes are restored in place. Tuples and frozen dataclasses, such
+        as a `TrainState` of arrays, cannot be changed, so the checkpoint gets a new one, and a warning is logged:
+        continue with ``state = checkpoint.state``.
+
         Context: cross-replica, outside of compiled functions.
 
         Args:
@@ -314,8 +325,9 @@ class Checkpoint:
         with outside_of_steps(called):
             if COUNTER in manifest.leaves:
                 _ = self.save_counter
-        restoration = Restoration(directory, manifest, self._look)
+        restoration, before = Restoration(directory, manifest, self._look), dict(self._parts)
         self.begin_restoration(restoration, called, strict=strict)
+        log_replaced(called, before, self._parts)
 
         def look() -> Match:
             deferred.settle(checkpoint=self)

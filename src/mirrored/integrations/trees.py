@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key_dtype
+from mirrored._jax.trees import in_order_of
 from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
@@ -87,7 +88,7 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
         >>> with mr.GradientTape() as tape:
         ...     loss = jnp.sum(params["w"] * 3.0) + params["b"]
         >>> {name: gradient.tolist() for name, gradient in tape.gradient(loss, params).items()}
-        {'b': 1.0, 'w': [3.0, 3.0]}
+        {'w': [3.0, 3.0], 'b': 1.0}
 
     TensorFlow: no equivalent, because TensorFlow's models create variables themselves. Models of JAX libraries hold
     arrays, which `mirror` converts.
@@ -249,9 +250,10 @@ def _map(tree: PyTree, bridges: list[Bridge], whole: Callable[[Bridge, Any, str]
         bridge = owner(value)
         return one(value, named(path)) if bridge is None else whole(bridge, value, named(path, ""))
 
-    return jax.tree_util.tree_map_with_path(
+    made = jax.tree_util.tree_map_with_path(
         mapped, tree, is_leaf=lambda value: _is_leaf(value) or owner(value) is not None
     )
+    return in_order_of(tree, made)
 
 
 def _leaves(tree: PyTree) -> list[Any]:
