@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
+from mirrored.data.pipeline.iterators import DatasetIterator
+from mirrored.errors import ContextError
 
 N, THREADS, SECONDS = 600, 4, 60.0
 
@@ -88,3 +91,34 @@ def test_a_position_taken_while_another_thread_reads_is_between_two_elements() -
         thread.join(SECONDS)
     iterator.set_state(states[0])
     assert [int(x) for x in iterator] == [2, 3, 4]
+
+
+def test_a_checkpoint_that_waits_for_a_function_that_waits_for_it_ends_in_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mirrored.data.pipeline.iterators.LONGEST_WAIT", 0.5)
+    count, reads, asked = mr.Variable(0), threading.Event(), threading.Event()
+    get_state = DatasetIterator.get_state
+
+    def noted(self: DatasetIterator) -> Any:
+        asked.set()
+        return get_state(self)
+
+    def counted(x: Any) -> Any:
+        reads.set()
+        asked.wait(SECONDS)  # the checkpoint has the lock for assignments by then
+        count.assign_add(1)
+        return x
+
+    monkeypatch.setattr(DatasetIterator, "get_state", noted)
+    iterator = iter(Dataset.range(4).map(counted))
+    reader = threading.Thread(target=lambda: next(iterator), daemon=True)
+    reader.start()
+    assert reads.wait(SECONDS)
+    checkpoint = mr.checkpoint.Checkpoint(count=count, iterator=iterator)
+    with pytest.raises(ContextError, match="another thread has been reading"):
+        checkpoint.write(tmp_path / "c")
+    reader.join(SECONDS)
+    assert not reader.is_alive()
+    checkpoint.write(tmp_path / "c")
+    assert int(count.numpy()) == 1

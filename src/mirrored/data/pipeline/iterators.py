@@ -15,12 +15,14 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
-from mirrored.errors import ArgumentError, EndOfDataError, InputError
+from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
 _VERSION: Final = 1
+LONGEST_WAIT = 30.0
+"""How many seconds `get_state` waits for an element that another thread reads."""
 
 
 class Epochs:
@@ -164,8 +166,21 @@ class DatasetIterator:
         """Returns the read position and the shuffle seeds, as data that a checkpoint can save.
 
         If another thread reads an element, it waits for that element, which then precedes the position.
+
+        Raises:
+            ContextError: The other thread still reads the element after `LONGEST_WAIT` seconds. It may itself wait for
+                this thread: a checkpoint holds the lock for assignments while it asks for positions.
         """
-        with self._turn:
+        if not self._turn.acquire(timeout=LONGEST_WAIT):
+            raise ContextError(
+                "DatasetIterator.get_state",
+                found=f"another thread has been reading an element for {LONGEST_WAIT:g} s",
+                rule="a position is between two elements; a function of a dataset that assigns a variable waits for "
+                "a checkpoint that is being taken, which waits for the element",
+                remedy="save the checkpoint in the thread that reads, or assign variables in the step instead of the "
+                "dataset's functions",
+            )
+        try:
             return {
                 "version": _VERSION,
                 "pipeline": self._outline,
@@ -176,6 +191,8 @@ class DatasetIterator:
                 "cardinality": self._cardinality,
                 "position": self._cursor().get_state() if self._end is None else self._end,
             }
+        finally:
+            self._turn.release()
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Restores a saved read position; if the dataset's operations have changed since, begins the epoch again.
