@@ -355,3 +355,25 @@ class TestRefusals:
         ):
             with pytest.raises(ArgumentError, match=message):
                 strategy_of(2).distribute_datasets_from_function(lambda _: Dataset.range(4).batch(2), options)
+
+
+@pytest.mark.parametrize("from_dataset", [False, True])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.array(["a", "b"]),
+        np.array([b"a", b"b"]),
+        np.array(["2020-01-01", "2020-01-02"], "datetime64[D]"),
+        np.array([1, 2], "timedelta64[s]"),
+        np.array([(1,), (2,)], [("x", "i4")]),
+        np.array([None, {}], object),
+    ],
+    ids=lambda rows: str(rows.dtype),
+)
+def test_arrays_of_dtypes_that_jax_does_not_have_stay_on_the_host(rows: np.ndarray, from_dataset: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    data = Dataset.from_tensor_slices(rows).batch(2) if from_dataset else [rows]
+    batch = next(iter(strategy.experimental_distribute_dataset(data)))
+    for part, row in zip(batch.values, rows, strict=True):
+        assert type(part) is np.ndarray
+        assert part.tolist() == [row] if rows.dtype.fields is None else part["x"].tolist() == [row["x"]]

@@ -282,6 +282,11 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
     return _put(aval, jax.sharding.SingleDeviceSharding(device), [value], [device], is_owned(value))
 
 
+def stays_on_host(dtype: np.dtype[Any]) -> bool:
+    """Returns whether JAX has no arrays of a NumPy dtype: strings, objects, dates, records."""
+    return dtype.hasobject or dtype.kind in "SUTMm" or dtype.fields is not None
+
+
 def has_strings(value: object) -> bool:
     """Returns whether a value is a NumPy array or scalar of strings or other Python objects, which JAX refuses."""
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "OSUT"
