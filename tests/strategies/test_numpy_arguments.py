@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
+from mirrored.errors import ArgumentError
 
 COUNT = 4
 
@@ -115,3 +117,28 @@ def test_integers_that_do_not_fit_into_32_bits_are_refused(strategy: mr.Strategy
 def test_a_function_refuses_a_numpy_integer_that_does_not_fit(scalar: np.generic) -> None:
     with pytest.raises(mr.errors.ArgumentError, match="do not fit"):
         mr.function(lambda x: x * 1)(scalar)
+
+
+HOST_ARRAYS = pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", "b"]),
+        np.array(["2020-01-01"], "datetime64[D]"),
+        np.zeros(2, [("x", "i4")]),
+        np.array([{}], object),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+
+
+@HOST_ARRAYS
+def test_a_compiled_function_names_dtypes_that_jax_does_not_have(array: np.ndarray) -> None:
+    with pytest.raises(ArgumentError, match="dtype"):
+        mr.function(lambda x: x)(array)
+
+
+@HOST_ARRAYS
+def test_values_of_dtypes_that_jax_does_not_have_stay_on_the_host(array: np.ndarray) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    values = strategy.experimental_distribute_values_from_function(lambda context: array)
+    assert [part.tolist() for part in values.values] == [array.tolist()] * 2

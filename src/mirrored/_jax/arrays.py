@@ -287,6 +287,22 @@ def stays_on_host(dtype: np.dtype[Any]) -> bool:
     return dtype.hasobject or dtype.kind in "SUTMm" or dtype.fields is not None
 
 
+def refuse_host_dtype(array: np.ndarray | np.generic) -> None:
+    """Raises an error for an argument of a compiled function that JAX has no array for.
+
+    Raises:
+        ArgumentError: The array has strings, objects, dates or records.
+    """
+    if stays_on_host(array.dtype):
+        raise ArgumentError(
+            "mirrored.function",
+            found=f"an argument is a NumPy array of dtype {array.dtype}",
+            rule="a compiled function computes with numbers: JAX has no arrays of strings, dates, records and objects",
+            remedy="convert it to numbers before the call, or pass a Python string or another hashable object, which "
+            "is static",
+        )
+
+
 def has_strings(value: object) -> bool:
     """Returns whether a value is a NumPy array or scalar of strings or other Python objects, which JAX refuses."""
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "OSUT"

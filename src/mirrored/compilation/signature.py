@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import check_fit, owned, refuse_masked
+from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_masked
 from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
 from mirrored._jax.trees import Structure
@@ -388,6 +388,7 @@ def _array_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Any:
     if isinstance(leaf, (np.ndarray, np.generic)):
         # A copy: JAX dispatches asynchronously and may read the buffer after the caller has refilled it.
         refuse_masked(leaf)
+        refuse_host_dtype(leaf)
         check_fit(leaf)
         return owned(np.asarray(leaf, canonical_dtype(leaf.dtype)))
     if isinstance(leaf, PerReplica):
