@@ -178,7 +178,7 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
 @COMPILED
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.sampled(2)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_gradients_of_nnx_models_are_accumulated(name: str, compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
