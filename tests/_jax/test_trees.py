@@ -78,6 +78,7 @@ def test_other_classes_of_dicts_stay_what_they_are(tree: Any, expected: list[str
     assert type(rebuilt) is type(tree)
     assert list(rebuilt) == expected
     assert getattr(rebuilt, "default_factory", None) is getattr(tree, "default_factory", None)
+    assert keys_of(tree_flatten(tree)[1].unflatten(jax.tree.leaves(tree))) == keys_of(rebuilt) == keys_of(tree)
 
 
 def test_a_leaf_in_place_of_a_dict_is_returned() -> None:
@@ -102,3 +103,14 @@ def test_a_structure_keeps_no_reference_to_the_leaves() -> None:
     structure: Structure = tree_flatten({"z": Leaf(), "a": [Leaf()]})[1]
     assert Leaf.alive == 0
     assert structure.num_leaves == 2
+
+
+def test_containers_in_leaves_are_not_looked_into() -> None:
+    class Watched(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("a leaf was read")
+
+    leaf = {1: 1, "a": 2}
+    assert tree_map(lambda _: 0, {"z": leaf, "a": [leaf]}, is_leaf=lambda part: part is leaf) == {"z": 0, "a": [0]}
+    assert tree_map(lambda _: 0, [Watched()], is_leaf=lambda part: isinstance(part, Watched)) == [0]
+    assert tree_flatten([leaf], is_leaf=lambda part: part is leaf)[1].unflatten([3]) == [3]

@@ -7,7 +7,7 @@ would exchange the two without an error. TensorFlow's `tf.nest` keeps the order 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeGuard
 
@@ -69,8 +69,21 @@ def tree_map(
 
 
 def in_order_of(like: PyTree, value: PyTree) -> Any:
-    """Returns a pytree whose dicts have their keys in the order of those of `like`, which has the same structure."""
-    return _arranged(_order_of(like), value)
+    """Returns a pytree whose dicts have their keys in the order of those of `like`, which has the same structure.
+
+    It does not look into containers in `like` for which `value` has a leaf, such as a long list of numbers.
+    """
+    if isinstance(value, dict):
+        if type(like) is not type(value) or type(value) not in _DICTS or value.keys() != like.keys():
+            return value
+        parts = {key: in_order_of(part, value[key]) for key, part in like.items()}
+        return _dict_like(value, parts)
+    if _is_sequence(value) and type(like) is type(value) and len(like) == len(value):
+        elements = list(map(in_order_of, like, value))
+        if all(one is two for one, two in zip(elements, value, strict=True)):
+            return value
+        return _remade(value, elements)
+    return value
 
 
 # The order of a pytree's keys: a dict from the keys of a dict, or a list for the elements of a list or tuple, to their
@@ -80,11 +93,11 @@ _Order = dict[Any, Any] | list[Any] | None
 
 def _order_of(value: PyTree) -> _Order:
     if isinstance(value, dict):
-        if type(value) is not dict and type(value) is not defaultdict:
-            return None  # an OrderedDict keeps its order in JAX; other classes are registered, or leaves
+        if type(value) not in _DICTS:
+            return None
         keys = list(value)
         inner = _orders_of(value.values())
-        return dict(zip(keys, inner, strict=True)) if keys != sorted(keys) or _any(inner) else None
+        return dict(zip(keys, inner, strict=True)) if not _are_sorted(keys) or _any(inner) else None
     if _is_sequence(value):
         inner = _orders_of(value)
         return inner if _any(inner) else None
@@ -97,6 +110,14 @@ def _orders_of(parts: Iterable[Any]) -> list[_Order]:
 
 
 _CONTAINERS: Final = (dict, tuple, list)
+_DICTS: Final = (dict, defaultdict, OrderedDict)  # other classes are registered, or leaves
+
+
+def _are_sorted(keys: list[Any]) -> bool:
+    try:
+        return keys == sorted(keys)
+    except TypeError:  # keys of different types, which JAX refuses to flatten: part of a leaf
+        return True
 
 
 def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
@@ -114,9 +135,18 @@ def _arranged(order: _Order, value: PyTree) -> Any:
         if not isinstance(value, dict) or value.keys() != order.keys():
             return value  # a leaf in place of the dict
         parts = {key: _arranged(inner, value[key]) for key, inner in order.items()}
-        return defaultdict(value.default_factory, parts) if isinstance(value, defaultdict) else parts
+        return _dict_like(value, parts)
     if not _is_sequence(value) or len(value) != len(order):
         return value
-    elements = map(_arranged, order, value)
+    return _remade(value, map(_arranged, order, value))
+
+
+def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> dict[Any, Any]:
+    if isinstance(value, defaultdict):
+        return defaultdict(value.default_factory, parts)
+    return OrderedDict(parts) if isinstance(value, OrderedDict) else parts
+
+
+def _remade(value: Sequence[Any], elements: Iterable[Any]) -> Any:
     make: Callable[..., Any] = type(value)
     return make(*elements) if hasattr(value, "_fields") else make(elements)
