@@ -282,7 +282,7 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
     return _put(aval, jax.sharding.SingleDeviceSharding(device), [value], [device], is_owned(value))
 
 
-def stays_on_host(dtype: np.dtype[Any]) -> bool:
+def is_host_dtype(dtype: np.dtype[Any]) -> bool:
     """Returns whether JAX has no arrays of a NumPy dtype: strings, objects, dates, records."""
     return dtype.hasobject or dtype.kind in "SUTMm" or dtype.fields is not None
 
@@ -293,7 +293,7 @@ def refuse_host_dtype(array: np.ndarray | np.generic) -> None:
     Raises:
         ArgumentError: The array has strings, objects, dates or records.
     """
-    if stays_on_host(array.dtype):
+    if is_host_dtype(array.dtype):
         raise ArgumentError(
             "mirrored.function",
             found=f"an argument is a NumPy array of dtype {array.dtype}",
@@ -303,9 +303,9 @@ def refuse_host_dtype(array: np.ndarray | np.generic) -> None:
         )
 
 
-def has_strings(value: object) -> bool:
-    """Returns whether a value is a NumPy array or scalar of strings or other Python objects, which JAX refuses."""
-    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "OSUT"
+def has_host_dtype(value: object) -> bool:
+    """Returns whether a value is a NumPy array or scalar of a dtype that JAX does not have."""
+    return isinstance(value, (np.ndarray, np.generic)) and is_host_dtype(value.dtype)
 
 
 def as_array(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:

@@ -27,11 +27,12 @@ class Structure:
         value: The pytree whose dicts define the order. No reference to it is kept.
     """
 
-    __slots__ = ("_order", "treedef")
+    __slots__ = ("_like", "treedef")
 
     def __init__(self, treedef: jax.tree_util.PyTreeDef, value: PyTree) -> None:
         self.treedef = treedef
-        self._order = _order_of(value)
+        # None if all keys are sorted, as in most trees: JAX's own order is right then.
+        self._like = in_order_of(value, self._by_jax([None] * treedef.num_leaves)) if _has_order(value) else None
 
     @property
     def num_leaves(self) -> int:
@@ -40,7 +41,11 @@ class Structure:
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Rebuilds a pytree from its leaves, which have the order of JAX's flattening."""
-        return _arranged(self._order, jax.tree_util.tree_unflatten(self.treedef, leaves))
+        value = self._by_jax(leaves)
+        return value if self._like is None else in_order_of(self._like, value)
+
+    def _by_jax(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
     def __eq__(self, other: object) -> bool:
         """Returns whether the treedefs are equal; `other` may be a treedef."""
@@ -91,31 +96,20 @@ def in_order_of(like: PyTree, value: PyTree) -> Any:
     return value
 
 
-# The order of a pytree's keys: a dict from the keys of a dict, or a list for the elements of a list or tuple, to their
-# orders. None stands for a part in which all keys are sorted, such as a leaf.
-_Order = dict[Any, Any] | list[Any] | None
-
-
-def _order_of(value: PyTree) -> _Order:
-    if isinstance(value, dict):
-        if type(value) not in _DICTS:
-            return None
-        keys = list(value)
-        inner = _orders_of(value.values())
-        return dict(zip(keys, inner, strict=True)) if not _are_sorted(keys) or _any(inner) else None
-    if _is_sequence(value):
-        inner = _orders_of(value)
-        return inner if _any(inner) else None
-    return None
-
-
-def _orders_of(parts: Iterable[Any]) -> list[_Order]:
-    # Most parts are leaves, for which a check costs less than a call.
-    return [_order_of(part) if isinstance(part, _CONTAINERS) else None for part in parts]
-
-
 _CONTAINERS: Final = (dict, tuple, list)
 _DICTS: Final = (dict, defaultdict, OrderedDict)  # other classes are registered, or leaves
+
+
+def _has_order(value: PyTree) -> bool:
+    """Returns whether a pytree has a dict whose keys are not sorted."""
+    if isinstance(value, dict):
+        return type(value) in _DICTS and (not _are_sorted(list(value)) or _any_has_order(value.values()))
+    return _is_sequence(value) and _any_has_order(value)
+
+
+def _any_has_order(parts: Iterable[Any]) -> bool:
+    # Most parts are leaves, for which a check costs less than a call.
+    return any([_has_order(part) for part in parts if isinstance(part, _CONTAINERS)])
 
 
 def _are_sorted(keys: list[Any]) -> bool:
@@ -127,23 +121,6 @@ def _are_sorted(keys: list[Any]) -> bool:
 
 def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     return type(value) is tuple or type(value) is list or (isinstance(value, tuple) and hasattr(value, "_fields"))
-
-
-def _any(orders: list[_Order]) -> bool:
-    return orders.count(None) != len(orders)
-
-
-def _arranged(order: _Order, value: PyTree) -> Any:
-    if order is None:
-        return value
-    if isinstance(order, dict):
-        if not isinstance(value, dict) or value.keys() != order.keys():
-            return value  # a leaf in place of the dict
-        parts = {key: _arranged(inner, value[key]) for key, inner in order.items()}
-        return _dict_like(value, parts)
-    if not _is_sequence(value) or len(value) != len(order):
-        return value
-    return _remade(value, map(_arranged, order, value))
 
 
 def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> dict[Any, Any]:

@@ -224,7 +224,6 @@ class Checkpoint:
         manifest = self.snapshot()
         log_unassigned(self._parts, self._saved - self._told)
         self._told |= self._saved
-        self._saved = set(self._parts)
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()
@@ -240,6 +239,7 @@ class Checkpoint:
         if writes:
             # The partial holds a reference to the lock, which keeps it locked until the write is done.
             self._writer.start(functools.partial(work, lock))
+        self._saved = set(self._parts)
         if wait:
             self.wait()
         return lock

@@ -1,7 +1,7 @@
 """Warns about parts of a checkpoint that cannot change in place: tuples and frozen dataclasses of arrays.
 
-A step returns a new `TrainState` of arrays, and a restore makes one. The names of the program and the part of the
-checkpoint then stand for different states, which nothing else would show.
+A step returns a new `TrainState` of arrays, and a restore makes one. Afterwards the object that the program holds and
+the part of the checkpoint are different objects with different values.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import has_strings
+from mirrored._jax.arrays import has_host_dtype
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.dispatch import dispatch_of, jit
 from mirrored._jax.inlining import (
@@ -212,7 +212,7 @@ class Program:
             count = leaf.num_replicas
             self._results.append(_Result(is_array=True, wrap=lambda array: Mirrored(array, count)))
             return leaf.value
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not has_strings(leaf):
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not has_host_dtype(leaf):
             self._results.append(_Result(is_array=True))
             return jnp.asarray(leaf)
         if isinstance(leaf, np.ndarray):  # strings: every call returns this array, so it is read-only

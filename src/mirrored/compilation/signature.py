@@ -15,7 +15,7 @@ from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_mas
 from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
 from mirrored._jax.trees import Structure
-from mirrored._typing import Leaf
+from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, SignatureError
 from mirrored.runtime.component_reads import stacked_of
 from mirrored.values import structures
@@ -223,7 +223,7 @@ class Arguments:
         dynamic: The positions of the leaves that are arrays.
         arrays: These leaves as arrays. A per-replica value is one stacked array.
         key: The cache key of the program: the structure, shapes and dtypes, and static values.
-        like: A pytree of this structure, whose dicts have the order of keys. Calls of a program need no `Structure`.
+        like: A pytree of this structure whose dicts have the keys in the order of the call. Only a trace needs it.
     """
 
     treedef: jax.tree_util.PyTreeDef
@@ -231,7 +231,7 @@ class Arguments:
     dynamic: list[int]
     arrays: list[Any]
     key: tuple[Hashable, ...]
-    like: Any
+    like: PyTree
 
     def _with(self, leaves: list[Any]) -> Any:
         return Structure(self.treedef, self.like).unflatten(leaves)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import aligned_empty, owned, put, put_parts, stays_on_host
+from mirrored._jax.arrays import aligned_empty, is_host_dtype, owned, put, put_parts
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import HostArray
 from mirrored.data.elements import Element
@@ -244,7 +244,7 @@ class Placer:
     def _stacked(self, leaves: list[Any], shared_by: int, size: int) -> list[Any]:
         assert self.device_assignment is not None
         sharding = self.device_assignment.sharded
-        if any(stays_on_host(leaf.dtype) for leaf in leaves):
+        if any(is_host_dtype(leaf.dtype) for leaf in leaves):
             here = self.device_assignment.addressable_replicas
             parts = [np.split(owned(leaf), shared_by) for leaf in leaves]
             return [PerReplica([part[r] for r in here], self.device_assignment) for part in parts]
@@ -273,7 +273,7 @@ class Placer:
         return PerReplica(placed, self.device_assignment, is_ragged=is_ragged)
 
     def _put(self, leaf: HostArray | np.generic | bytes, replica: int) -> Any:
-        if stays_on_host(getattr(leaf, "dtype", np.dtype(object))):
+        if is_host_dtype(getattr(leaf, "dtype", np.dtype(object))):
             return owned(leaf)
         if not self.to_device:
             return put(leaf, jax.local_devices(backend="cpu")[0])

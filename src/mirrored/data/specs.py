@@ -155,12 +155,13 @@ def as_spec(signature: PyTree) -> Any:
 def check(spec: PyTree, element: Element, called: str) -> Any:
     """Casts an element to the dtypes of a spec; raises an error if the structure or shapes differ from the spec.
 
-    If `spec` is one array, a list or tuple of numbers is converted to an array.
+    The keys of dicts get the order of those of `spec`. If `spec` is one array, a list or tuple of numbers is converted
+    to an array.
     """
     if isinstance(spec, ArraySpec) and isinstance(element, (list, tuple)) and not spec.dtype.hasobject:
         element = np.asarray(element)
     wanted, given = _leaves(spec), jax.tree.leaves(element)
-    structure: Any = jax.tree.structure(map_specs(lambda _: 0, spec))
+    _, structure = tree_flatten(map_specs(lambda _: 0, spec))
     if structure != jax.tree.structure(element):
         raise StructureError(
             called,
@@ -180,7 +181,7 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
         have if want.dtype.hasobject or have.dtype == want.dtype else have.astype(want.dtype)
         for want, have in zip(wanted, given, strict=True)
     ]
-    return tree_flatten(element)[1].unflatten(cast)
+    return structure.unflatten(cast)
 
 
 def empty_batch(spec: PyTree) -> Any:

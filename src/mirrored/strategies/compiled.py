@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from mirrored._jax.arrays import has_strings
+from mirrored._jax.arrays import has_host_dtype
 from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
 from mirrored._jax.jaxprs import equations_in
@@ -197,7 +197,7 @@ class _Run:
     def _place(self, column: Sequence[Any], flat: list[Any], replicated: bool) -> _Output:
         if self._runner.is_shared(column) and not any(belongs_to(leaf, self._runner.base_trace) for leaf in column):
             return _Output(shared=as_array(column[0]) if replicated else column[0])
-        if not all(isinstance(leaf, _NUMBERS) and not has_strings(leaf) for leaf in column):
+        if not all(isinstance(leaf, _NUMBERS) and not has_host_dtype(leaf) for leaf in column):
             raise StructureError(
                 "Strategy.run",
                 found=f"the replicas returned {', '.join(type(leaf).__name__ for leaf in column)} for the same leaf",

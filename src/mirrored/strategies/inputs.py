@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import as_array, owned, stays_on_host
+from mirrored._jax.arrays import as_array, is_host_dtype, owned
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer
 from mirrored.collectives.host_allgather import host_allgather
@@ -164,5 +164,5 @@ def _on_devices(column: Sequence[Any], device_assignment: DeviceAssignment | Non
 
 def _is_number(value: object) -> bool:
     if isinstance(value, (np.ndarray, np.generic)):
-        return not stays_on_host(value.dtype)
+        return not is_host_dtype(value.dtype)
     return isinstance(value, (bool, int, float, complex, list))

@@ -157,7 +157,7 @@ def _merged(update: Callable[..., None]) -> Callable[..., None]:
     return merged
 
 
-def _check_is_mirrored(state: Any) -> None:
+def _check_is_mirrored(state: object) -> None:
     if not isinstance(state, Variable) or state.device_assignment is None or state.per_replica:
         raise ContextError(
             _WELFORD,
