@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrored._jax.trees import Structure, in_order_of, tree_flatten, tree_map
+from mirrored._jax.trees import Structure, in_order_of, transformed, tree_flatten, tree_map
 
 
 class Pair(NamedTuple):
@@ -114,3 +114,14 @@ def test_containers_in_leaves_are_not_looked_into() -> None:
     assert tree_map(lambda _: 0, {"z": leaf, "a": [leaf]}, is_leaf=lambda part: part is leaf) == {"z": 0, "a": [0]}
     assert tree_map(lambda _: 0, [Watched()], is_leaf=lambda part: isinstance(part, Watched)) == [0]
     assert tree_flatten([leaf], is_leaf=lambda part: part is leaf)[1].unflatten([3]) == [3]
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.checkpoint])
+def test_a_transformed_function_gets_and_returns_keys_in_order(transform: Any) -> None:
+    def swapped(row: dict[str, Any], *, later: Any, earlier: Any) -> dict[str, Any]:
+        assert list(row) == ["z", "a"]
+        return {"z": row["a"] + later, "a": row["z"] + earlier}
+
+    row = {"z": jnp.ones(2), "a": jnp.zeros(2)}
+    result = transformed(transform, swapped)(row, later=jnp.full(2, 5.0), earlier=jnp.full(2, 7.0))
+    assert [(key, value.tolist()) for key, value in result.items()] == [("z", [5, 5]), ("a", [8, 8])]

@@ -96,6 +96,28 @@ def in_order_of(like: PyTree, value: PyTree) -> Any:
     return value
 
 
+def transformed(transform: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``transform(function)``, such as `jax.vmap` of it, with the order of keys kept in arguments and results.
+
+    The transform gets a function of the list of all leaves, which is new in each call.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, given = tree_flatten((args, kwargs))
+        made: list[Structure] = []
+
+        def of_leaves(leaves: list[Any]) -> list[Any]:
+            own_args, own_kwargs = given.unflatten(leaves)
+            results, structure = tree_flatten(function(*own_args, **own_kwargs))
+            made[:] = [structure]
+            return results
+
+        results = transform(of_leaves)(leaves)
+        return made[0].unflatten(results)
+
+    return call
+
+
 _CONTAINERS: Final = (dict, tuple, list)
 _DICTS: Final = (dict, defaultdict, OrderedDict)  # other classes are registered, or leaves
 

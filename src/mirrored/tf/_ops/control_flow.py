@@ -18,6 +18,7 @@ from jax import lax
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
+from mirrored._jax.trees import transformed
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError
 from mirrored.tf._errors import InvalidArgumentError
@@ -308,7 +309,7 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
 @op("recompute_grad", named=False)
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `f` with intermediate values recomputed in the backward pass, not stored (`jax.checkpoint`)."""
-    checkpointed = jax.checkpoint(f)
+    checkpointed = transformed(jax.checkpoint, f)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return f(*args, **kwargs) if is_eager() else checkpointed(*args, **kwargs)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.traces import is_eager
+from mirrored._jax.trees import transformed
 from mirrored._typing import PyTree
 from mirrored.errors import TransformError
 from mirrored.tf._dtypes import array_dtype
@@ -143,7 +144,7 @@ def vectorized_map(
     """
     del warn
     try:
-        return jax.vmap(lambda row: _all_tensors(fn(row)))(_all_tensors(elems))
+        return transformed(jax.vmap, lambda row: _all_tensors(fn(row)))(_all_tensors(elems))
     except TransformError:
         if not fallback_to_while_loop or not is_eager():
             raise
