@@ -18,7 +18,7 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, ContextError, Stru
 
 ROWS = 8
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
-COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+COMPILED = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 
 
 class Model(nnx.Module):

@@ -19,7 +19,7 @@ from fresh_process import run_python
 from mirrored.checkpoint import Checkpoint
 
 LAYOUTS = pytest.mark.parametrize("devices", [1, 2, 4], ids=["1x4", "2x2", "4x1"])
-COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+COMPILED = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 STEPS, ROWS = 2, 12
 
 
@@ -228,6 +228,7 @@ with strategy.scope():
 
 
 @pytest.mark.parametrize("imports", ["import flax.linen", "import flax.nnx"])
+@pytest.mark.first(1)
 def test_linen_is_connected_also_when_a_scope_is_open_as_it_is_imported(imports: str) -> None:
     done = run_python(LINEN_IN_A_SCOPE.format(imports=imports))
     assert done.stdout.split() == ["True"], done.stderr

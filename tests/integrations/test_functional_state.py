@@ -26,7 +26,7 @@ from mirrored.errors import ArgumentError, DivergingStateWarning, ReplicaDiverge
 
 BATCH, STEPS, REPLICAS = 8, 3, 4
 DEVICES = pytest.mark.parametrize("devices", [2, 4], ids=["2x2", "4x1"])
-COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+COMPILED = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 TRANSFORM = optax.adam(0.05)
 STATE_AND_LOSS = (P(), P("replica"))
 
