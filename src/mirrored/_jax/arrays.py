@@ -229,14 +229,19 @@ def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
     )
 
 
+def _is_canonical(array: np.ndarray) -> bool:
+    """Returns whether an array has the dtype that it has on devices, and no mask."""
+    # A dtype of the other byte order is not equal.
+    return type(array) is np.ndarray and array.dtype == canonical_dtype(array.dtype)
+
+
 def _canonical(array: np.ndarray) -> np.ndarray:
     """Converts an array to the dtype that it has on devices."""
-    refuse_masked(array)
-    dtype = canonical_dtype(array.dtype)
-    if array.dtype == dtype:  # a dtype of the other byte order is not equal
+    if _is_canonical(array):
         return array
+    refuse_masked(array)
     check_fit(array)
-    return array.astype(dtype)
+    return array.astype(canonical_dtype(array.dtype), copy=False)
 
 
 def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
@@ -259,11 +264,12 @@ def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devi
     CPU devices alias an aligned buffer that `mirrored` owns. Any other buffer has been read when the call returns.
 
     Args:
-        parts: The rows of each device; the same number of rows for every device.
+        parts: The rows of each device, of one dtype; the same number of rows for every device.
         sharding: The sharding of the result.
         devices: Its devices.
     """
-    parts = [_canonical(part) for part in parts]
+    if not _is_canonical(parts[0]):
+        parts = [_canonical(part) for part in parts]
     aval = _aval((len(parts) * parts[0].shape[0], *parts[0].shape[1:]), parts[0].dtype)
     return _put(aval, sharding, parts, devices, all(map(is_owned, parts)))
 

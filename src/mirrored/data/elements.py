@@ -69,7 +69,7 @@ def own_element(value: PyTree, called: str) -> Element:
 
 def handed_out(element: Element) -> Element:
     """Records that user code holds an element's arrays and may write to their memory; returns the element."""
-    for leaf in jax.tree.leaves(element):
+    for leaf in [element] if type(element) is np.ndarray else jax.tree.leaves(element):
         expose(leaf)
     return element
 
