@@ -78,7 +78,7 @@ class ContextError(MirroredError, RuntimeError):
 
 
 class MergeError(ContextError):
-    """Error raised when replicas called different collectives, or called one where none is supported."""
+    """Error raised when replicas called different collectives, or a collective in a place that does not support it."""
 
 
 class DeviceError(MirroredError, ValueError):

@@ -56,7 +56,7 @@ def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
 
 
 def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Replaces instances of registered array-like classes by their arrays; reads them inside ``context()``.
+    """Replaces each instance of a registered array-like class by its array, which is read inside ``context()``.
 
     JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
     derivative rule that a transformation such as `vmap` passes on.

@@ -78,7 +78,7 @@ def owned(value: object) -> Any:
 
 
 def refuse_masked(value: object) -> None:
-    """Raises an error for a masked array of NumPy, whose mask an array on a device cannot have.
+    """Raises an error for a masked NumPy array, because arrays on devices cannot have masks.
 
     Raises:
         ArgumentError: `value` is a `numpy.ma.MaskedArray`.
@@ -199,7 +199,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns whether the elements of an array, if they are integers of 64 bits, fit into a narrower integer dtype."""
+    """Returns False if a 64-bit integer array has elements outside the range of the narrower integer `dtype`."""
     if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)
@@ -294,7 +294,7 @@ def is_host_dtype(dtype: np.dtype[Any]) -> bool:
 
 
 def refuse_host_dtype(array: np.ndarray | np.generic) -> None:
-    """Raises an error for an argument of a compiled function that JAX has no array for.
+    """Raises an error for a NumPy argument of a compiled function whose dtype JAX does not have.
 
     Raises:
         ArgumentError: The array has strings, objects, dates or records.

@@ -84,7 +84,7 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """The part of the interface of a gradient tape's JAX trace that the tracked arrays (boxes) use."""
+    """Protocol of a gradient tape's JAX trace: what the arrays that the tape tracks (boxes) require of the trace."""
 
     @property
     def recorder(self) -> object:
@@ -134,7 +134,7 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """The function that JAX calls to get the constant to embed in a trace that captures this tracked array."""
+        """A function that returns the constant to embed in a trace that captures this array; JAX calls the function."""
         # JAX has this hook for symbolic dimensions: `DynamicJaxprTrace.to_jaxpr_tracer` calls `x.dimension_as_value()`
         # for any captured object that has it, and embeds the result.
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
@@ -181,7 +181,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns a dummy `JVPTracer` as a stand-in's contents, so that `jax.closure_convert` hoists the stand-in."""
+    """Returns a dummy `JVPTracer` as a `BoxTracer`'s contents, so that `jax.closure_convert` hoists the latter."""
     # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
     # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):

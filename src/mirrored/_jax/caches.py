@@ -90,7 +90,7 @@ put: Callable[[Hashable], None] = holder.set_local
 
 
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
-    """Restores this thread's tracing-cache tokens after an exception; keeps a trace's token, which may be newer."""
+    """Restores this thread's tracing-cache tokens after an exception, except a token that belongs to a trace."""
     if not isinstance(token, tuple):
         put(token)
     replica_holder.set_local(replica_token)
@@ -230,14 +230,14 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Called after a change of tape or replica: makes JAX retrace jitted functions if one has read a variable."""
+    """Called after a change of tape or replica: makes JAX retrace jitted functions if any has read a variable."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
 
 
 def enter_tape() -> None:
-    """Called when a tape opens: makes JAX retrace jitted functions, unless it is the first tape of its replica's trace.
+    """Called when a tape opens: makes JAX retrace jitted functions, unless no tape was opened in this trace before.
 
     A helper may have closed over a value that an earlier tape of the trace has recorded, through a mutable object (a
     module's attribute). The new tape would find no gradient through it.

@@ -216,7 +216,7 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """Turns a JAX primitive into a function that takes the arrays in the primitive's parameters as arguments.
+    """A JAX primitive as a function that takes the arrays in the primitive's parameters as arguments.
 
     Args:
         primitive: The primitive.

@@ -19,7 +19,7 @@ _PLAIN_KINDS = "biufc"
 
 
 def with_constants(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function of JAX; does not execute it if each result is filled with one number, which its trace shows.
+    """Calls a JAX function; skips its execution if its trace shows that each result is filled with one constant number.
 
     Args:
         function: A function of JAX without side effects.

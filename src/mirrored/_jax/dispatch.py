@@ -138,7 +138,7 @@ class Dispatch:
         self._misses.job = job
 
     def forget(self) -> None:
-        """Clears the jitted function's fast-path cache, because JAX leaves the fast path disabled after an error."""
+        """Clears the jitted function's fast-path cache, so that JAX fills it anew: after an error it stays disabled."""
         self.function._clear_cache()
 
 

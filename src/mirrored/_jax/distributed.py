@@ -45,7 +45,7 @@ class DetectionError(Exception):
 
 
 def detect(timeout_seconds: int) -> Detected | None:
-    """Returns the multi-process cluster that JAX detects in the environment; None if it detects none.
+    """Returns the multi-process cluster that JAX detects in the environment; None if JAX detects no cluster.
 
     Args:
         timeout_seconds: How long to wait until the coordinator's host has an address (Kubernetes, Cloud TPU).
@@ -98,7 +98,7 @@ class _Waits:
 
 
 def interrupt_waits_by(check: Callable[[], object] | None) -> None:
-    """Registers a function that `get` calls repeatedly while it waits, and whose exception ends the wait.
+    """Registers a function that `get` calls repeatedly while waiting; an exception from the function ends the wait.
 
     Elastic jobs use it: the other process may be lost.
     """
@@ -106,7 +106,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
 
 
 def next_slice(seconds: float) -> float:
-    """Returns how long the next part of a wait of `seconds` must last; raises an exception if the workers have changed.
+    """Returns for how long the next part of a wait of `seconds` may block; raises an exception if the workers changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
     """
@@ -144,7 +144,7 @@ class NoAnswer(Exception):
 
 
 def has_devices() -> bool:
-    """Returns whether JAX has initialised its devices, after which no multi-process job can be joined."""
+    """Returns whether JAX has initialised its devices; if so, this process can no longer join a multi-process job."""
     return bool(_xla_bridge.backends_are_initialized())
 
 
@@ -220,7 +220,7 @@ def get(key: str, timeout_seconds: float) -> str:
 
 
 def look(key: str) -> str | None:
-    """Returns the value of a key of JAX's coordination service without waiting; None if it is not set."""
+    """Returns the value of a key of JAX's coordination service without waiting; None if the key is not set."""
     try:
         return str(_client().key_value_try_get(key))
     except jax.errors.JaxRuntimeError as error:
@@ -236,7 +236,7 @@ def below(prefix: str) -> dict[str, str]:
 
 
 def forget(key: str) -> None:
-    """Deletes a key from the key-value store of JAX's coordination service, if it is set."""
+    """Deletes a key, if it is set, from the key-value store of JAX's coordination service."""
     _client().key_value_delete(key)
 
 

@@ -68,14 +68,14 @@ _AbstractRef: Final = _state_types.AbstractRef
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Kind of an equation that calls an inner jaxpr: `jit`, `remat`, `custom_jvp_call`, ..."""
+    """Class of equations that call an inner jaxpr: `jit`, `remat`, `custom_jvp_call`, ..."""
 
     jaxpr: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """Kind of a `lax.scan` equation: its operands are constants, followed by carries and scanned arrays."""
+    """Class of `lax.scan` equations, whose operands are constants, followed by carries and scanned arrays."""
 
     jaxpr: Any
     num_consts: int
@@ -84,7 +84,7 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True)
 class While:
-    """Kind of a `lax.while_loop` equation: its operands are constants of condition and body, followed by carries."""
+    """Class of `lax.while_loop` equations, whose operands are constants of condition and body, followed by carries."""
 
     cond: Any
     num_cond_consts: int
@@ -94,19 +94,19 @@ class While:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """Kind of a `lax.cond` or `lax.switch` equation: its first operand selects the branch."""
+    """Class of `lax.cond` and `lax.switch` equations, whose first operand selects the branch."""
 
     branches: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Equalising:
-    """Kind of a collective equation whose result is equal on all devices of the mesh axis, such as `psum`."""
+    """Class of collective equations whose results are equal on all devices of the mesh axis, such as `psum`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueSource:
-    """Kind of an equation whose result may differ between devices even if its operands are equal.
+    """Class of equations whose results may differ between devices even if the operands are equal.
 
     Attributes:
         label: Its name in messages.
@@ -119,7 +119,7 @@ class ValueSource:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Kind of an equation other than a call, loop, branch or collective; each output may depend on every operand.
+    """Class of equations other than calls, loops, branches and collectives; each output may depend on every operand.
 
     Attributes:
         jaxprs: The jaxprs among its parameters, whose use is unknown.
@@ -179,7 +179,7 @@ def primitive_names(jaxpr: Jaxpr | ClosedJaxpr) -> set[str]:
 
 
 def equations_in(jaxpr: Jaxpr | ClosedJaxpr, outer: Sequence[JaxprEqn] = ()) -> list[tuple[JaxprEqn, ...]]:
-    """Returns the equations of a jaxpr at any nesting depth, each followed by the enclosing ones, innermost first."""
+    """Returns each equation of a jaxpr, at any depth, in a tuple with the equations around it, innermost first."""
     found = []
     for eqn in jaxpr.eqns:
         path = (eqn, *outer)

@@ -73,7 +73,7 @@ def same_on_local_replicas(values: Sequence[Any]) -> Any:
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local index of the virtual replica whose placeholder is in an equation; None if there is none."""
+    """Returns the local index of the virtual replica to which an equation's placeholder belongs; None without one."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():
@@ -210,7 +210,7 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def fill_stores(function: Any, by: Any) -> None:
-    """Copies the side results (stores) of a JAX `WrappedFun` that has run to an equal one that has not."""
+    """Copies the side results (stores) of a JAX `WrappedFun` that has run to an equal `WrappedFun` that has not run."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)

@@ -1,4 +1,4 @@
-"""Devices of arrays: moves arrays between devices, finds the operations that place them, drops meshes from types."""
+"""Devices of arrays: moves arrays, finds the operations of a program that place arrays, drops meshes from types."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def movable(array: object) -> Any:
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
-    """Moves committed arrays to the first one's devices; returns None if none is committed or any is not concrete."""
+    """Moves committed arrays to the devices of the first; returns None if none is committed or any is a tracer."""
     payloads = [payload_of(array) for array in arrays]
     if not all(type(payload) is Array for payload in payloads):
         return None
@@ -140,7 +140,7 @@ _unplaced_p = Primitive("unplaced")  # type: ignore[no-untyped-call]
 
 
 def unplaced(array: jax.Array) -> Any:
-    """Returns an array of the same value whose type has no mesh; differentiable, without effect in a program."""
+    """Returns an equal array whose type has no mesh; gradients flow through, and compiled programs do nothing."""
     return _unplaced_p.bind(array)
 
 

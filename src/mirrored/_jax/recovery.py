@@ -1,4 +1,4 @@
-"""Leaving a job of several processes and joining another one, without restarting the process.
+"""Leaves a job of several processes and joins another one, without restarting the process.
 
 Supports JAX 0.10 to 0.12. `jax.distributed.initialize` can be called once per process, and its client ends the process
 if the coordination service ends. Here the launcher hosts the service (`serve`), one per epoch, and a process makes only
@@ -81,7 +81,7 @@ def end_service(service: Any) -> None:
 
 
 def why_processes_must_restart() -> str | None:
-    """Returns why the processes of this job must restart after a failure; None if they can join another job instead.
+    """Returns why the processes of this job must restart after a failure; None if they can join a new job instead.
 
     Gloo's collectives fail when their sockets are shut down. NCCL's can only be aborted, which XLA does with the flags
     of JAX's guide "Fault Tolerant Distributed JAX".
@@ -102,7 +102,7 @@ def why_processes_must_restart() -> str | None:
 
 
 def connect(address: str, index: int, heartbeat_seconds: int) -> Any:
-    """Connects to the coordination service of a job, which another process hosts; blocks until all are connected.
+    """Connects to a job's coordination service in another process; blocks until all processes are connected.
 
     Context: a thread that may block forever if another process is lost before it connects. Nothing is changed in this
     process before `adopt`.
@@ -127,7 +127,7 @@ def connect(address: str, index: int, heartbeat_seconds: int) -> Any:
 
 
 def adopt(client: Any, address: str, num_processes: int, index: int) -> None:
-    """Makes this process, which must not belong to another job, a member of the job to which `client` is connected."""
+    """Makes this process, which must not belong to a job yet, a member of the job to which `client` is connected."""
     state = _distributed.global_state
     state.client, state.process_id, state.num_processes = client, index, num_processes
     state.coordinator_address = address
@@ -220,7 +220,7 @@ def leave(held: Callable[[object], object] | None = None) -> Any:
 
 
 def disconnect(client: Any) -> bool:
-    """Ends the connection of a client to its coordination service, which may then end; does not wait for others.
+    """Disconnects a client from its coordination service, without waiting for other processes.
 
     Without it, the end of the service would end this process, if something still refers to the client: an array that
     the program holds refers to its backend, and this to the client.
@@ -280,14 +280,14 @@ class CollectiveSockets:
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
-        """A context manager that finds the port at which Gloo listens, if its block makes the backend."""
+        """A context manager that finds the port at which Gloo listens, if the ``with`` block creates the backend."""
         before = {port for _, port in _listening()}
         yield
         new = [port for _, port in _listening() if port not in before]
         self.own = new[0] if len(new) == 1 else None
 
     def shut_down(self) -> int:
-        """Shuts down all connections of Gloo, so that collectives on both ends fail; returns their number."""
+        """Shuts down Gloo's connections, so that collectives fail on both ends; returns the number of connections."""
         count = 0
         for one in _sockets():
             with contextlib.suppress(OSError):

@@ -120,7 +120,7 @@ def thread_state() -> ThreadState:
 
 
 def restore_thread_state(saved: ThreadState) -> None:
-    """Restores the state of this thread that `thread_state` returned, except a token of a trace that may be newer."""
+    """Restores the thread state that `thread_state` returned, except the tracing-cache token of a trace."""
     _core.trace_ctx.set_trace(saved.trace)
     _core.trace_ctx.set_axis_env(saved.axis_env)
     caches.restore_tokens(saved.token, saved.replica_token)
@@ -143,7 +143,7 @@ def share_identity(trace: Trace) -> None:
 
 
 def parent_of(trace: Any) -> Any:
-    """Returns the parent trace, to which a JAX trace forwards primitives, or None if there is no known parent."""
+    """Returns the parent of a JAX trace, to which the trace forwards primitives; None if the parent is unknown."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 
@@ -162,7 +162,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the chain of parent traces of `trace` ends in one that builds a jaxpr, not in eager execution.
+    """Returns whether the outermost known parent of `trace` builds a jaxpr instead of executing eagerly.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
     the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.
@@ -175,7 +175,7 @@ def is_cut_off(trace: Trace | None) -> bool:
 
 
 def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
-    """Returns whether `trace` or one between it and `base` builds a jaxpr; None if `base` does not enclose `trace`."""
+    """Returns whether `trace` or a parent of it below `base` builds a jaxpr; None if `base` is not a parent of it."""
     staging = False
     while trace is not base:
         if trace is None:

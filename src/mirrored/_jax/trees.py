@@ -41,7 +41,7 @@ class Structure:
         return int(self.treedef.num_leaves)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Rebuilds a pytree from its leaves, which have the order of JAX's flattening."""
+        """Rebuilds a pytree from its leaves in the order of JAX's flattening."""
         value = self._by_jax(leaves)
         return value if self._like is None else in_order_of(self._like, value)
 
@@ -70,14 +70,14 @@ def tree_flatten(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) ->
 def tree_map(
     function: Callable[..., Any], value: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
-    """Maps a function over the leaves of pytrees as `jax.tree.map` does; dicts keep the order of those in `value`."""
+    """Maps a function over the leaves of pytrees like `jax.tree.map`; dicts have the key order of those in `value`."""
     if type(value) is np.ndarray:  # one leaf, as in many elements of datasets: a flattening costs more than they do
         return function(value, *rest)
     return in_order_of(value, jax.tree.map(function, value, *rest, is_leaf=is_leaf))
 
 
 def in_order_of(like: PyTree, value: PyTree) -> Any:
-    """Returns a pytree whose dicts have their keys in the order of those of `like`, which has the same structure.
+    """Returns a pytree with the keys of each dict in the order of the same dict in `like`, a pytree of equal structure.
 
     It does not look into containers in `like` for which `value` has a leaf, such as a long list of numbers.
     """
@@ -100,7 +100,7 @@ def in_order_of(like: PyTree, value: PyTree) -> Any:
 
 
 def transformed(transform: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``transform(function)``, such as `jax.vmap` of it, with the order of keys kept in arguments and results.
+    """Applies a transform such as `jax.vmap` to a function; dicts in arguments and results keep their key order.
 
     The transform gets a function of the list of all leaves, which is new in each call.
     """

@@ -1,4 +1,4 @@
-"""Computes which operands each output of a jaxpr equation depends on, and which make it vary between devices.
+"""Computes on which operands each output of a jaxpr equation depends, and which of them make it vary between devices.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
@@ -66,14 +66,14 @@ class DataflowRules:
         self._kept: list[Any] = []  # Keeps keyed objects alive: an id identifies an object only during its lifetime.
 
     def kind(self, eqn: JaxprEqn) -> Kind:
-        """Returns the cached classification of an equation, such as loop, branch or collective."""
+        """Returns the class of an equation, such as loop, branch or collective; caches the result."""
         found = self._kinds.get(id(eqn))
         if found is None:
             ((_, found),) = self.kinds([eqn])
         return found
 
     def kinds(self, eqns: Sequence[Any]) -> list[tuple[Any, Kind]]:
-        """Returns each equation with its cached classification, such as loop, branch or collective."""
+        """Returns each equation of a jaxpr with its class, such as loop, branch or collective; caches the result."""
         new = [eqn for eqn in eqns if id(eqn) not in self._kinds]
         if new:
             self._kinds.update(zip(map(id, new), kinds_of(new, self.axis), strict=True))

@@ -41,7 +41,7 @@ class Divisions:
         return bit
 
     def is_derivative(self, bit: int) -> bool:
-        """Returns whether a division is the derivative of another one."""
+        """Returns whether a division is the derivative of another division."""
         return any(bit & mask for mask in self._derivatives.values())
 
     def average(self, mask: int, gradients: Set[tuple[int, ...]]) -> bool:

@@ -1,4 +1,4 @@
-"""Warns of gradients of the wrong scale that an optimizer sums over replicas."""
+"""Warns if gradients that an optimizer sums over replicas have the wrong scale, such as that of a per-replica mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirrored.errors import LossScaleWarning
 
 
 class Summed(NamedTuple):
-    """Gradients that a method sums over replicas.
+    """The gradients that a method, such as `apply_gradients`, sums over replicas.
 
     Attributes:
         called: The method.
@@ -27,7 +27,7 @@ class Summed(NamedTuple):
 
 
 def check_loss_scale(summed: Summed, scale: LossScaling, analysis: ReplicationCheck, num_replicas: int) -> None:
-    """Warns if gradients come from a mean over the per-replica batch, or are reduced already.
+    """Warns if gradients that a method sums over replicas come from a per-replica mean, or are summed already.
 
     Args:
         summed: The gradients, as variables of the traced replica function.

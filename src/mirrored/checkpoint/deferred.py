@@ -164,7 +164,7 @@ def _forget(key: int) -> None:
 
 
 def state_came(value: object) -> None:
-    """Reports a new attribute or item to all restored checkpoints, which restore its value if they have one for it.
+    """Reports a new attribute or item to all restored checkpoints, so that its saved value is restored.
 
     Context: any. It is cheap if no checkpoint waits.
     """

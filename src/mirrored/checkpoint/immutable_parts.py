@@ -19,7 +19,7 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 
 def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Logs which parts a restore has replaced, since the program may continue with the objects that it passed."""
+    """Logs which immutable objects a restore has replaced, because the program may still use the old objects."""
     for name, part in before.items():
         if after[name] is not part and _is_immutable(part):
             _log.warning(
@@ -30,7 +30,7 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def log_unassigned(parts: Mapping[str, Any], saved: set[str]) -> None:
-    """Logs, once, which parts still hold the arrays that the previous save has stored.
+    """Logs which immutable objects of a checkpoint were not replaced by newer ones since the previous save.
 
     Args:
         parts: The parts of the checkpoint, by name.

@@ -143,11 +143,11 @@ class CheckpointManager:
 
     @property
     def restored(self) -> RestoreStatus | None:
-        """The `RestoreStatus` of the last `restore_latest` that found a checkpoint; None if none has found one."""
+        """The `RestoreStatus` of the last `restore_latest` that found a checkpoint; None before the first."""
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
-        """Saves a checkpoint if one is due after training step `step`; returns the path, or None if none is due.
+        """Saves a checkpoint if one is due after training step `step`; returns its path, or None without a save.
 
         `save` waits for a previous checkpoint that is still being written. It then copies the state to this host and
         returns; a background thread writes the checkpoint while training continues.

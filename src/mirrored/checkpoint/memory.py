@@ -109,7 +109,7 @@ def _local(array: Any) -> Any:
 
 
 def restore_snapshot(checkpoint: Checkpoint, manifest: Manifest) -> None:
-    """Restores the state of a snapshot; what is not created yet is restored when it is created.
+    """Restores the state in a snapshot; state that does not exist yet is restored when the program creates it.
 
     Context: cross-replica, on all workers.
 

@@ -81,7 +81,7 @@ class CheckpointSlotGroup(Protocol):
 
 
 class OptimizerState(Protocol):
-    """Protocol of the state that an optimizer has created so far: scalars, and groups of variables with slots."""
+    """Protocol of the state that an optimizer has created so far: scalars, and groups of model variables."""
 
     @property
     def scalars(self) -> Mapping[str, Variable]:
@@ -95,7 +95,7 @@ class OptimizerState(Protocol):
 
 
 class HasSlots(Protocol):
-    """Protocol of optimizers, whose slot variables (such as momenta) a checkpoint saves by model variable."""
+    """Protocol of an optimizer whose slot variables (such as momenta) a checkpoint saves by model variable."""
 
     def made(self) -> OptimizerState:
         """Returns the state that the optimizer has created so far, without creating more."""
@@ -161,7 +161,7 @@ def is_container(value: object) -> bool:
 
 
 def is_node(value: object) -> bool:
-    """Returns whether `value` is a pytree node (not a leaf), whose numeric attributes a checkpoint does not save."""
+    """Returns whether `value` is an inner node of a pytree, whose numeric attributes a checkpoint does not save."""
     return not jax.tree_util.all_leaves([value])
 
 
@@ -313,7 +313,7 @@ def keras_slots(value: object) -> KerasSlots | None:
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The model variables of a Keras optimizer, and a dict of its slot variables, keyed by number (``"0"``, ...)."""
+    """The part of a checkpoint for a Keras optimizer: the variables it updates, and its slot variables by number."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]
@@ -321,7 +321,7 @@ class KerasGroup:
 
 @dataclasses.dataclass(frozen=True)
 class KerasMade:
-    """The state that a Keras optimizer has created so far: scalars, and groups of variables with slots."""
+    """The state that a Keras optimizer has created so far: scalars, and groups of variables with slot variables."""
 
     scalars: Mapping[str, Any]
     groups: tuple[KerasGroup, ...]
@@ -380,7 +380,7 @@ def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
 
 
 def stored_variable(value: object) -> object:
-    """Returns the `mirrored.Variable` behind a Keras variable, so that both have one identity; else `value`."""
+    """Returns the `mirrored.Variable` that stores a Keras variable's value, to identify the two; else `value`."""
     ours = variable_behind(value)
     return value if ours is None else ours
 

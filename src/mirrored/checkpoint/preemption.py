@@ -129,7 +129,7 @@ class Preemption:
             self._due = max(polls) + 1
 
     def begin_again(self) -> None:
-        """Starts to watch for SIGTERM in the job that this process has joined, after it has left another one.
+        """Starts to watch for SIGTERM in a new job, which this process has joined after leaving another one.
 
         A signal that arrived between the jobs also makes the new job save and exit.
         """

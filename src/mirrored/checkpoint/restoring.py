@@ -109,7 +109,7 @@ class Restoration:
             self._restore(called, wanted, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Adds saved values that were not restored yet to a new checkpoint's manifest, so that none is lost.
+        """Adds saved values that were not restored yet to a new checkpoint's manifest, so that no value is lost.
 
         The values are read once and held in memory, because the restored checkpoint may be removed before the program
         creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.

@@ -147,7 +147,7 @@ _claiming = [threading.Lock()]
 
 
 def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
-    """Returns this process's lock on a folder's checkpoints of one name; raises an error if another process has it.
+    """Returns this process's lock on a folder's checkpoints of one name; raises an error if another process locks them.
 
     Args:
         folder: The folder of the checkpoints.

@@ -18,7 +18,7 @@ _NO_GROUP = "-"
 
 
 class Joined(NamedTuple):
-    """A group of the program whose variables belong to several groups in the checkpoint.
+    """A group of an optimizer's variables that cannot be matched, because the checkpoint has several groups for them.
 
     Attributes:
         optimizer: The optimizer's name in the program.
@@ -30,7 +30,7 @@ class Joined(NamedTuple):
 
 
 class GroupMatch(NamedTuple):
-    """The result of matching the groups of all optimizers.
+    """The result of matching the variable groups of all optimizers in the program with those in a checkpoint.
 
     Attributes:
         prefixes: The prefix of the checkpoint's names of a group's shared state, by that of the program's names.
@@ -41,13 +41,13 @@ class GroupMatch(NamedTuple):
     joined: list[Joined]
 
     def source_path(self, name: str) -> str:
-        """Returns the path in the checkpoint at which the shared state of a group is; other names unchanged."""
+        """Returns the checkpoint's path of the shared state of a group of variables; other paths unchanged."""
         head, slash, label = name.rpartition("/")
         return f"{self.prefixes[head]}/{label}" if slash and head in self.prefixes else name
 
 
 def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], str | None]) -> GroupMatch:
-    """Matches each group of variables that share optimizer state with the group of these variables in a checkpoint.
+    """Matches the groups of variables that share optimizer state in the program with the groups in a checkpoint.
 
     A group without variables that the checkpoint knows keeps its number, unless another group has the state of that
     number.
@@ -86,7 +86,7 @@ def _have_state(manifest: Manifest, optimizer: str, numbers: list[int]) -> bool:
 
 
 def check_groups(joined: Sequence[Joined], directory: Path, called: str) -> None:
-    """Raises an error if the program has one counter for variables that have several in the checkpoint.
+    """Raises an error if the program has one counter for variables that have several counters in the checkpoint.
 
     Raises:
         CheckpointMismatchError: There is such a group.

@@ -58,7 +58,7 @@ _REMEDIES: Final = {
 
 
 class FencedError(Exception):
-    """Exception that discards a write which began before the workers changed; its step is repeated, and saves again."""
+    """Exception that discards a checkpoint begun before a worker was lost or joined; its step is then repeated."""
 
 
 class _Fence:

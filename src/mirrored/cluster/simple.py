@@ -55,7 +55,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of the given task; if no task is given, the `master` passed to the constructor.
+        """Returns the address of the given task; without a task, the `master` passed to the constructor.
 
         Raises:
             ClusterError: There is no such task.
@@ -141,7 +141,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({**lists, **dicts})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task of the combined cluster; if none is given, the first resolver's `master`.
+        """Returns the address of a task of the combined cluster; without a task, the first resolver's `master`.
 
         Raises:
             ClusterError: There is no such task.

@@ -49,7 +49,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks listed in TF_CONFIG; an empty cluster if the variable is not set or lists none.
+        """Returns the tasks listed in TF_CONFIG; an empty cluster if the variable is not set or lists no tasks.
 
         Raises:
             ClusterError: TF_CONFIG is malformed, or two tasks have the same address.

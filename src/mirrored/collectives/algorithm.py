@@ -71,12 +71,12 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def drops_padding(self) -> bool:
-        """Whether `sum` and its gradient ignore the (then unspecified) components of padded replica slots."""
+        """Whether `sum` and its gradient ignore the places on devices that hold no replica (padded slots)."""
         return False
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether the algorithm calls a function of the user, which may read state that changes between calls."""
+        """Whether the algorithm calls a function of the user, whose results may depend on state that changes."""
         return False
 
     @final
@@ -125,7 +125,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components of each array as ``[replicas, ...]``; one copy per replica of this device.
+        """Stacks all replicas' components of each array as ``[replicas, ...]``, with a copy per replica of this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """
@@ -172,7 +172,7 @@ def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> A
 
 
 def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
-    """Converts the components of one array to JAX arrays, and checks that the reduction `op` supports them.
+    """Converts all replicas' values of one array to JAX arrays, and checks that the reduction `op` supports them.
 
     Raises:
         ArgumentError: `op` is a sum or mean and the components are booleans or typed PRNG keys.

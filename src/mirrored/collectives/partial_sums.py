@@ -1,4 +1,4 @@
-"""The partial sums of a fixed-order tree: which nodes of the tree each device computes alone, and how they are joined.
+"""The partial sums of a fixed-order tree: which nodes each device computes alone, and how all nodes are combined.
 
 The leaves of the tree are the replicas. A node at level n adds up to 2^n neighbours, beginning at a multiple of 2^n; an
 unpaired node is passed to the next level. A device with consecutive replicas can compute each node whose leaves are all
@@ -25,7 +25,7 @@ Pattern = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class PartialSums:
-    """The partial sums of R replicas on D devices.
+    """How the fixed-order sum of R replicas on D devices is divided into partial sums, each computed by one device.
 
     Attributes:
         slots: The slots of the replicas.
@@ -62,7 +62,7 @@ class PartialSums:
 
     @functools.cached_property
     def patterns(self) -> tuple[Pattern, ...]:
-        """For each device, the range of local slots that each of its partial sums adds."""
+        """For each device, the ranges of its replicas, by local index, that its partial sums add."""
         return tuple(
             tuple((start - first, stop - first) for start, stop in map(self._leaves, nodes))
             for nodes, first in ((nodes, self.slots.first_on(device)) for device, nodes in enumerate(self._nodes))
@@ -70,12 +70,12 @@ class PartialSums:
 
     @property
     def rows(self) -> int:
-        """The number of rows in which every device stores its partial sums; some devices need fewer."""
+        """The number of rows that every device exchanges: the largest number of partial sums that any device has."""
         return max(map(len, self._nodes))
 
     @property
     def is_complete(self) -> bool:
-        """Whether every device has one partial sum, of equally many replicas."""
+        """Whether every device has exactly one partial sum, all of the same number of replicas."""
         return self.rows == 1 and not self.slots.padded
 
     def joined(self, rows: Sequence[Sequence[Any]]) -> Any:
@@ -94,7 +94,7 @@ class PartialSums:
 
 
 def partial_sums(values: Sequence[Any], pattern: Pattern, rows: int) -> list[Any]:
-    """Returns the partial sums of a device as `rows` values; the last may be a repetition, which `joined` never reads.
+    """Returns a list of a device's partial sums; repeats the last one to make a list of `rows` values.
 
     Args:
         values: The values of the device's slots.

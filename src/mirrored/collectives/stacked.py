@@ -1,4 +1,4 @@
-"""Reduces and gathers arrays ``[slots, ...]``, one row per replica and sharded over devices, outside of a run."""
+"""Reduces and gathers stacked arrays outside of a run: arrays with one row per replica, sharded over the devices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def group_of(device_assignment: DeviceAssignment) -> Group:
 def over_devices(
     body: Callable[..., Any], device_assignment: DeviceAssignment, num_inputs: int, *, equal: bool
 ) -> Callable[..., Any]:
-    """Wraps `body` in a `shard_map` over the devices, for inputs that are stacked ``[slots, ...]``.
+    """Wraps `body` in a `shard_map` over the devices, for inputs with one row per replica (and per padded slot).
 
     Args:
         body: Maps the shards to a list of arrays.
@@ -90,7 +90,7 @@ def reduce_stacked(
     arrays: Sequence[Any],
     device_assignment: DeviceAssignment,
 ) -> list[Any]:
-    """Reduces stacked arrays ``[slots, ...]`` over the replicas with a given all-reduce algorithm.
+    """Reduces stacked arrays, which have one row per replica, with a given all-reduce algorithm.
 
     One program reduces all arrays.
 
@@ -192,7 +192,7 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the replicas' rows of an array ``[slots, ...]`` along `axis`, after removing the rows' padding.
+    """Concatenates the rows of a stacked array (one per replica) along `axis`, without the padding inside each row.
 
     Each row is the component of one replica.
 
@@ -215,7 +215,7 @@ def _compiled_first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns the first replica's component of an array ``[slots, ...]``.
+    """Returns the first replica's component of a stacked array, which has one row per replica.
 
     In a job of several processes it is copied to every device.
     """
@@ -239,7 +239,7 @@ def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
 
 
 def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the replicas' components of an array ``[slots, ...]`` along `axis`, in replica order."""
+    """Concatenates the rows of a stacked array, one per replica, along `axis`, in replica order."""
     if isinstance(array, Tracer) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis, device_assignment), device_assignment)
     placed = jax.device_put(array, device_assignment.sharded)

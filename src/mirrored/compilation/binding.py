@@ -1,4 +1,4 @@
-"""Copying, pickling and method binding of compiled functions, and conversion of Python functions before their trace."""
+"""Copies, pickles and binds compiled functions like Python functions, and converts Python functions before tracing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Code:
 
 
 class Conversion(NamedTuple):
-    """Functions by which a compiled function converts its Python function before tracing, and converts each result.
+    """The conversions that a compiled function applies: to its Python function before tracing, and to each result.
 
     Attributes:
         code: A function from the Python function to the one that is traced. None: the Python function itself.
@@ -89,7 +89,7 @@ class Bindings(Generic[F]):
 
 
 def bind(python_function: Callable[..., Any], instance: object) -> Callable[..., Any]:
-    """Returns `python_function` as a method of `instance`, to which the method holds only a weak reference.
+    """Binds `python_function` to `instance` as a method that holds only a weak reference to the instance.
 
     Raises:
         ContextError: The result is called after the instance was deleted.

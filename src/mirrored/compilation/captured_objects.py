@@ -233,7 +233,7 @@ def attributes_of(owner: object) -> dict[str, Any]:
 
 
 class Progress:
-    """A snapshot of a Python iterator's position, to detect later whether a trace has advanced it.
+    """A snapshot of a Python iterator's position, to detect later whether a trace has advanced the iterator.
 
     Args:
         iterator: An iterator.

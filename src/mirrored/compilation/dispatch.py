@@ -128,7 +128,7 @@ class DonatingStep:
         self.interruption: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Ends a step that raised an exception: stores its results if it ran, else keeps the old values.
+        """Ends a step that raised an exception: stores the results if the program ran, else keeps the old values.
 
         A variable whose old buffer XLA has deleted is marked as lost.
         """

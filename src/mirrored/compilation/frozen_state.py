@@ -67,7 +67,7 @@ class PythonState:
         self._shared = _shared_states() if threading.active_count() == 1 else None
 
     def frozen(self) -> ArgumentError | None:
-        """Returns an error if the trace has changed a container or random generator; None if it has changed none.
+        """Returns an error if the trace has changed a container or random generator; None otherwise.
 
         Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
         creates variables legitimately draws their initial values.
@@ -110,7 +110,7 @@ class PythonState:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether `rewind` can undo what a trace does to these objects: none is an iterator.
+        """Whether `rewind` can undo what a trace does to these objects, because none of them is an iterator.
 
         An element that a trace has taken from an iterator cannot be put back.
         """

@@ -143,7 +143,7 @@ class Function(Code):
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: the decorated function, after its `Conversion` if it has one."""
+        """The Python function that is traced: the decorated function, converted if it has a `Conversion`."""
         return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property
@@ -310,7 +310,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns a compiled function that calls this one in `strategy.run`, cached by strategy and `key`.
+        """Returns a compiled function that calls this function in `strategy.run`, cached by strategy and `key`.
 
         Args:
             strategy: The strategy of the run.

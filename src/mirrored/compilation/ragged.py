@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Replaces uneven per-replica batches in arguments by zeros, in the shape of the largest batch on each replica.
+    """Replaces uneven per-replica batches in arguments by zeros, all in the shape of the largest batch.
 
     Example:
         >>> import mirrored as mr
@@ -48,7 +48,7 @@ def _evened(leaf: Any) -> Any:
 
 
 class RunScales(Driver):
-    """A driver that checks the loss scale of the runs of a function, and leaves the runs as they are.
+    """A `Driver` that checks the loss scale of each `strategy.run` in a function, but does not compile the runs.
 
     It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
     reaches none, as the elements are its arguments.
@@ -65,7 +65,7 @@ class RunScales(Driver):
         self._checked: set[Any] = set()
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Checks the loss scale of a run with uneven per-replica batches, once for each function; returns `function`.
+        """Checks the loss scale of a `strategy.run` with uneven batches, once per function; returns `function`.
 
         Warns:
             LossScaleWarning: As when the run is compiled.
@@ -114,7 +114,7 @@ def check_eager_call(
 
 
 def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], trace: Callable[[], object]) -> bool:
-    """Traces a function only to warn of a wrong loss scale; afterwards restores the Python objects that it changed.
+    """Traces a function only to warn of a wrong loss scale; then undoes the function's changes to Python objects.
 
     Eager steps compute no jaxpr in which the check could find the scale. If the trace fails, nothing is checked. If the
     function can reach iterators, it is not traced: the trace would take elements from them, which cannot be put back,

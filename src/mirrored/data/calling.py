@@ -111,7 +111,7 @@ class Closeable(Protocol):
 
 
 def close_each(resources: Iterable[Closeable]) -> None:
-    """Closes all resources in order; if closing one raises an exception, raises it after closing the others."""
+    """Closes all resources in order, even if closing one fails; the exception is raised at the end."""
     with contextlib.ExitStack() as stack:
         for resource in reversed(list(resources)):
             stack.callback(resource.close)
@@ -125,7 +125,7 @@ def close_iterator(iterator: Iterator[Any] | None) -> None:
 
 
 def close_or_leave(iterator: Iterator[Any] | None) -> None:
-    """Closes an iterator; if another thread executes it (a generator), logs a warning, and that thread closes it."""
+    """Closes an iterator, except a generator that another thread is executing, for which a warning is logged."""
     try:
         close_iterator(iterator)
     except ValueError as error:

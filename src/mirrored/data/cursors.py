@@ -48,7 +48,7 @@ def beyond_end(position: int | None = None, count: int | None = None) -> InputEr
 
 
 def read_again(cursor: Any) -> Any:
-    """Reads an element once more to return to a saved read position; raises an error if the data ends first.
+    """Reads one of the elements that precede a saved read position; raises an error if the data has no such element.
 
     Raises:
         InputError: The data has no further element. StopIteration would end the iteration that restores the position.
@@ -299,7 +299,7 @@ class InterleaveCursor:
 
 
 class RebatchCursor:
-    """An iterator that regroups the examples of batches into batches of given sizes, which it cycles through.
+    """An iterator that regroups the examples of batches into batches whose sizes cycle through `sizes`.
 
     A saved position consists of the parent's position before its current batch, the number of rows of that batch that
     were returned, and, if there are several sizes, the number of the next one. Grain's RebatchIterDataset has the same

@@ -183,7 +183,7 @@ class DistributedIterator:
         return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}, {self._handed[2]} examples read>"
 
     def get_state(self) -> dict[str, Any]:
-        """Returns how far the iterator has read (after the element returned last), as data that a checkpoint can save.
+        """Returns the read position after the element returned last, as data that a checkpoint can save.
 
         The position counts examples of the global stream. It therefore also fits a different number of replicas or a
         different batch size.

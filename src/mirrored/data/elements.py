@@ -197,7 +197,7 @@ def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
 
 
 def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, called: str) -> Element:
-    """Pads elements to one shape (by default to the largest size of each dim), and stacks them into a batch.
+    """Pads elements to one shape, by default to the largest size of each dim, and stacks the results into a batch.
 
     Args:
         elements: The elements of the batch.

@@ -58,7 +58,7 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
-    """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads (if 0, without threads)."""
+    """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads, or without threads if 0."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     return grain.MapDataset.range(length).map(item).to_iter_dataset(options)

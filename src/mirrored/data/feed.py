@@ -192,7 +192,7 @@ class Feed:
         self._watch = StallWatch(stats)
 
     def next(self, last: FeedItem | None) -> FeedItem:
-        """Returns the next queue entry: it holds a batch, or an exception (StopIteration at the end of the data).
+        """Returns the next queue entry, which holds a batch or an exception (StopIteration at the end of the data).
 
         Args:
             last: The item that the training loop received last. If the feed has returned a later item that the loop
@@ -334,7 +334,7 @@ class Feed:
         )
 
     def close(self) -> None:
-        """Stops the input thread, waits at most 5 s for its end, and closes the dataset that it reads.
+        """Stops the input thread, waits at most 5 s for the thread to end, and closes the dataset.
 
         If the thread still waits for an element after these 5 s, it discards the element when it arrives, and closes
         the dataset itself.

@@ -93,7 +93,7 @@ class InputOptions:
         return self.prefetch if self.prefetch is not None else num_replicas * self.experimental_per_replica_buffer_size
 
     def check(self, called: str, from_function: bool) -> None:
-        """Raises an error if an option has an invalid value, or no effect in combination with the others.
+        """Raises an error if an option is invalid, or has no effect in combination with other options.
 
         Raises:
             ArgumentError: An option has an invalid value, or has no effect.

@@ -29,7 +29,7 @@ class InputIterator:
 
     @property
     def initializer(self) -> None:
-        """Moves the iterator back to the start when accessed, as `initialize` does; the value is None."""
+        """Always None; reading the attribute moves the iterator back to the start, as `initialize` does."""
         self.initialize()
 
     def get_next(self) -> Any:

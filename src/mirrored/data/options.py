@@ -96,7 +96,7 @@ class ThreadingOptions:
 
 
 class AutotuneAlgorithm(enum.IntEnum):
-    """Enum of the algorithms of `AutotuneOptions`, with TensorFlow's numbers; they have no effect here.
+    """Enum of the algorithms of `AutotuneOptions`, with TensorFlow's numbers; the choice has no effect.
 
     Example:
         >>> AutotuneAlgorithm.HILL_CLIMB.value

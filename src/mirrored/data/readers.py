@@ -1,4 +1,4 @@
-"""Readers, which read the input of one training step for all replicas from one or several datasets."""
+"""Readers: objects that read the input of each training step, for all replicas, from one or several datasets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Layout:
 
 
 class Reader(Protocol):
-    """Protocol of readers, which read the input of a training step for all replicas into host memory.
+    """Protocol of objects that read the input of a training step, for all replicas, into host memory.
 
     Attributes:
         layout: The structure, shapes and dtypes of its inputs.
@@ -84,7 +84,7 @@ class Reader(Protocol):
         ...
 
     def no_examples(self) -> Any:
-        """Returns an input with 0 examples, in the form that `place` accepts; None if its structure is not known."""
+        """Returns an input with 0 examples, in the form that `place` accepts; None if the structure is not known."""
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
@@ -130,7 +130,7 @@ class GlobalBatches:
         return self._rule == "drop"
 
     def no_examples(self) -> Any:
-        """Returns a batch with 0 examples, in the form that `place` accepts; None if its structure is not known."""
+        """Returns a batch with 0 examples, in the form that `place` accepts; None if the structure is not known."""
         known = self.layout.empty()
         if known is not None:
             return known

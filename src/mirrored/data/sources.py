@@ -33,7 +33,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """The process index and number of replicas of one worker, and the process indices and replica count of the job.
+    """Which part of a dataset one worker reads, determined by its process and the number of its replicas.
 
     Attributes:
         process: The process index of this worker.
@@ -99,7 +99,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def no_examples(self) -> Element:
-        """Returns a batch with 0 examples; None if the batches' structure is unknown before one is read."""
+        """Returns a batch with 0 examples; None if the batches' structure is unknown before the first one is read."""
 
     @abc.abstractmethod
     def refuse_unbatched(self, called: str) -> None:

@@ -60,7 +60,7 @@ class ArraySpec:
 
 
 class NoElementError(StructureError):
-    """Error: the dataset is empty, but the shapes of its elements must be inferred from the first element.
+    """Error raised when an empty dataset's shapes must be inferred from its first element.
 
     It is no `StopIteration`: a spec can be computed while elements are read, where that would end the data.
     """

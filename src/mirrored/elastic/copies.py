@@ -40,7 +40,7 @@ def create() -> tuple[int, ...]:
 
 
 def why_restart(num_workers: int) -> str | None:
-    """Returns why the processes of a job must restart after a failure; None if it suffices that they leave the epoch.
+    """Returns why the processes of a job must restart after a failure; None if they can continue without a restart.
 
     Context: after the backend was made.
     """

@@ -1,4 +1,4 @@
-"""What must be equal on all workers of an elastic job, so that its results do not depend on which workers compute them.
+"""Properties that must be equal on all workers of an elastic job, so that every worker computes the same results.
 
 A worker that differs is refused before it joins.
 """
@@ -23,7 +23,7 @@ def description(environment: Mapping[str, str] | None = None, cpu_info: Path = C
 
 
 def refusal(expected: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    """Returns why a worker cannot join a job, in words that name the first difference; None if it can.
+    """Returns why a worker cannot join a job, with the first difference; None if the worker can join.
 
     Args:
         expected: The description of a worker of the job.

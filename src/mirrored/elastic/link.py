@@ -1,4 +1,4 @@
-"""A worker's end of the protocol of elastic jobs: messages to and from the launcher, and what interrupts an epoch."""
+"""A worker's end of the protocol of elastic jobs: messages to and from the launcher, and interruption of training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WorkersChanged(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """This worker's place in one epoch.
+    """This worker's role in one epoch (a period with a fixed set of workers): rank, addresses, and snapshot to load.
 
     Attributes:
         epoch: The number of the epoch.
@@ -105,7 +105,7 @@ class Link:
     # Messages of the main thread
 
     def arrive(self, snapshots: Sequence[int], description: Mapping[str, str] | None = None) -> Place:
-        """Tells the launcher that this worker is ready for an epoch, and waits for its place in one.
+        """Tells the launcher that this worker is ready, and waits until the launcher assigns it to an epoch.
 
         Args:
             snapshots: The steps of the snapshots that this worker has.
@@ -130,7 +130,7 @@ class Link:
             return here
 
     def joined(self) -> None:
-        """Records that this worker has joined its epoch, and tells the others the port of its collectives."""
+        """Records that this worker has joined its epoch, and tells the other workers the port of its collectives."""
         self._is_joining = False
         if self.sockets.own is not None:
             self._send(kind="port", port=self.sockets.own)
@@ -150,7 +150,7 @@ class Link:
         return release
 
     def must_restart(self, reason: str) -> None:
-        """Tells the launcher that all processes must restart after a failure: this one cannot leave its epoch."""
+        """Tells the launcher that all processes must restart, because this process cannot leave a failed epoch."""
         self._send(kind="restarts", reason=reason)
 
     def has_snapshot(self, step: int) -> None:
@@ -166,7 +166,7 @@ class Link:
         self._send(kind="stepped", phases=phases, programs=programs)
 
     def finish(self) -> None:
-        """Tells the launcher that the training function has returned, and waits until it has returned on all workers.
+        """Tells the launcher that the training function has returned, and waits until all workers have reported this.
 
         Raises:
             WorkersChanged: A worker was lost before.
@@ -183,7 +183,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """After an exception, waits for a command to leave the epoch, which would explain it; returns whether it came.
+        """Waits, after an exception, for the launcher's command to leave the epoch; returns whether the command came.
 
         Args:
             seconds: How long to wait.

@@ -1,4 +1,4 @@
-"""The membership of an elastic job: a state machine, without input and output, that decides who forms which epoch.
+"""The membership of an elastic job: a state machine, without I/O, that decides which workers form each epoch.
 
 The launcher calls a method for each event (a worker has arrived, was lost, suspects a failure, has completed a
 snapshot, is done), and executes the commands that it returns. `docs/design/elastic.md` describes the protocol, and
@@ -45,7 +45,7 @@ class Epoch:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Command: the worker leaves its epoch, and then reports (`arrived`) that it is ready for another one."""
+    """Command: the worker leaves its epoch, and then reports (`arrived`) that it is ready for the next epoch."""
 
     worker: WorkerKey
 
@@ -76,7 +76,7 @@ Command = Leave | Begin | End | Fail
 
 
 class Membership:
-    """The state of an elastic job: the current epoch, its members, and the workers that wait for the next one.
+    """The state of an elastic job: the current epoch, its members, and the workers that wait for the next epoch.
 
     Args:
         first: The number of workers with which the first epoch begins.

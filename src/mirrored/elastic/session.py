@@ -57,7 +57,7 @@ class Session:
         self._pace = Pace(every, 0, _proposals)
 
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], T] | None = None) -> T | None:
-        """Restores the newest snapshot that any worker has; calls `otherwise` if none has a snapshot.
+        """Restores the newest snapshot that any worker has; calls `otherwise` if no worker has a snapshot.
 
         Context: once per call of the training function, on all workers, before the first step.
 

@@ -80,7 +80,7 @@ class Snapshots:
         self._kept = {one: manifest for one, manifest in self._kept.items() if one == step}
 
     def put(self, step: int, manifest: Manifest) -> None:
-        """Keeps a complete snapshot in place of an older one; ignores it if a newer one is kept."""
+        """Keeps only the given complete snapshot, unless the snapshot that is already kept is newer."""
         if step >= max(self._kept, default=step):
             self._kept = {step: manifest}
 

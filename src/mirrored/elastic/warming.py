@@ -1,4 +1,4 @@
-"""Warms up a worker before it joins a job, because the first step of a process is slow and the others would wait."""
+"""Warms up a worker before it joins a job, because its slow first step would make the other workers wait."""
 
 from __future__ import annotations
 

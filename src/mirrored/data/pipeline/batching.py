@@ -44,7 +44,7 @@ _LIKE_PARENTS: Final = (
 
 
 def is_batched(node: Node) -> bool | None:
-    """Returns whether a dataset's elements are batches; None if its operations do not determine that.
+    """Returns whether a dataset's elements are batches; None if the dataset's operations do not determine that.
 
     A generator, a tensor (`from_tensors`) and a function of scalars (file names, for example) can return either.
 

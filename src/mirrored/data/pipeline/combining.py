@@ -46,7 +46,7 @@ class Combining(Steps):
         return cls(transformations.Zipped(Members(parts), treedef))
 
     def concatenate(self, dataset: Steps) -> Self:
-        """Appends the elements of another dataset to those of this one."""
+        """Appends the elements of another dataset to the elements of this dataset."""
         return self._then(transformations.Concatenated(Members((self._node, dataset._node))))
 
     def interleave(

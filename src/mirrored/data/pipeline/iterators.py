@@ -26,7 +26,7 @@ LONGEST_WAIT = 30.0
 
 
 class Epochs:
-    """Counts the passes over a dataset; after a restore, also holds the shuffle seeds of the saved position.
+    """A counter of the passes over a dataset; after a restore, also holds the shuffle seeds of the saved position.
 
     Shuffles derive their order from the number of the pass and their seeds. Restoring a position restores both, so that
     later epochs have the same order as in the run that saved it.
@@ -366,7 +366,7 @@ class Steps:
 
     @property
     def node(self) -> Node:
-        """The dataset's last operation, through which the earlier ones are reached."""
+        """The dataset's last operation, whose `parents` lead to the earlier operations."""
         return self._node
 
 

@@ -72,7 +72,7 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ItemRows:
-    """Random-access elements that `item` computes one by one; a batch stacks them."""
+    """A random-access sequence whose elements are computed one by one by `item`, and stacked for a batch."""
 
     length: int
     item: Callable[[int], Element]
@@ -120,7 +120,7 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def stream(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
+        """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
 
     def kept_seeds(self) -> dict[int, int]:
         """Returns the random seeds stored in this operation's cache file, if any, keyed by `id(operation)`."""
@@ -137,15 +137,15 @@ class CursorNode(Node):
 
     @abc.abstractmethod
     def open_cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements, which Grain's steps can read."""
+        """Returns a new iterator over the elements, in a form that Grain can wrap."""
 
     def stream(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
+        """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
         return engine().by_cursor(lambda: self.open_cursor(run), self.name)
 
 
 class IndexedNode(Node):
-    """Base class of operations that can compute element i without the elements before it, if their inputs can."""
+    """Base class of operations that can compute element i without earlier elements, if their input datasets can."""
 
     @functools.cached_property
     def is_indexed(self) -> bool:
@@ -157,7 +157,7 @@ class IndexedNode(Node):
         """Returns the elements of one iteration as a random-access sequence, if the operation `is_indexed`."""
 
     def stream(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
+        """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
         rows = self.open(run)
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
 
@@ -320,7 +320,7 @@ def length_as_cardinality(length: int) -> int:
 
 
 def first_element(node: Node) -> Element:
-    """Computes the first element of a dataset in a separate iteration, to infer shapes and dtypes from it.
+    """Computes the first element of a dataset in a separate iteration, to infer the elements' shapes and dtypes.
 
     Raises:
         NoElementError: The dataset is empty.
@@ -335,7 +335,7 @@ def first_element(node: Node) -> Element:
 
 
 def elements_of(node: Node, run: Run) -> Generator[Element, None, None]:
-    """Yields the elements of one iteration over a dataset; closes its iterator at the end."""
+    """Yields the elements of one iteration over a dataset; closes the iterator at the end."""
     cursor = node.cursor(run)
     try:
         while True:

@@ -117,7 +117,7 @@ class Sampling(Steps):
     def choose_from_datasets(
         cls, datasets: Sequence[Steps], choice_dataset: Steps, stop_on_empty_dataset: bool = True
     ) -> Self:
-        """Mixes several datasets: a dataset of indices determines from which one each element comes.
+        """Mixes several datasets: a dataset of indices determines from which dataset each element comes.
 
         Args:
             datasets: The datasets to choose from. The elements of each dataset keep their order.
@@ -322,7 +322,7 @@ class Sampling(Steps):
         return self._then(stateful.Promised(self._node, int(expected_cardinality)))
 
     def get_single_element(self) -> Any:
-        """Returns the element of a dataset that has exactly one; raises an error for any other number.
+        """Returns the only element of a dataset; raises an error unless there is exactly one element.
 
         Raises:
             ArgumentError: The dataset is empty or has more than one element.

@@ -55,10 +55,10 @@ class Transformation(IndexedNode):
 
     @abc.abstractmethod
     def in_sequence(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` that computes the elements of one iteration sequentially."""
+        """Returns a Grain `IterDataset` that computes the elements of one pass over the dataset one by one."""
 
     def stream(self, run: Run) -> Any:
-        """Returns a Grain `IterDataset` that yields the elements of one iteration."""
+        """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
         return super().stream(run) if self.is_indexed else self.in_sequence(run)
 
 
@@ -81,7 +81,7 @@ class Mapping(OneParent):
 
     @abc.abstractmethod
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        """Returns the function that computes output element i from i and input element i during the iteration `run`."""
+        """Returns the function ``(i, input element i) -> output element i`` for one iteration over the dataset."""
 
     @property
     def spec(self) -> Any:
@@ -186,7 +186,7 @@ class _SlicedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeated(OneParent, CursorTransformation):
-    """The operation `repeat`: `count` epochs, or infinitely many if it is -1; each is shuffled differently."""
+    """The operation `repeat`: `count` epochs, or infinitely many if `count` is -1, each in another shuffle order."""
 
     count: int
 

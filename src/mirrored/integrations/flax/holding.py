@@ -115,7 +115,7 @@ def _marked(state: Any, trace: object) -> Any:
 
 
 def strategy_of_scope() -> Any:
-    """Returns the strategy whose scope the caller is in, outside of runs and compiled functions; None if in none."""
+    """Returns the strategy whose scope is open, outside of runs and compiled functions; otherwise None."""
     here = ambient()
     if not here.strategies or here.replica is not None or here.store is not None:
         return None
@@ -251,7 +251,7 @@ _MIRRORED_STATISTIC: Final = "mirrored_statistic"
 
 @contextlib.contextmanager
 def mirrored_statistics() -> Iterator[None]:
-    """Mirrors the states of metrics that are created in a ``with`` block."""
+    """Stores the states of metrics that a ``with`` block creates in `mirrored` variables."""
     token = _mirrors_statistics.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Patches `nnx.Optimizer` to all-reduce gradients over replicas before it applies them."""
+"""Patches `nnx.Optimizer` to all-reduce gradients over replicas before each update."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SKIPPING: Final = "skip_gradients_aggregation"
 
 
 def connect_optimizer() -> None:
-    """Patches `nnx.Optimizer.update` to all-reduce gradients over replicas before it applies them.
+    """Patches `nnx.Optimizer.update` to all-reduce gradients over replicas before the update.
 
     `nnx.ModelAndOptimizer.update` calls the same method.
     """

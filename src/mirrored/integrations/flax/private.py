@@ -1,4 +1,4 @@
-"""Accesses the private attributes of Flax (NNX, and the statistics of Linen); no other module uses them.
+"""The only module that uses private attributes of Flax: those of NNX, and of the batch statistics of Linen.
 
 Supports Flax 0.12.7 to 0.12.12. A section holds what one part of NNX keeps private, and helpers that read and set
 attributes of its objects. `tests/integrations/test_flax_private.py` checks each on the installed version. Methods that

@@ -91,7 +91,7 @@ _doing = threading.local()
 
 
 def borrowed(content: Variable | ReplicaKey) -> Any:
-    """Returns the borrowed value of an NNX variable's random state in the current context; None if nothing is borrowed.
+    """Returns the temporary value that `nnx.split_rngs` has given a random state in this context; None without one.
 
     Raises:
         ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.
@@ -112,7 +112,7 @@ def borrowed(content: Variable | ReplicaKey) -> Any:
 
 
 def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: bool) -> bool:
-    """Handles an assignment to an NNX variable's random state that begins, changes or ends the use of a borrowed value.
+    """Handles an assignment to a random state by `nnx.split_rngs`, `nnx.restore_rngs` or the program.
 
     Args:
         content: The keys or the count.
@@ -179,12 +179,12 @@ def _place() -> tuple[Any, int | None]:
 
 
 def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of NNX that replaces keys temporarily."""
+    """Wraps a function of NNX that replaces keys temporarily, such as `nnx.split_rngs`."""
     return _during("replacing", function)
 
 
 def restoring(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function of NNX that writes original keys back."""
+    """Wraps the function of NNX that writes the original keys back, `nnx.restore_rngs`."""
     return _during("restoring", function)
 
 

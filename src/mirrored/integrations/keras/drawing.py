@@ -52,7 +52,7 @@ class StepKeys:
         self._scopes = 0
 
     def entered(self) -> tuple[dict[int, Any], Callable[[Variable], Any]]:
-        """Returns the initial states of all streams in a new `StatelessScope`, and a function for any other stream.
+        """Returns the known streams' initial states for a new `StatelessScope`, and a function for unknown streams.
 
         Each scope of a step has other states, because it begins anew: forward pass, loss, metrics.
         """
@@ -103,7 +103,7 @@ def _new_words(stream: Variable) -> Any:
 
 
 class EagerStep:
-    """A step that is not compiled (``run_eagerly=True``), and draws from the streams as it goes.
+    """An uncompiled Keras step (``run_eagerly=True``), which creates a random stream's key at its first use.
 
     Args:
         step: The step, from (state, batch) to (logs, state).
@@ -126,7 +126,7 @@ class EagerStep:
 
 
 class DrawingStep:
-    """A compiled step that receives new keys of the random streams that it draws from.
+    """A compiled Keras step that draws random numbers; each call passes a new key for each random stream in use.
 
     Args:
         model: The Keras model.

@@ -36,7 +36,7 @@ _LEAVES: Final = (bool, int, float, str, type(None))
 
 
 class CommitsSteps(Protocol):
-    """The part of a session that the callback uses."""
+    """Protocol of the methods of an elastic job's `Session` that `FitCallback` calls."""
 
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], Any] | None = None) -> Any:
         """Restores the state of the newest snapshot, if there is one."""
@@ -64,7 +64,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
 
     @property
     def fit_model(self) -> Any:
-        """The model, without fetching the variables' values from the training loop as `model` does."""
+        """The Keras model; unlike `model`, reading it does not first update the model from the training loop."""
         return self._model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -86,7 +86,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._metrics = begin_snapshot(Checkpoint(metrics=metrics)).finish()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the end of the previous epoch; in the epoch that `fit` continues, restores what `fit` has reset."""
+        """Commits the end of the previous epoch; in a resumed epoch, first restores what `fit` has reset."""
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             restore_snapshot(Checkpoint(metrics=list(self.fit_model.metrics)), metrics)

@@ -143,7 +143,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the first data iterator that `fit` resets, which reads the training data; ignores later ones."""
+        """Stores the first data iterator that `fit` resets, which is that of the training data; ignores others."""
         if self._iterator is None:
             self._iterator = iterator
 

@@ -1,4 +1,4 @@
-"""Patches Keras optimizers to sum gradients over replicas before they update the variables."""
+"""Patches Keras optimizers to sum gradients over replicas before each update of the variables."""
 
 from __future__ import annotations
 

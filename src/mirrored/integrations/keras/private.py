@@ -1,4 +1,4 @@
-"""Accesses the private attributes of Keras; no other module uses them.
+"""The only module that uses private attributes of Keras.
 
 Supports Keras 3.15. A section holds what one part of Keras keeps private, and helpers that read and set attributes of
 its objects. `tests/integrations/test_keras_private.py` checks each on the installed version. Methods that mirrored
@@ -109,7 +109,7 @@ def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
 
 
 def check_gradients(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Warns if some gradients of an optimizer step are None, and raises ValueError if all of them are."""
+    """Warns if some gradients of an optimizer step are None, and raises ValueError if all gradients are None."""
     optimizer._filter_empty_gradients(list(grads), list(variables))
 
 
@@ -158,7 +158,7 @@ def purge_variables(model: Model, **groups: bool) -> None:
 
 
 def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
-    """Sets the values that `jax_state_sync` will assign to a model's variables; None if it must assign none."""
+    """Sets the values that `jax_state_sync` will assign to a model's variables; None cancels the assignment."""
     model._jax_state = state
     if state is not None:
         model._jax_state_synced = False
@@ -207,7 +207,7 @@ def set_backup_paths(callback: BackupAndRestore, weights: Path, metadata: Path) 
 
 
 def previous_backup_paths(callback: BackupAndRestore) -> tuple[Path, ...]:
-    """Returns the paths of the previous `BackupAndRestore` backup; an empty tuple if only one is kept."""
+    """Returns the paths of the previous `BackupAndRestore` backup; an empty tuple without a previous backup."""
     if not getattr(callback, "double_checkpoint", False):
         return ()
     return Path(callback._prev_weights_path), Path(callback._prev_training_metadata_path)
@@ -238,5 +238,5 @@ def shuffles_arrays(adapter: ArrayDataAdapter) -> bool:
 
 
 def sampler_of(adapter: TorchDataLoaderAdapter) -> Any:
-    """Returns the sampler of a PyTorch `DataLoader` that Keras reads; None if it has none."""
+    """Returns the sampler of a PyTorch `DataLoader` that Keras reads; None without a sampler."""
     return getattr(adapter._dataloader, "sampler", None)

@@ -50,7 +50,7 @@ _in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_step", defa
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
-    """Returns whether a model's step is TensorFlow-style: overridden as such, or run in a deterministic elastic job.
+    """Returns whether a model's step has TensorFlow's form, by override or because its elastic job is deterministic.
 
     The bits of Keras' own step depend on the number of devices, which changes in an elastic job.
 
@@ -69,7 +69,7 @@ def takes_data_alone(model: Model, kind: str) -> bool:
 
 
 def kind_of_state(which: dict[str, bool]) -> str:
-    """Returns the loop, such as ``"train"``, for which Keras requests the given groups of a model's state."""
+    """Returns which loop of Keras, such as ``"train"``, requests the given groups of a model's state."""
     if which.get("optimizer_variables"):
         return "train"
     return "test" if which.get("metrics_variables") else "predict"
@@ -88,7 +88,7 @@ def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._symbolic_build` to skip models without `call`, whose step calls the layers they consist of.
+    """Wraps `Trainer._symbolic_build` to skip a model without `call`, whose own step calls its layers.
 
     Keras on TensorFlow builds such layers when it traces the step.
     """
@@ -102,7 +102,7 @@ def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def made_for(model: Model, kind: str) -> Callable[..., Any]:
-    """Returns what Keras calls for each batch: a function of the state and the iterator over batches.
+    """Returns the function that Keras calls for each batch, with the state and the iterator over batches.
 
     Args:
         model: A model with a TensorFlow-style step.
