@@ -76,7 +76,7 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
 def compute_average_loss(
     per_example_loss: Operand, sample_weight: Operand | None = None, global_batch_size: Operand | None = None
 ) -> jax.Array:
-    """Divides the sum of a replica's (weighted) losses by the global batch size, as TensorFlow's function does.
+    """Divides the sum of a replica's losses by the global batch size, as TensorFlow's function of this name does.
 
     Context: replica context, or without a strategy.
 

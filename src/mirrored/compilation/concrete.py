@@ -128,7 +128,7 @@ class ConcreteFunction:
         return [named.get(place, f"args_{place}") for place in range(len(self._places))]
 
     def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the positional and keyword arguments of a call: these arrays, and the values fixed at creation."""
+        """Returns the positional and keyword arguments of a call: the given arrays, and values fixed at creation."""
         leaves = list(self._leaves)
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array

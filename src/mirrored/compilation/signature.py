@@ -210,7 +210,7 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
-    """Exception for a per-replica argument whose components differ in shape, so that no SPMD program fits all."""
+    """Exception for a per-replica argument whose components differ in shape, which one SPMD program cannot process."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -218,7 +218,7 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
 
 
 def padded_shapes_of(shapes: PyTree, treedef: Structure) -> list[Any]:
-    """Returns the padded shape of each leaf of an element, None if all its dims are padded to the largest."""
+    """Returns for each leaf of an element the shape to pad to; None to pad each dim to its largest size."""
     return _per_leaf(shapes, treedef, is_leaf=_is_shape)
 
 

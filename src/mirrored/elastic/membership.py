@@ -23,7 +23,7 @@ All that fails between the beginnings of two epochs counts as one failure.
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """The description of one epoch: a set of workers that train together until one fails or another joins.
+    """The description of one epoch: a period in which a fixed set of workers trains, until a worker is lost or joins.
 
     Attributes:
         number: The number of the epoch, from 1.

@@ -128,7 +128,7 @@ def unmirror(tree: PyTree) -> Any:
 
 
 def assign(tree: PyTree, values: PyTree) -> None:
-    """Assigns values to the variables of a pytree, given as another pytree of the same structure.
+    """Assigns the values in one pytree to the variables in another pytree of the same structure.
 
     Context: any, as for `Variable.assign`.
 
@@ -209,7 +209,7 @@ def statistic_of(
 
 
 def value_to_move(variable: Variable) -> Any:
-    """Copies a variable's value to a NumPy array (or an uncommitted random key), which any device can use."""
+    """Copies a variable's value to host memory, as a NumPy array or uncommitted random key, for use on any device."""
     if not is_key_dtype(variable.dtype):
         return variable.numpy()
     data = np.asarray(jax.random.key_data(variable.read_value()))

@@ -31,7 +31,7 @@ class Coordination(abc.ABC):
 
     @abc.abstractmethod
     def news(self) -> str | None:
-        """Returns the reason why another machine's workers were ended, or None if none were ended."""
+        """Returns why another machine's workers were ended; None if no other machine has ended its workers."""
 
     @abc.abstractmethod
     def tell(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Supervises an elastic job: replaces lost workers, and leads the others from one epoch to the next."""
+"""Supervises an elastic job: replaces lost workers, and regroups the workers whenever one is lost or joins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the supervisor of an elastic job knows about a worker process, and how it describes a change of the workers."""
+"""What the launcher of an elastic job knows about a worker process, and messages about lost and joined workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CAUSE_SECONDS: Final = 0.5
 
 @dataclasses.dataclass
 class Member:
-    """A worker process, and what the launcher knows about it.
+    """The state of a worker process in an elastic job, as its launcher knows it.
 
     Attributes:
         worker: The process.
@@ -49,14 +49,14 @@ class Member:
 
 
 def wait_for_end(workers: Iterable[Worker]) -> None:
-    """Waits briefly until a worker has an exit status: the kernel closes an ending process's sockets before that."""
+    """Waits briefly until a worker has an exit status, as the kernel closes an ending process's sockets first."""
     waiting, end = list(workers), time.monotonic() + _CAUSE_SECONDS
     while time.monotonic() < end and all(one.code is None for one in waiting):
         time.sleep(0.005)
 
 
 def words_for_change(cause: str, epoch: Epoch, seconds: float, restart_reason: str | None) -> str:
-    """Describes the start of an epoch after a change of the workers.
+    """Describes in one sentence how training continues after a worker was lost or joined.
 
     Args:
         cause: What has happened.

@@ -246,7 +246,7 @@ class Lines:
         self._rest_bytes = 0
 
     def read(self) -> bytes:
-        """Returns all whole lines received so far, and after the end of the pipe an incomplete last line, too."""
+        """Returns all whole lines received so far; at the end of the pipe, also returns an incomplete last line."""
         whole: list[bytes] = []
         read = 0
         while read <= _READ_BYTES:

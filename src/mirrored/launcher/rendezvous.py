@@ -222,7 +222,7 @@ class LauncherRendezvous(Coordination):
         raise self._missing(waiting)
 
     def news(self) -> str | None:
-        """Returns the reason why another machine's workers were ended, or None if none were ended."""
+        """Returns why another machine's workers were ended; None if no other machine has ended its workers."""
         with contextlib.suppress(queue.Empty):
             while True:
                 message = self._news.get_nowait()
@@ -236,7 +236,7 @@ class LauncherRendezvous(Coordination):
         self._hang_up()
 
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits until all other machines' workers have ended; returns why one has failed, or None if none has."""
+        """Waits until all other machines' workers have ended; returns the reason if any failed, else None."""
         self._send({"done": self._job.node_rank})
         while not is_interrupted():
             message = self._next()

@@ -1,4 +1,4 @@
-"""Detects a worker that runs much more slowly than the others, so that every step of the job waits for it."""
+"""Detects a worker that runs much more slowly than the others, and thus delays every step of the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Worker:
 
 
 class SlowWorkers:
-    """Compares the times that the same probes take on each worker: short sleeps, and a short computation."""
+    """A comparison of the workers' times for the same probes: short sleeps, and a short computation."""
 
     def __init__(self) -> None:
         self._workers: dict[Hashable, _Worker] = {}

@@ -1,4 +1,4 @@
-"""Pairs gradients with variables, checks them, sums them over replicas, and applies one update for all replicas."""
+"""Pairs gradients with variables, checks and sums the gradients over replicas, and applies one update everywhere."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
 
 
 def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
-    """Raises an error if there are strings among gradients or variables: `zip` takes the keys of dicts.
+    """Raises an error if gradients or variables are strings, as when `zip` iterates over the keys of dicts.
 
     Args:
         given: The gradients and variables.
@@ -301,7 +301,7 @@ def update_with_sums_of(
     called: str,
     owner: object,
 ) -> tuple[str, ...]:
-    """Sums each variable's gradient over replicas, with zeros for missing ones, and calls `update` with the sums.
+    """Sums each variable's gradient over replicas, missing gradients as zeros, and calls `update` with the sums.
 
     Gradients of different replicas are matched by variable, not by position in the list.
 
@@ -344,7 +344,7 @@ def update_with_sums_of(
 
 
 def note_summed(called: str, gradients: Sequence[Any]) -> None:
-    """Records the gradients that an optimizer of another library sums over replicas, so that their scale is checked.
+    """Records gradients that an optimizer of another library sums over replicas, for a check of their scale.
 
     Context: replica context, in all replicas, directly before the sum. It has an effect in compiled runs only, and not
     under a transform, where replicas cannot wait for each other.
@@ -418,7 +418,7 @@ def as_array(gradient: Operand) -> jax.Array:
 
 
 def once(make: Callable[[], None]) -> None:
-    """Calls `make` in cross-replica context, and only once if all replicas of a run call this function."""
+    """Calls `make` in cross-replica context; if all replicas of a run call this function, calls `make` only once."""
     context = get_replica_context()
     if context is None:
         make()

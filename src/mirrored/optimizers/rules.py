@@ -63,7 +63,7 @@ class LearningRate:
         return [] if self._variable is None else [self._variable]
 
     def build(self) -> None:
-        """Creates the variable that holds the learning rate, unless it is a schedule."""
+        """Creates the variable that holds the learning rate, unless the learning rate is a schedule."""
         if self._variable is None and self._schedule is None:
             self._variable = Variable(
                 np.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name

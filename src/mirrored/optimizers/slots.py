@@ -68,7 +68,7 @@ class SlotLayout:
         )
 
     def unpack(self, state: optax.OptState) -> list[jax.Array]:
-        """Flattens an optax state to a list of arrays in stored form: random keys as key data, with the slots' dtypes.
+        """Flattens an optax state to arrays as slot variables store them, with random keys as key data.
 
         Raises:
             StructureError: The state has another structure, or a leaf has another shape.
@@ -160,7 +160,7 @@ class SlotKey:
 
 @dataclasses.dataclass(frozen=True)
 class UpdatePlan:
-    """The variables that one `apply_gradients` call updates, and the slots (state variables) that it uses.
+    """The model variables that one `apply_gradients` call updates, and the optimizer's state variables for them.
 
     A *cohort* is a set of variables that were first updated together. They share the state that optax keeps once (a
     step counter). Variables that are added later, or updated in separate calls, form another cohort and start at step
@@ -172,12 +172,12 @@ class UpdatePlan:
     slots: tuple[SlotKey, ...]
 
     def members(self, cohort: int) -> list[str]:
-        """Returns the names of this update's variables that belong to a cohort, a group with a common step counter."""
+        """Returns the names of the updated variables in a cohort, i.e. a group with a common step counter."""
         return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of a slot, which holds one array of an optax state for one variable or a cohort of variables."""
+    """Returns the key of the slot variable for one array of an optax state, of one model variable or of a cohort."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
@@ -272,7 +272,7 @@ def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """A group of variables that an optimizer first updated in the same call, and the state that they share.
+    """A group of variables that an optimizer updated first in the same call, and the state common to the group.
 
     Attributes:
         variables: The variables, in the order in which they were added.
@@ -297,7 +297,7 @@ class Made:
 
 
 class Slots:
-    """All slots of an optimizer: the variables that hold its optax state.
+    """All slot variables of an optimizer, which hold its optax state.
 
     Args:
         rule: The update rule whose state the slots hold.
@@ -315,7 +315,7 @@ class Slots:
 
     @property
     def seen(self) -> list[Variable]:
-        """The model variables for which this optimizer has slots, in the order in which they were added."""
+        """The model variables for which this optimizer has slot variables, in the order in which they were added."""
         return list(self._seen.values())
 
     @property
@@ -339,11 +339,11 @@ class Slots:
         return tuple(found)
 
     def missing(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns the given variables for which the optimizer has no slots yet."""
+        """Returns those of the given variables for which the optimizer has no slot variables yet."""
         return [variable for variable in variables if id(variable) not in self._names]
 
     def build(self, variables: Sequence[Variable], learning_rate: float | jax.Array | None) -> None:
-        """Creates slots for variables that have none yet, as one group that shares a step counter.
+        """Creates slot variables for those model variables that have none, as one group with a common step counter.
 
         Context: cross-replica, or without a strategy.
 
@@ -371,7 +371,7 @@ class Slots:
         self._names.update({id(variable): name for name, variable in named.items()})
 
     def plan(self, variables: Sequence[Variable]) -> UpdatePlan:
-        """Returns which slots an update of the given variables reads and writes, as an `UpdatePlan`."""
+        """Returns which slot variables an update of the given variables reads and writes, as an `UpdatePlan`."""
         identity = tuple(map(id, variables))
         if identity not in self._plans:
             names = tuple(self._names[id(variable)] for variable in variables)

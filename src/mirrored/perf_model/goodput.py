@@ -1,4 +1,4 @@
-"""Predicts goodput: the fraction of its time that a job with failures spends on steps that are not lost and repeated.
+"""Predicts goodput: the fraction of a job's time spent on steps that no failure forces the job to repeat.
 
 **Model.** Failures are independent, one in `M` seconds on average, at any moment. The job saves its state after every
 `T` seconds of training, and a save delays training by `d` seconds. After a failure it needs `R` seconds until it trains
@@ -47,7 +47,7 @@ _RECONFIGURATION_SECONDS: Final = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class FailureCosts:
-    """What saves and failures cost, in seconds.
+    """The costs of saves and failures, in seconds.
 
     Attributes:
         checkpoint_seconds: How long a checkpoint on disk delays training.

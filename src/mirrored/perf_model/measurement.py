@@ -69,7 +69,7 @@ class Parts:
 
     @property
     def is_network(self) -> bool:
-        """Whether all-reduces between this process's devices can stand for a network: not on CPUs or on one device."""
+        """Whether all-reduces between this process's devices behave like a network's; False on CPUs and one device."""
         return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
     def compute_benchmark(self, devices: int, share: int) -> ComputeBenchmark:

@@ -46,7 +46,7 @@ class Ambient:
 
     @property
     def device_assignment(self) -> Any:
-        """The device assignment of the current strategy; None for the default strategy and outside of any."""
+        """The device assignment of the current strategy; None for the default strategy or without a strategy."""
         return self.strategies[-1].device_assignment if self.strategies else None
 
     @property
@@ -121,7 +121,7 @@ def replace_current(context: Ambient) -> None:
 
 
 class ReadableVariable(Protocol):
-    """The part of a variable's interface that listeners of reads and writes, such as tapes, may use."""
+    """Protocol of variables, as far as listeners of reads and writes (such as tapes) use them."""
 
     @property
     def trainable(self) -> bool:
@@ -145,7 +145,7 @@ class ReadableVariable(Protocol):
 
     @property
     def serial(self) -> int:
-        """A number that is larger for variables that were created later."""
+        """The number of the variable in the order of creation; variables created later have larger numbers."""
         ...
 
     def read_value(self) -> Any:
@@ -154,7 +154,7 @@ class ReadableVariable(Protocol):
 
 
 class ReadListener(Protocol):
-    """Interface of objects (such as gradient tapes) that are notified when code in a thread reads or writes variables.
+    """Protocol of objects, such as gradient tapes, that are notified when a thread reads or writes variables.
 
     They are also notified of those in the replicas that the thread runs.
     """

@@ -61,7 +61,7 @@ register_tracked_read(_components_tracked)
 
 
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:
-    """Returns a per-replica value as one array ``[slots, ...]``; tapes record the stacking.
+    """Returns a per-replica value as one stacked array with a row per replica; tapes record the stacking.
 
     `PerReplica.stacked` keeps the array for later calls; no tape would connect it with the components.
     """

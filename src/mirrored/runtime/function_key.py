@@ -42,7 +42,7 @@ class FunctionKey(NamedTuple):
 
 
 class ArrayKey:
-    """An array that is compared by its dtype, shape and bits. Traced arrays are equal to all others.
+    """A comparison key of an array: its dtype, shape and bits; a traced array's key is equal to every other key.
 
     Their values are unknown: a compiled run compares them by the replication check.
     """
@@ -79,7 +79,7 @@ def key_of(function: object) -> FunctionKey:
 
 
 class ShownFunction(NamedTuple):
-    """Formats a function for error messages, with the numbers, strings and arrays to which it is bound."""
+    """A function as error messages show it: with the numbers, strings and arrays that it has bound."""
 
     function: object
 

@@ -252,7 +252,7 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
 
 
 def note_iteration() -> None:
-    """Ends the trace in progress if its function iterates over a dataset, which cannot be traced.
+    """Ends the trace in progress if its function iterates over a dataset, as a trace cannot record the loop.
 
     Called by `__iter__`, and for every element.
 
@@ -287,7 +287,7 @@ class Driver:
         return self.compiled(function)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function` compiled, or `function` itself if it was compiled too often with other closures."""
+        """Returns `function` compiled, or uncompiled if its code was compiled too often with different closures."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:

@@ -39,7 +39,7 @@ _carriers: list[Carrier] = []
 
 
 def carry(carrier: Carrier) -> None:
-    """Registers a function that copies thread-local state from the starting thread to the replica threads.
+    """Registers a function that copies thread-local state to replica threads from the thread that starts them.
 
     Args:
         carrier: Captures the state. It is called in the thread that starts a run; the function that it returns is

@@ -177,7 +177,7 @@ def runs_in_place() -> bool:
 
 
 class Guard(Protocol):
-    """Protocol of functions that call another function and undo its variable assignments if it raises."""
+    """Protocol of functions that call another function and, if that raises an exception, undo its assignments."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Returns the result of `call`, and undoes its assignments if it raises."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class OverlayStore(VariableStore):
-    """A variable store on top of another one, which stages assignments until a differentiation is complete.
+    """A variable store that stages assignments, on top of another store, until a differentiation is complete.
 
     Args:
         below: The store to read variables from that are not assigned here; None means their storage.
@@ -53,7 +53,7 @@ class OverlayStore(VariableStore):
             yield
 
     def values(self) -> list[Any]:
-        """Returns the values (tracers of the differentiation) that were assigned so far, in order of assignment."""
+        """Returns the values assigned so far, as tracers of the differentiation, in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:

@@ -64,7 +64,7 @@ class ReplicaRunner(abc.ABC):
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
-        """Makes JAX cache separate traces per replica, if it is tracing a jitted function inside a replica.
+        """Makes JAX cache separate traces per replica, if a jitted function is being traced inside a replica.
 
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.

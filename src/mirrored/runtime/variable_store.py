@@ -1,4 +1,4 @@
-"""Variable stores, which hold the values that a run or trace assigns to variables, until the run or trace ends.
+"""Variable stores: hold the values that a run or trace assigns to variables, until the run or trace ends.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
@@ -36,7 +36,7 @@ V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """The part of a variable's interface that variable stores use."""
+    """Protocol of variables, as far as variable stores use them."""
 
     name: str
     device_assignment: Any
@@ -53,7 +53,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def stored(self) -> Any:
-        """Returns the whole stored value: one mirrored array, or all components stacked ``[slots, ...]``."""
+        """Returns the whole stored value: one mirrored array, or a stacked array with one row per replica."""
         ...
 
     def stored_component(self, replica: int) -> Any:
@@ -93,7 +93,7 @@ class Held(NamedTuple):
 
 
 class VariableStore(abc.ABC):
-    """Base class of stores, which hold the values that a run or trace assigns to variables, until they are committed.
+    """Base class of variable stores: hold the values that a run or trace assigns, until these are committed.
 
     Attributes:
         captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested
@@ -113,7 +113,7 @@ class VariableStore(abc.ABC):
     _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
 
     def or_undone(self, call: Callable[[], T]) -> T:
-        """Calls a function and returns its result; after an exception, drops its assignments from this store.
+        """Calls a function and returns its result; after an exception, drops the function's assignments.
 
         Calls can be nested.
         """
@@ -261,7 +261,7 @@ class FunctionStore(VariableStore):
 
 
 def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
-    """Returns a function that sets a dict item to the value `item`, or removes it if `item` is None."""
+    """Returns a function that sets a dict item to the value `item`; if `item` is None, removes the dict item."""
 
     def restore() -> None:
         if item is None:
@@ -392,7 +392,7 @@ class Captured(Bookkeeping):
 
 
 class LocalReplicas(Protocol):
-    """The part of the replica runner's interface that `TracedReplicaStore` uses: two conversions of values."""
+    """Protocol of the methods of a replica runner that `TracedReplicaStore` uses to convert values."""
 
     num_local: int
 

@@ -1,4 +1,4 @@
-"""Strategies, which run one training program synchronously on N replicas.
+"""Strategies: objects that run one training program synchronously on N replicas.
 
 `strategy.run` goes to `compiled` inside a compiled function, and to `eager` otherwise:
 

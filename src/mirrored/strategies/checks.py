@@ -120,7 +120,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that a run assigns a variable created outside any scope: in an eager run, each replica does it again.
+    """Warns if a run assigns a variable created outside any scope, which each replica of an eager run repeats.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -292,7 +292,7 @@ def as_array(value: object) -> Any:
 
 
 def mark_made_by(result: PyTree, functions: Makers) -> None:
-    """Stores, in each per-replica value of a result of `Strategy.run`, the set of functions that computed the value."""
+    """Stores in each per-replica value that `Strategy.run` returns the set of functions that computed the value."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions
@@ -341,7 +341,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
 
 @contextlib.contextmanager
 def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is_traced: bool) -> Iterator[None]:
-    """Raises an error that names an array of a mesh with explicit axes if a run of `fn` fails because of it.
+    """Turns the exception of a run of `fn` into an error that names an array of a mesh with explicit axes.
 
     JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
 

@@ -235,7 +235,7 @@ class ReplicaContext:
 
 
 def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | str, value: PyTree) -> Any:
-    """Reduces the values of all replicas, as `ReplicaContext.all_reduce` does, on behalf of another function.
+    """Implements `ReplicaContext.all_reduce`, with the name of the function to report in errors.
 
     Args:
         called: What the user called, for messages: ``"average_loss"``.

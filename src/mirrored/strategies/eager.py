@@ -40,7 +40,7 @@ def run_eager(
 
 
 def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes an eager `Strategy.run` with a single replica, and undoes its variable assignments if it fails."""
+    """Executes an eager `Strategy.run` with a single replica; undoes its variable assignments after an exception."""
     here, trace = ambient(), current_trace()
     try:
         with turn():
@@ -57,7 +57,7 @@ def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes a single-replica run inside a trace or another run, and undoes its variable assignments if it fails."""
+    """Executes a single-replica run inside a trace or other run; undoes its assignments after an exception."""
     with caches.for_replica(*caches.traced_run(1)):
         return or_undone(lambda: fn(*args, **kwargs))
 

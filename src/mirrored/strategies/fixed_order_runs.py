@@ -1,4 +1,4 @@
-"""Builds compiled runs whose gradients, for a tape around the run, are summed in a fixed order."""
+"""Compiles `Strategy.run` calls so that a tape outside the call sums the replicas' gradients in a fixed order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def has_gradient(value: Operand) -> bool:
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites a run's program so that the gradients of captured values are summed in a fixed order.
+    """Rewrites a run's program so that gradients of captured values are summed over replicas in a fixed order.
 
     The new body has one constant per captured value, which `fan_out` copies to the local replicas.
 

@@ -88,7 +88,7 @@ class OlderNames(abc.ABC):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Has no effect for a TensorFlow 1 cluster configuration with one worker; raises an error for several.
+        """Has no effect for a TensorFlow 1 cluster configuration with one worker; raises an error for several workers.
 
         Raises:
             ArgumentError: The cluster has several workers.

@@ -173,7 +173,7 @@ def _of_components(called: str, found: str) -> TapeError:
 
 
 def refuse_padded(structure: PyTree, called: str) -> None:
-    """Raises an error if a structure contains a per-replica value with padded rows, which a Jacobian would contain.
+    """Raises an error for a per-replica value with padded rows, because a Jacobian would contain the padding.
 
     Raises:
         ArgumentTypeError: The structure contains such a value.

@@ -193,7 +193,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """Records that arrays that custom-derivative functions inside a primitive close over get no gradient from it.
+    """Records that no gradient flows to arrays that custom-derivative functions in a primitive close over.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program.

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Catalogue(Generic[T]):
-    """A cache of limited size, which evicts an old entry when a new one is added.
+    """A cache of limited size: when the cache is full, a new entry replaces an old one.
 
     A lookup refreshes its entry only when the cache is more than half full, which makes most lookups cheaper.
 

@@ -36,7 +36,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class NoDerivative:
-    """Inputs with respect to which a recorded operation has no derivative, and the cause, which errors report.
+    """The inputs with respect to which a recorded operation has no derivative, and the cause to report in errors.
 
     A gradient through the operation raises an error if it is requested for a source on which such a value depends.
 
@@ -57,7 +57,7 @@ class NoDerivative:
     )
 
     def error(self) -> TapeError:
-        """Returns the error for a requested gradient that depends on an input without a derivative."""
+        """Returns the error for a gradient that needs a derivative which the recorded operation does not have."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
@@ -218,7 +218,7 @@ class PullbackRecord(Record):
 
 
 class LinearPullbackRecord(PullbackRecord):
-    """A `PullbackRecord` whose pullback runs no derivative rule of the user, so that it can be traced.
+    """A `PullbackRecord` whose pullback can be traced, because it runs no derivative rule of the user.
 
     A `jax.custom_jvp` rule has already run. The pullback is the transpose of the linear program that it gave, which
     shows the inputs that a cotangent reaches. A `jax.custom_vjp` rule runs in the pullback, and may need concrete
@@ -260,7 +260,7 @@ class AliasRecord(Record):
 
 
 class PartialAliasRecord(Record):
-    """The tape record of an operation that passes cotangents through, but also has inputs that get none."""
+    """The tape record of an operation that passes cotangents unchanged to some inputs, and none to the others."""
 
     __slots__ = ("no_derivative",)
 
@@ -394,7 +394,7 @@ class Recorder:
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
 
     def variable_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key that identifies `variable` on the tape and receives the cotangents of all its reads."""
+        """Returns the key of `variable` on the tape, under which the cotangents of all its reads are summed."""
         entry = self.variables.get(id(variable))
         if entry is None:
             entry = self.variables[id(variable)] = (new_key(), variable)

@@ -231,7 +231,7 @@ class Recording:
         """Does nothing when variables are assigned: the tape keeps the values that were read before."""
 
     def tracks(self, value: object) -> bool:
-        """Returns whether the tape tracks the array `value`, so that it records operations on it.
+        """Returns whether the tape tracks the array `value`, i.e. records operations on the array.
 
         It is called before a per-replica value is split into its components.
         """

@@ -100,7 +100,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return self.parent.stage_value(owned_operand(value))
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any], /) -> Any:
-        """Executes a JAX primitive, and records it if this tape tracks an operand."""
+        """Executes a JAX primitive; records the operation if this tape tracks an operand."""
         if self._stale:
             self._forget_stale()
         if self.touched is not None and primitive is stop_gradient_p:
@@ -196,20 +196,20 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return function.call_wrapped(*args)
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Executes a collective or `merge_call` of all replicas, and records it."""
+        """Executes a collective or `merge_call` of all replicas, and records the operation."""
         return merging.process(self, merge, payload)
 
     # Recording
 
     def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
-        """Runs a differentiable operation, and records it if this tape tracks an operand."""
+        """Runs a differentiable operation; records the operation if this tape tracks an operand."""
         values, keys, watched = self.split_operands(args)
         if not watched:
             return run_under(self.parent, operation, values)
         return self.perform(operation, values, keys, watched)
 
     def perform(self, operation: Operation, values: list[Any], keys: list[Key], watched: tuple[int, ...]) -> list[Any]:
-        """Runs the forward program of an operation on tracked operands, and records it."""
+        """Runs the forward program of an operation on tracked operands, and records the operation."""
         previous, token = swap_trace(self.parent), None
         if self.eager:
             token = caches.swap(None)
@@ -335,7 +335,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     # Operands
 
     def split_operands(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
-        """Returns the operands as plain values, and the keys and positions of those that the tape tracks.
+        """Returns the operands as plain values, and the keys and positions of the tracked operands.
 
         While `touched` is set, adds the keys to it, and returns no operand as tracked.
         """
@@ -377,7 +377,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Suspends recording for a ``with`` block: its operations run under the JAX trace that encloses this tape.
+        """Suspends recording in a ``with`` block, which runs under the JAX trace that encloses this tape.
 
         If that trace is eager, no tape sees the operations, so the block also runs without the token that keeps JAX's
         cached traces under tapes apart (`_jax.caches`).

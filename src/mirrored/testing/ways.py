@@ -20,7 +20,7 @@ REPLICA_COUNTS: Final = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class WaySpec:
-    """An execution mode (such as ``"eager"``) and a number of replicas, for which `open` creates a strategy.
+    """An execution mode, such as ``"eager"``, and a number of replicas; `open` creates a strategy for both.
 
     Attributes:
         mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one
@@ -39,7 +39,7 @@ class WaySpec:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices that this mode and number of replicas need."""
+        """The number of devices on which the strategy of this mode and number of replicas runs."""
         if self.mode == "uneven":
             return self.num_replicas - 1
         return self.num_replicas // 2 if self.mode == "folded" else self.num_replicas

@@ -212,7 +212,7 @@ def dropout(
 
 
 def where(condition: Operand, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Any:
-    """Returns elements of `x` where a condition is True, and of `y` elsewhere; a vector selects among their rows.
+    """Returns elements of `x` where a condition is True, and of `y` elsewhere; a vector condition selects rows.
 
     Without `x` and `y`, returns the indices of True elements; only in eager code.
     """
@@ -237,7 +237,7 @@ def no_op(name: str | None = None) -> None:
 
 
 def names(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns all names of `tf.compat.v1`: those shared with `tf`, those that have moved, and its own.
+    """Returns all names of `tf.compat.v1`: those shared with `tf`, older names of functions in `tf`, and others.
 
     Args:
         known: The names below `tf`.

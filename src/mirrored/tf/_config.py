@@ -237,7 +237,7 @@ def get_soft_device_placement() -> bool:
 
 
 def set_intra_op_parallelism_threads(num_threads: int) -> None:
-    """Accepts a number of threads per operation, but ignores it: XLA chooses its own."""
+    """Accepts and ignores a number of threads per operation, because XLA chooses the number."""
     _state.intra_op_threads = int(num_threads)
 
 
@@ -247,7 +247,7 @@ def get_intra_op_parallelism_threads() -> int:
 
 
 def set_inter_op_parallelism_threads(num_threads: int) -> None:
-    """Accepts a number of threads for independent operations, but ignores it: XLA chooses its own."""
+    """Accepts and ignores a number of threads for independent operations, because XLA chooses the number."""
     _state.inter_op_threads = int(num_threads)
 
 

@@ -172,7 +172,7 @@ def assert_rank_at_least(x: Operand, rank: int, message: str | None = None) -> N
 
 @op("debugging.assert_rank_in")
 def assert_rank_in(x: Operand, ranks: Iterable[SupportsIndex], message: str | None = None) -> None:
-    """Raises ValueError unless the number of dimensions of a tensor is one of the given ones."""
+    """Raises ValueError unless the number of dimensions of a tensor is among the given numbers."""
     allowed = [int(one) for one in ranks]
     _static("assert_rank_in", as_tensor(x).ndim in allowed, message, f"the rank must be in {allowed}", as_tensor(x))
 
@@ -186,7 +186,7 @@ def assert_scalar(tensor: Operand, message: str | None = None) -> jax.Array:
 
 @op("debugging.assert_same_float_dtype", named=False)
 def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTypeLike | None = None) -> Any:
-    """Returns the floating dtype that all tensors have; raises ValueError if they have no common one."""
+    """Returns the floating dtype that all tensors have; raises ValueError if their dtypes differ or are not floats."""
     found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
         {as_dtype(dtype)} if dtype is not None else set()
     )

@@ -70,7 +70,7 @@ class DeviceSpec:
         return type(self).from_string(spec)
 
     def make_merged_spec(self, dev: DeviceSpec) -> DeviceSpec:
-        """Returns a spec with the parts of another spec; the parts that the other spec lacks come from this one."""
+        """Returns a copy of this spec, with the parts that another spec has in place of this spec's parts."""
         theirs = {name: value for name, value in dataclasses.asdict(dev).items() if value is not None}
         return dataclasses.replace(self, **theirs)
 

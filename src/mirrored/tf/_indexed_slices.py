@@ -1,4 +1,4 @@
-"""`tf.IndexedSlices`: a sparse tensor, such as an embedding's gradient, that holds some rows of a dense one."""
+"""`tf.IndexedSlices`: a sparse tensor, such as an embedding's gradient, that holds some rows of a dense tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirrored.values.sparse_rows import SparseRows, as_pytree
 
 @as_pytree
 class IndexedSlices(SparseRows):
-    """A sparse tensor that consists of some rows of a larger dense one, and of their indices.
+    """A sparse tensor that consists of some rows of a larger dense tensor, and of the rows' indices.
 
     Rows with the same index are added.
 

@@ -13,7 +13,7 @@ ROOT: Final = "mirrored.tf"
 
 
 class Namespace(types.ModuleType):
-    """A module such as `mirrored.tf.math`, whose error for a missing name suggests the closest one."""
+    """A module such as `mirrored.tf.math`, whose error for a missing name suggests the closest existing name."""
 
     def __init__(self, path: str, find: Callable[[str], Any]) -> None:
         super().__init__(f"{ROOT}.{path}", f"TensorFlow's `tf.{path}` on JAX.")

@@ -55,7 +55,7 @@ def with_paths(
 
 
 def pack_sequence_as(structure: PyTree, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
-    """Packs a flat list of leaves into a nested structure like the given one.
+    """Packs a flat list of leaves into the nesting of a given structure.
 
     Raises:
         ValueError: The number of leaves differs.

@@ -48,15 +48,15 @@ class OptimizerV1:
         return self._optimizer.name
 
     def get_slot_names(self) -> list[str]:
-        """Returns the names of the slots."""
+        """Returns TensorFlow's names of the optimizer's slot variables, such as ``"momentum"``."""
         return sorted(self.slot_names)
 
     def get_slot(self, var: AnyVariable, name: str) -> AnyVariable | None:
-        """Returns a slot of a variable by its name in TensorFlow; None if there is none."""
+        """Returns the slot variable with a given TensorFlow name for a variable; None without one."""
         return self._optimizer.slots(var).get(self.slot_names.get(name, ""))
 
     def variables(self) -> list[Variable]:
-        """Returns the slots of all variables, and the number of updates so far."""
+        """Returns the slot variables of all variables, and the number of updates so far."""
         return self._optimizer.variables
 
     def compute_gradients(

@@ -289,7 +289,7 @@ def _assign(self: jax.Array) -> Callable[..., Any]:
 
 
 def add_methods() -> None:
-    """Adds the methods `numpy`, `get_shape`, `set_shape` and (for slices of variables) `assign` to arrays.
+    """Adds the methods `numpy`, `get_shape` and `set_shape` to arrays, and `assign` to slices of variables.
 
     Their operators then accept lists, tuples and shapes, which JAX refuses, as the other operand.
     """

@@ -72,7 +72,7 @@ class TestCase(absltest.TestCase):
         return map_structure(lambda one: np.asarray(one)[()] if is_tensor(one) else one, value)
 
     def get_temp_dir(self) -> str:
-        """Returns the path of an empty folder for the files of this test, which is deleted at its end."""
+        """Returns the path of an empty folder for the files of this test; the folder is deleted after the test."""
         made = getattr(self, "_temporary", None)
         if made is None:
             made = self._temporary = tempfile.TemporaryDirectory()
@@ -101,7 +101,7 @@ class TestCase(absltest.TestCase):
 
     @contextlib.contextmanager
     def captureWritesToStream(self, stream: IO[str]) -> Iterator[Any]:
-        """A context manager that captures what is written to a stream's file descriptor; see its `contents()`."""
+        """A context manager that captures what is written to a stream's file descriptor, for its `contents()`."""
         with tempfile.TemporaryFile("w+") as captured:
             stream.flush()
             number = stream.fileno()
@@ -263,7 +263,7 @@ class TestCase(absltest.TestCase):
         self.assertEqual(one, other, msg)
 
     def assertProtoEquals(self, expected_message_maybe_ascii: object, message: Any, msg: str | None = None) -> None:
-        """Asserts that a message equals another, or one in the text format of protocol buffers."""
+        """Asserts that a protocol buffer message equals an expected message, which may be given in text format."""
         expected = expected_message_maybe_ascii
         if isinstance(expected, str):
             text_format = importlib.import_module("google.protobuf.text_format")  # an optional package
@@ -271,7 +271,7 @@ class TestCase(absltest.TestCase):
         self.assertEqual(expected, message, msg)
 
     def assertStartsWith(self, actual: str, expected_start: str, msg: str | None = None) -> None:
-        """Asserts that a text starts with another."""
+        """Asserts that a text starts with another text."""
         if not actual.startswith(expected_start):
             self.fail(f"{actual!r} does not start with {expected_start!r}" + (f" : {msg}" if msg else ""))
 
@@ -283,7 +283,7 @@ class TestCase(absltest.TestCase):
         exception_type: type[BaseException] | tuple[type[BaseException], ...],
         expected_err_re_or_predicate: str | Callable[[BaseException], bool],
     ) -> Iterator[None]:
-        """A context manager that asserts that its block raises an error that a pattern or a function accepts."""
+        """Context manager: asserts that the block raises an error that a pattern or a function accepts."""
         expected = expected_err_re_or_predicate
         with self.assertRaises(exception_type) as caught:
             yield
@@ -293,7 +293,7 @@ class TestCase(absltest.TestCase):
             raise AssertionError(f"Exception of type {type(error)}: {error}") from error
 
     def assertRaisesOpError(self, expected_err_re_or_predicate: str | Callable[[BaseException], bool]) -> Any:
-        """A context manager that asserts that its block raises a matching `tf.errors.OpError`."""
+        """Context manager: asserts that the block raises a matching `tf.errors.OpError`."""
         return self.assertRaisesWithPredicateMatch(OpError, expected_err_re_or_predicate)
 
     def assertRaisesIncompatibleShapesError(
@@ -301,7 +301,7 @@ class TestCase(absltest.TestCase):
         exception_type: type[BaseException] | tuple[type[BaseException], ...] = InvalidArgumentError,
         expected_err_re_or_predicate: str = "",
     ) -> Any:
-        """A context manager that asserts that its block raises an error about shapes that do not fit."""
+        """Context manager: asserts that the block raises an error about incompatible shapes."""
         return self.assertRaisesWithPredicateMatch(exception_type, expected_err_re_or_predicate)
 
     def assertRaisesRegexp(self, *args: Any, **kwargs: Any) -> Any:

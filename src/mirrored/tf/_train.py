@@ -90,7 +90,7 @@ class Checkpoint(checkpoints.Checkpoint):
 
     @property
     def root(self) -> Any:
-        """The root object; None if there is none."""
+        """The root object passed to the constructor, or None."""
         return self._root.get("root")
 
     def save(self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None) -> str:
@@ -240,7 +240,7 @@ class CheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest complete checkpoint in the folder; calls `init_fn` if there is none.
+        """Restores the newest complete checkpoint in the folder; calls `init_fn` if the folder has none.
 
         Returns:
             The path; None if no checkpoint exists.

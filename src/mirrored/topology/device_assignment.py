@@ -225,12 +225,12 @@ class DeviceAssignment:
 
     @functools.cached_property
     def slots(self) -> Slots:
-        """The `Slots` of a compiled program: the places for replicas, equally many on every device."""
+        """The `Slots` of a compiled program: its slots for replicas, equally many on every device."""
         return Slots(len(self.devices), self.num_replicas)
 
     @functools.cached_property
     def local(self) -> int:
-        """The number of slots per device (K): the largest number of replicas on one device."""
+        """The number of slots for replicas on each device (K): the largest number of replicas on one device."""
         return self.slots.local
 
     @property

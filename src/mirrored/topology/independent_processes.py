@@ -59,7 +59,7 @@ def job_is_formed() -> None:
 
 
 def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidence | None:
-    """Returns the environment variables that show that this process is one of several; None if none show that.
+    """Returns the environment variables that show that this process is one of several; None without such variables.
 
     Args:
         environment: The environment to read. Default: `os.environ`.

@@ -1,4 +1,4 @@
-"""`Slots`: the places for replicas in a compiled program, equally many on each device, and the replica in each."""
+"""`Slots`: the slots for replicas in a compiled program, equally many on each device, and the replica in each slot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """The slots of a compiled program on D devices that runs R replicas.
+    """The slots for R replicas in a compiled program on D devices: equally many on each, so some may stay empty.
 
     Attributes:
         devices: D, at most R.
@@ -35,22 +35,22 @@ class Slots:
 
     @functools.cached_property
     def local(self) -> int:
-        """The number of slots per device (K)."""
+        """The number of slots for replicas on each device (K)."""
         return -(-self.replicas // self.devices)
 
     @functools.cached_property
     def count(self) -> int:
-        """The number of all slots (D * K)."""
+        """The number of slots for replicas on all devices (D * K), including empty slots."""
         return self.devices * self.local
 
     @functools.cached_property
     def padded(self) -> int:
-        """The number of padded slots: the last slot of each of the last `padded` devices."""
+        """The number of slots without a replica: one on each of the last `padded` devices."""
         return self.count - self.replicas
 
     @functools.cached_property
     def full(self) -> int:
-        """The number of devices without a padded slot: the first ones."""
+        """The number of devices with a replica in every slot, which are the first devices."""
         return self.devices - self.padded
 
     def first_on(self, device: int) -> int:
@@ -58,7 +58,7 @@ class Slots:
         return device * (self.local - 1) + min(device, self.full)
 
     def number_on(self, device: int) -> int:
-        """Returns the number of replicas of a device, given its position."""
+        """Returns the number of replicas on a device, given the position of the device."""
         return self.local - (device >= self.full)
 
     def device_of(self, replica: int) -> int:
@@ -66,7 +66,7 @@ class Slots:
         return self.of(replica) // self.local
 
     def of(self, replica: int) -> int:
-        """Returns the slot of a replica, numbered through the slots of all devices."""
+        """Returns the index of a replica's slot, counting the slots of all devices."""
         return self._of[replica]
 
     @functools.cached_property
@@ -74,7 +74,7 @@ class Slots:
         return tuple(device * self.local + k for device in range(self.devices) for k in range(self.number_on(device)))
 
     def rows(self, stacked: Any) -> Any:
-        """Returns the rows of the replicas: ``[slots, ...]`` to ``[replicas, ...]``, NumPy or JAX."""
+        """Selects the replicas' rows of an array with one row per slot; drops the rows of slots without a replica."""
         if not self.padded:
             return stacked
         several = np if isinstance(stacked, np.ndarray) else jnp
@@ -83,7 +83,7 @@ class Slots:
         return several.concatenate([head, tail.reshape(-1, *tail.shape[2:])])
 
     def stacked(self, rows: Any) -> Any:
-        """Returns one row per slot: ``[replicas, ...]`` to ``[slots, ...]``; a padded slot repeats the row before."""
+        """Converts an array with one row per replica to one row per slot; fills empty slots with the row before."""
         if not self.padded:
             return rows
         several = np if isinstance(rows, np.ndarray) else jnp
@@ -93,7 +93,7 @@ class Slots:
         return several.concatenate([head, tail.reshape(-1, *tail.shape[2:])])
 
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
-        """Returns the id of the replica in slot `local` of a device, whose position `device` may be a tracer.
+        """Returns the id of the replica in slot `local` of a device, which may be given as a tracer.
 
         For a padded slot this is the replica in the slot before it, which the padded slot repeats.
         """
@@ -104,7 +104,7 @@ class Slots:
         return first + jnp.minimum(local, jnp.where(device < self.full, self.local - 1, self.local - 2))
 
     def repeated(self, own: Any, is_real: Any) -> Any:
-        """Returns one device's rows ``[local, ...]``; the row of a padded slot becomes a copy of the previous row.
+        """Replaces the last of a device's rows by a copy of the row before, if the last slot has no replica.
 
         Gradients do not flow from a padded slot to the row that it repeats.
 

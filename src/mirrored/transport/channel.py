@@ -29,7 +29,7 @@ _REFUSED: Final = "refused"
 
 
 class RefusedError(ConnectionError):
-    """Error: the process at the other end of a connection does not know the secret or the protocol."""
+    """Error raised when the process at the other end of a connection does not know the secret or the protocol."""
 
 
 class Channel:

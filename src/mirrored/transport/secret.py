@@ -17,7 +17,7 @@ _MOST_BYTES: Final = 4096
 
 
 def load_secret(environment: Mapping[str, str] | None = None) -> bytes:
-    """Returns the secret by which the job's processes authenticate each other; generates one if none is configured.
+    """Returns the secret with which the job's processes authenticate each other; generates a secret if none is set.
 
     ``MIRRORED_SECRET_FILE`` names a file with the secret; ``MIRRORED_SECRET`` contains it. Without either, the secret
     is the content of ``mirrored/secret`` in the user's configuration folder (``XDG_CONFIG_HOME``, by default

@@ -194,7 +194,7 @@ class PerReplica(_NotAnArray):
     def from_stacked(
         cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NO_MAKERS
     ) -> PerReplica:
-        """Creates a per-replica value from one array ``[slots, ...]`` that is sharded over the devices."""
+        """Creates a per-replica value from a stacked array: one row per replica, sharded over the devices."""
         value = cls.__new__(cls)
         value._components, value._stacked = None, stacked
         value._device_assignment, value._unstack = device_assignment, None
@@ -208,7 +208,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the components are stored as one array ``[slots, ...]`` over all devices."""
+        """Whether the components are stored as one stacked array, which is sharded over all devices."""
         return self._stacked is not None
 
     @property
@@ -270,7 +270,7 @@ class PerReplica(_NotAnArray):
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components as one array ``[slots, ...]``, sharded over the devices; padded rows are unspecified.
+        """Returns the components as one array, a row per slot for a replica; rows of empty slots are unspecified.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
@@ -286,7 +286,7 @@ class PerReplica(_NotAnArray):
         return self._stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
-        """Returns a per-replica value with other components ``[slots, ...]``, but the same devices and provenance."""
+        """Returns a per-replica value with other components, given as a stacked array, and the same devices."""
         assert self._device_assignment is not None
         value = PerReplica.from_stacked(stacked, self._device_assignment, self.made_by)
         value.of_uneven_batch = self.of_uneven_batch
@@ -294,7 +294,7 @@ class PerReplica(_NotAnArray):
 
 
 def is_padded(value: object) -> TypeGuard[PerReplica]:
-    """Returns whether a value is stacked with padded rows, so that its components are its leaves in a pytree.
+    """Returns whether a value is stacked with rows without a replica, so that its pytree leaves are its components.
 
     Tapes track the stacked array itself: a row that is taken from a tracer is another tracer each time.
     """

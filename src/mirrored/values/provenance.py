@@ -22,7 +22,7 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions passed to `Strategy.run` that produced a value, to warn if one of them gets the value back."""
+    """The functions passed to `Strategy.run` that produced a value, to warn if one of the functions gets the value."""
 
     __slots__ = ("functions",)
 

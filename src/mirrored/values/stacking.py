@@ -1,4 +1,4 @@
-"""Converts between the components of per-replica values and one sharded array ``[slots, ...]``.
+"""Converts between the components of per-replica values and one stacked array, which is sharded over the devices.
 
 The array has one row per slot (`topology.slots`). Without padded slots these are the replicas.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def stack_components(
     components: Sequence[Any], device_assignment: DeviceAssignment, *, is_tracked: bool = False
 ) -> Any:
-    """Stacks the components of this process's replicas into one array ``[slots, ...]`` over all devices.
+    """Stacks the components of this process's replicas into one array, which is sharded over all devices.
 
     Args:
         components: The components, of one shape.
@@ -134,7 +134,7 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 
 
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
-    """Splits an array ``[slots, ...]`` into the components of the replicas.
+    """Splits a stacked array into the components of the replicas.
 
     Those of this process are returned, on their devices, if these are known. They are not committed to the devices, so
     that components of different replicas can be combined.

@@ -46,12 +46,12 @@ class TensorShape(tuple[Any, ...]):
 
     @property
     def rank(self) -> int | None:
-        """The number of dimensions; None if it is unknown."""
+        """The number of dimensions; None if unknown."""
         return tuple.__len__(self) if self._is_known else None
 
     @property
     def ndims(self) -> int | None:
-        """The number of dimensions (the same as `rank`); None if it is unknown."""
+        """The number of dimensions (the same as `rank`); None if unknown."""
         return self.rank
 
     @property
@@ -68,7 +68,7 @@ class TensorShape(tuple[Any, ...]):
         return list(self._known("as_list"))
 
     def num_elements(self) -> int | None:
-        """Returns the number of elements of an array of this shape; None if it is unknown."""
+        """Returns the number of elements of an array of this shape; None if the number is unknown."""
         if not self.is_fully_defined():
             return None
         return int(np.prod(self.as_list(), dtype=np.int64))
@@ -104,7 +104,7 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape([b if a is None else a for a, b in zip(own, theirs, strict=True)])
 
     def concatenate(self, other: Dims) -> TensorShape:
-        """Returns the dimensions of this shape followed by those of another."""
+        """Returns the dimensions of this shape followed by the dimensions of another shape."""
         theirs = TensorShape(other)._dims
         return TensorShape(None if self._dims is None or theirs is None else self._dims + theirs)
 
@@ -142,7 +142,7 @@ class TensorShape(tuple[Any, ...]):
             raise ValueError(f"Shape {self} must have rank {rank}")
 
     def assert_same_rank(self, other: Dims) -> None:
-        """Raises ValueError unless this shape and another have equal ranks, or one is unknown."""
+        """Raises ValueError unless this shape and another have equal ranks, or one rank is unknown."""
         theirs = TensorShape(other)
         if self.rank is not None and theirs.rank is not None and self.rank != theirs.rank:
             raise ValueError(f"Shapes {self} and {theirs} must have the same rank")

@@ -72,7 +72,7 @@ class Assignment:
         return None if self.replaces else self.variable.stored()
 
     def combined(self, old: Operand, value: object) -> Any:
-        """Returns the new value, computed from the variable's old one and `value`, after checking shape and dtype.
+        """Returns the new value, computed from the variable's old value and `value`, after checking shape and dtype.
 
         Raises:
             VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.

@@ -82,7 +82,7 @@ def note_slice(part: jax.Array, variable: Variable, index: Any) -> jax.Array:
 
 
 def slice_of(part: jax.Array) -> Slice | None:
-    """Returns the part of a variable that an array was read from; None if it was not read by indexing."""
+    """Returns the part of a variable from which an array was read by indexing; None for other arrays."""
     array = payload_of(part)
     found = _slices.get(id(array))
     return found[1] if found is not None and found[0]() is array else None

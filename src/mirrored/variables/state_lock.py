@@ -182,7 +182,7 @@ def on_assignment(note: Callable[[Sequence[Any], Sequence[Any]], object]) -> Non
 
 
 def note_pending(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Keeps the old values of variables until their new ones are computed; the caller holds the state lock."""
+    """Keeps the old values of variables until the new values are computed; the caller holds the state lock."""
     for note in _notes_pending:
         note(variables, values)
 
@@ -257,7 +257,7 @@ guard_storage(or_undone)
 
 
 def together(assign: Callable[[], None]) -> None:
-    """Calls a function, then stores all its variable assignments atomically; none if the function raises.
+    """Calls a function, then stores all its variable assignments atomically; stores none if the function raises.
 
     Reads inside `assign` return the old values outside of runs and traces. In a run or trace, which has a variable
     store, they return the new values of the variables that the store stages.

@@ -192,7 +192,7 @@ class VariableStorage(Awaiting):
         self._sound: Any = lambda: None  # a weak reference to the value, once it is known to be computed
 
     def stored(self) -> Any:
-        """Returns the whole stored value: one mirrored array, or all components stacked ``[slots, ...]``.
+        """Returns the whole stored value: one mirrored array, or a stacked array with one row per replica.
 
         It marks the value as shared, so that a step that donates the buffer copies it first.
 
@@ -316,7 +316,7 @@ class VariableStorage(Awaiting):
         return self._lost is not None and self._lost[0] is self._array
 
     def stored_shape(self) -> tuple[int, ...]:
-        """Returns the shape of the stored value, including the axis of the slots if there is one."""
+        """Returns the shape of the stored value, including the leading axis of a stacked value."""
         if not self.per_replica:
             return self.component_shape
         rows = 1 if self.device_assignment is None else self.device_assignment.slots.count

@@ -64,7 +64,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def row_of(variable: Variable, replica: int, here: Ambient) -> int:
-    """Returns the row of a replica in the variable's whole value: its index in a compiled run, otherwise its slot."""
+    """Returns the row of a replica's component in the variable's whole value, in the current context."""
     if here.runner is not None and here.runner.store.captures:
         return replica
     return replica if variable.device_assignment is None else int(variable.device_assignment.slots.of(replica))

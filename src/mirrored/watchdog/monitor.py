@@ -84,7 +84,7 @@ class Watchdog:
         in_forked_children(self._reset)
 
     def stop(self) -> None:
-        """Stops the threads; the posting thread, which uses JAX's client, has ended when this returns."""
+        """Stops the watchdog's threads; waits until the thread that uses JAX's client has ended."""
         atexit.unregister(self._end)
         self._end()
 
@@ -276,7 +276,7 @@ _started: list[Watchdog] = []
 
 @distributed.on_leave
 def stop_watchdog() -> None:
-    """Stops the watchdog of a job that this process leaves, if it runs."""
+    """Stops the watchdog, if it is running, of a job that this process leaves."""
     while _started:
         _started.pop().stop()
 

@@ -43,7 +43,7 @@ class CallSite:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgress:
-    """The progress of one worker: how many collective operations it has reached, and the newest of them.
+    """The progress of one worker: how many collective operations it has reached, and the newest operations.
 
     Attributes:
         count: The number of operations that it has reached.

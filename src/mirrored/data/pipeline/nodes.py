@@ -49,7 +49,7 @@ class Run:
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a `Run` without iteration numbers, for operations before a cache, which execute only once."""
+    """Returns a copy of a `Run` without iteration numbers, for operations before a cache, as these run only once."""
     return Run(seeds=run.seeds, continues=run.continues)
 
 

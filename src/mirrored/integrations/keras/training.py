@@ -128,7 +128,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         self._iterator, self._next = None, 0
 
     def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:
-        """Sets the position from which the next batch is read, as `get_state` returned it.
+        """Moves to a read position that `get_state` returned, from which the next batch is read.
 
         The first batch that Keras then reads has the index 0 again.
 

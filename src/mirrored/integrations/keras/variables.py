@@ -91,7 +91,7 @@ def stored_at_once(made: Variable, value: object) -> bool:
 
 
 def lose_deleted(variable: Variable) -> None:
-    """Makes reads of a variable fail if its array was donated to a step of `fit` that failed."""
+    """Makes reads of a variable fail if its array was donated to a failed step of `fit`."""
     value = variable.initial()
     if isinstance(value, jax.Array) and value.is_deleted():
         variable.lose("it was donated to a step of fit that did not end")
@@ -139,7 +139,7 @@ _StatelessScope: Any = keras.StatelessScope
 
 
 def connect_plain() -> None:
-    """Patches Keras so that a `mirrored` variable that is set as an attribute of a layer becomes one of its weights."""
+    """Patches Keras so that a `mirrored` variable that is set as a layer's attribute becomes a weight of the layer."""
     replace("keras", Tracker, "track", _seeing_plain(Tracker.track))
     replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
     replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
@@ -244,7 +244,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
 
     @property
     def mirrored(self) -> Variable | None:
-        """The `mirrored.Variable` that stores the value; None before Keras initializes it."""
+        """The `mirrored.Variable` that stores the value; None before Keras initializes the variable."""
         return self.__dict__.get("_mirrored")
 
     @property
@@ -289,7 +289,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
 
     @property
     def serial(self) -> int:
-        """A number that is larger for variables that were created later."""
+        """The number of the variable in the order of creation; variables created later have larger numbers."""
         return -1 if self.mirrored is None else self.mirrored.serial
 
     @property
@@ -318,7 +318,7 @@ class View(StrategyVariable):
 
     @property
     def announced(self) -> Any:
-        """The `mirrored.Variable`, by which gradient tapes identify this variable.
+        """The underlying `mirrored.Variable`, by which gradient tapes identify this Keras variable.
 
         So its gradient can be requested by either object.
         """

@@ -1,4 +1,4 @@
-"""Executes the calls in code that AutoGraph has converted; converts the called function, too, if it is user code.
+"""Executes the calls in code that AutoGraph has converted; first converts the called function if it is user code.
 
 Library functions are not converted.
 """
@@ -94,7 +94,7 @@ def converted_call(
     caller_fn_scope: FunctionScope | None = None,
     options: object = None,
 ) -> Any:
-    """Executes a call in code that AutoGraph has converted; converts the called function, too, if it is user code.
+    """Executes a call in code that AutoGraph has converted; first converts the called function if it is user code.
 
     Args:
         function: The callee.

@@ -78,7 +78,7 @@ class Parts:
 
 
 def uniform(value: PyTree) -> Any:
-    """Stacks the tensors of each `TensorArray` in a pytree into one array, so that `lax.cond` can return it."""
+    """Stacks the tensors of each `TensorArray` in a pytree into one array, which `lax.cond` can return."""
 
     def is_array(one: object) -> bool:
         return hasattr(type(one), "__uniform__")

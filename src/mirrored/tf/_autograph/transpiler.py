@@ -43,7 +43,7 @@ _OPERATORS: Final[Mapping[str, Any]] = {
 
 
 def transpile(function: types.FunctionType) -> Any:
-    """Converts a Python function for AutoGraph; returns the function itself if that fails.
+    """Converts a Python function for AutoGraph; returns the function itself if the conversion fails.
 
     Conversion fails, for example, if the source is not available.
     """

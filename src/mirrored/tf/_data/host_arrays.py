@@ -131,7 +131,7 @@ class HostText(bytes):
         return TensorShape(())
 
     def set_shape(self, shape: ShapeLike | None) -> None:
-        """Checks that the given shape is compatible with that of a scalar.
+        """Checks that the given shape is compatible with the shape of a scalar.
 
         Raises:
             ValueError: The shape is another.
@@ -173,7 +173,7 @@ def on_host(value: object) -> Any:
 
 
 def check_shape(value: Described, shape: ShapeLike | None) -> None:
-    """Raises an error unless the shape of a value is compatible with the given one (`set_shape` of tensors).
+    """Raises an error unless a value's shape is compatible with the given shape (`set_shape` of tensors).
 
     Raises:
         ValueError: The shape differs.
@@ -184,7 +184,7 @@ def check_shape(value: Described, shape: ShapeLike | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class OnHostArrays:
-    """Wraps a function of an input pipeline to receive its arrays and strings as `HostArray` and `HostText`.
+    """A function of an input pipeline, wrapped to receive arrays and strings as `HostArray` and `HostText`.
 
     A view costs about a microsecond per array; tensors, which are on a device, would cost fifty. Operations of the
     function compute in 64 bits where TensorFlow does: elements stay on the host, where large integers such as hashes

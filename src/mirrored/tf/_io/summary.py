@@ -71,7 +71,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """A context manager in which `tf.summary.scalar` and others use this writer, and `step` as the default step.
+        """A context manager in which `tf.summary.scalar` and similar functions use this writer, and `step` by default.
 
         The end of the block writes pending values to disk, as in TensorFlow.
         """
@@ -325,7 +325,7 @@ def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
 
 
 def get_step() -> Any:
-    """Returns the step with which summary values are written by default; None if none is set."""
+    """Returns the step with which summary values are written by default; None if no step is set."""
     return _defaults.step
 
 

@@ -64,7 +64,7 @@ def trace_off() -> None:
 def trace_export(
     name: str, step: SupportsIndex | None = None, profiler_outdir: str | os.PathLike[str] | None = None
 ) -> None:
-    """Ends the trace and writes its profiler trace, if it has one, to the folder passed to `trace_on`.
+    """Ends the trace; if the trace includes a profiler trace, writes that to the folder passed to `trace_on`.
 
     Args:
         name: Accepted for compatibility.

@@ -160,7 +160,7 @@ def identity(input: jax.Array) -> jax.Array:
 
 @op("identity_n")
 def identity_n(input: Iterable[Operand]) -> list[jax.Array]:
-    """Returns a list of tensors with the same contents as the given ones."""
+    """Returns a list of tensors with the same contents as the given tensors."""
     return [identity(one) for one in input]
 
 

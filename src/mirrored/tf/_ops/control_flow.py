@@ -194,7 +194,7 @@ def while_loop(
     maximum_iterations: SupportsIndex | None = None,
     name: str | None = None,
 ) -> Any:
-    """Calls `body` on the loop variables, and replaces them by its results, as long as `cond` is true.
+    """Replaces the loop variables by the results of `body`, as long as `cond` of the variables is true.
 
     Returns:
         The final loop variables, in the structure of `loop_vars`.

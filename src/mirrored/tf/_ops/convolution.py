@@ -195,7 +195,7 @@ def separable_conv2d(
     data_format: str | None = None,
     dilations: StaticInts | None = None,
 ) -> jax.Array:
-    """Computes a depthwise 2-D convolution followed by a pointwise one."""
+    """Computes a depthwise 2-D convolution followed by a pointwise convolution."""
     deep = depthwise_conv2d(input, depthwise_filter, strides, padding, data_format, dilations)
     return _convolve("tf.nn.separable_conv2d", 2, deep, pointwise_filter, 1, "VALID", data_format, None)
 

@@ -181,15 +181,15 @@ class Generator:
         return "threefry"
 
     def reset(self, state: Operand) -> None:
-        """Replaces the generator's state by the given one, ``uint32[3]``."""
+        """Sets the generator's state to the given state, ``uint32[3]``."""
         self._state.assign(jnp.asarray(state, jnp.uint32), read_value=False)
 
     def reset_from_seed(self, seed: int) -> None:
-        """Replaces the generator's state by that of a new generator with the given seed."""
+        """Sets the generator's state to the state of a new generator with the given seed."""
         self.reset(_initial_state(int(seed)))
 
     def reset_from_key_counter(self, key: SupportsInt, counter: Operand) -> None:
-        """Replaces the generator's state by a random key and a number of draws, as in `from_key_counter`.
+        """Sets the generator's state to a random key and a number of draws, as in `from_key_counter`.
 
         Raises:
             InvalidArgumentError: The key or the counter is too large.

@@ -145,7 +145,7 @@ def non_max_suppression(
     iou_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
 ) -> jax.Array:
-    """Returns the indices of the best-scored boxes, without boxes that overlap a better one too much.
+    """Returns the indices of the best-scored boxes; omits boxes with too much overlap with a better-scored box.
 
     Args:
         boxes: f32[boxes, 4].

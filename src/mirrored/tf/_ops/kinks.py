@@ -54,7 +54,7 @@ def leaky_relu(features: jax.Array, negative_slope: jax.Array) -> jax.Array:
 
 
 def selu(features: jax.Array) -> jax.Array:
-    """Computes the scaled exponential linear activation; its derivative at 0 is the one from the right."""
+    """Computes the scaled exponential linear activation; its derivative at 0 is the derivative from the right."""
     scale, alpha = 1.0507009873554805, 1.6732632423543772
     below = jnp.where(features >= 0, 0.0, features)
     return scale * jnp.where(features >= 0, features, alpha * jnp.expm1(below))

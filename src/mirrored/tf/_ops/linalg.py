@@ -52,7 +52,7 @@ rows(
 
 @op("linalg.inv")
 def inv(input: jax.Array, adjoint: bool = False) -> jax.Array:
-    """Computes the inverses of matrices, or with `adjoint` those of their conjugate transposes."""
+    """Computes the inverses of matrices or, with `adjoint`, the inverses of the conjugate transposes."""
     return jnp.linalg.inv(_adjoint(input) if adjoint else input)  # type: ignore[no-any-return]
 
 
@@ -108,7 +108,7 @@ def matvec(
     a_is_sparse: bool = False,
     b_is_sparse: bool = False,
 ) -> jax.Array:
-    """Multiplies matrices in the last two axes of a tensor by vectors in the last axis of another."""
+    """Multiplies matrices in the last two axes of a tensor by vectors in the last axis of another tensor."""
     return matmul(a, b[..., None], transpose_a=transpose_a, adjoint_a=adjoint_a)[..., 0]
 
 
@@ -244,7 +244,7 @@ def global_norm(t_list: Iterable[Operand]) -> jax.Array:
 
 @op("clip_by_value")
 def clip_by_value(t: jax.Array, clip_value_min: jax.Array, clip_value_max: jax.Array) -> jax.Array:
-    """Clips each element of a tensor to the range between two values; the lower one prevails if they are reversed."""
+    """Clips each element of a tensor to a minimum and a maximum; the minimum wins if it exceeds the maximum."""
     return kinks.maximum(kinks.minimum(t, clip_value_max.astype(t.dtype)), clip_value_min.astype(t.dtype))
 
 

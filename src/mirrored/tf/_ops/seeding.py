@@ -14,7 +14,7 @@ from mirrored.tf._ops.generator import next_key, set_seed
 
 
 def seeding(set_random_seed: Callable[[int], None]) -> Callable[[int], None]:
-    """Wraps `keras.utils.set_random_seed` to call `tf.random.set_seed` too, as Keras does with TensorFlow."""
+    """Wraps `keras.utils.set_random_seed` to also call `tf.random.set_seed`, as Keras does with TensorFlow."""
 
     @functools.wraps(set_random_seed)
     def setting(seed: int) -> None:

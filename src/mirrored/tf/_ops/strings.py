@@ -271,7 +271,7 @@ def join(inputs: Sequence[Texts], separator: str | bytes = "") -> Any:
 def reduce_join(
     inputs: Texts, axis: int | Sequence[int] | None = None, keepdims: bool = False, separator: str | bytes = ""
 ) -> Any:
-    """Joins the texts of an array along axes; all of them if `axis` is None."""
+    """Joins the texts of an array along axes; along all axes if `axis` is None."""
     array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
     axes = range(array.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     order = [one % array.ndim for one in axes]

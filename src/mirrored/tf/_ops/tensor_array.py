@@ -299,7 +299,7 @@ class TensorArray:
         return array
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Splits `value` into parts of the given lengths, and returns a copy of the sequence with these tensors."""
+        """Splits `value` into parts of the given lengths; returns a copy of the array with the parts as elements."""
         array, start, whole = self, 0, self._row(value)
         for number, length in enumerate(jnp.asarray(lengths).tolist()):
             array, start = array.write(number, whole[start : start + length]), start + length

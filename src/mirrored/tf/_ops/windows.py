@@ -164,7 +164,7 @@ def batch_to_space(input: jax.Array, block_shape: Ints, crops: Operand) -> jax.A
 def required_space_to_batch_paddings(
     input_shape: Ints, block_shape: Ints, base_paddings: Operand | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the paddings that make sizes multiples of block sizes, and the crops that undo them.
+    """Computes the paddings that make sizes multiples of block sizes, and the crops to undo the paddings.
 
     Both are i32[dimensions, 2].
     """
