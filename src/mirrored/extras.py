@@ -9,7 +9,7 @@ from mirrored.errors import MissingExtraError
 
 
 def load(module: str, *, called: str, extra: str, package: str | None = None, otherwise: str = "") -> Any:
-    """Imports a module of an optional package; if it is missing, raises an error with the install command.
+    """Imports a module of an optional package; if the package is missing, raises an error with the install command.
 
     Args:
         module: The dotted name of the module.

@@ -107,7 +107,7 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
 
 
 class GradientAccumulator:
-    """An accumulator of gradients over several micro-batches, which reduces them over replicas only once.
+    """An accumulator of gradients over several micro-batches; the sum is reduced over replicas only once.
 
     The result is the gradient of the mean loss over all examples of all micro-batches and replicas. Micro-batches can
     differ in size: each gradient is weighted by its number of examples. The sums are kept per replica, in float32 or
@@ -168,7 +168,7 @@ class GradientAccumulator:
         return [*self._sums, self._count]
 
     def add(self, gradients: PyTree, count: Operand) -> None:
-        """Adds one micro-batch's gradients to the accumulated ones, without a reduction over replicas.
+        """Adds one micro-batch's gradients to the accumulated gradients, without a reduction over replicas.
 
         Context: replica context, or without a strategy.
 

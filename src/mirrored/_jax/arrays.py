@@ -64,7 +64,7 @@ def is_owned(array: np.ndarray) -> bool:
 
 
 def owned(value: object) -> Any:
-    """Returns a NumPy array unchanged if no code outside `mirrored` can write to its memory; else a copy of it.
+    """Returns a NumPy array, or a copy if code outside `mirrored` can write to the array's memory.
 
     Args:
         value: Any value. A value that is not a NumPy array is returned unchanged.
@@ -383,7 +383,7 @@ class NotConstant(Exception):
 
 
 def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:
-    """Computes the concrete value of a tracer during tracing, if it depends only on constants.
+    """Computes the concrete value of a tracer during tracing, if the tracer depends only on constants.
 
     For a value that differs between replicas, it is that of the first replica.
 

@@ -92,7 +92,7 @@ class Owner(Protocol):
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Records functions whose cached traces contain a tracked array as a constant, so that JAX retraces them."""
+        """Records functions whose cached traces contain a tracked array as a constant, for JAX to retrace."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -397,7 +397,7 @@ def payload_of(value: object) -> Any:
 
 
 def another_object(array: object) -> Any:
-    """Returns a new Python object for the same device buffer, so that a tape can tell it from the original."""
+    """Returns a new Python object for the same device buffer, which a tape can tell from the original object."""
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
     if type(array) is Array and len(array.sharding.device_set) == 1:

@@ -216,7 +216,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Records that JAX is tracing a function that reads a variable; JAX must retrace it for other tapes and replicas.
+    """Records that JAX is tracing a function that reads a variable, and must retrace it for other tapes and replicas.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. So the next call traces the
     helper once more. From then on its traces are reused only until the tape or the replica changes: a thread takes a
@@ -285,7 +285,7 @@ def traced_run(replicas: int) -> list[OwnTraces]:
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Separates the JAX traces that a ``with`` block caches for one replica from those cached outside `Strategy.run`.
+    """Separates the JAX traces that a ``with`` block caches for one replica from traces cached outside `Strategy.run`.
 
     The traces of different replicas are separate in compiled runs, and in eager ones after `tell_replicas_apart`.
 
@@ -301,7 +301,7 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Sets the token under which a replica caches traces, when it starts or continues after other replicas.
+    """Sets the token under which a replica caches traces, when the replica starts or continues.
 
     This is the replica's own token in a compiled run (`OwnTraces`) and after `tell_replicas_apart`, otherwise `RUN`. If
     a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for that

@@ -265,7 +265,7 @@ def calls_python(eqn: JaxprEqn) -> bool:
 
 
 def has_callbacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Returns whether a program calls back into Python while it runs, so that it may fail midway."""
+    """Returns whether a program calls back into Python while running, and may thus fail midway."""
     for equation in jaxpr.eqns:
         if "callback" in equation.primitive.name:
             return True

@@ -326,7 +326,7 @@ def _of(atom: Var | Literal, sources: Mapping[Any, frozenset[int]]) -> frozenset
 
 
 def evaluate_outputs(closed: ClosedJaxpr, inputs: Mapping[int, Any], wanted: Sequence[int]) -> list[Any]:
-    """Evaluates only selected outputs of a closed jaxpr, given the inputs on which they depend.
+    """Evaluates only selected outputs of a closed jaxpr, given the inputs that these outputs depend on.
 
     Raises:
         NotConstant: An output depends on a closed-over value that is unknown during tracing.

@@ -68,7 +68,7 @@ def replica_gather(arrays: Sequence[Any], local: int, replicas: int, called: str
 
 
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
-    """Returns one of the values of a device's virtual replicas, and records that they must be equal."""
+    """Returns one of the values of a device's virtual replicas, and records that the values must be equal."""
     return values[0] if len(values) == 1 else _same.bind(*values)
 
 

@@ -164,7 +164,7 @@ def make_backend() -> list[jax.Device]:
 
 
 def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index: int) -> np.ndarray[Any, Any]:
-    """Returns the sum of an array of each process over all processes of the job; blocks until it is computed.
+    """Returns the sum of an array of each process over all processes of the job; blocks until the sum is computed.
 
     Args:
         value: An array of the same shape and dtype on each process.

@@ -1,4 +1,4 @@
-"""Computes on which operands each output of a jaxpr equation depends, and which of them make it vary between devices.
+"""Computes on which operands each output of a jaxpr equation depends, and which operands make it vary between devices.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For

@@ -110,7 +110,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Finds means over the per-replica batch in a replica function, by the factor 1/n that they add to gradients.
+    """Finds means over the per-replica batch in a replica function, by their factors 1/n in the gradients.
 
     Args:
         jaxpr: The jaxpr of the body.

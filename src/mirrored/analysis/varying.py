@@ -1,4 +1,4 @@
-"""Finds the values of a jaxpr that differ between devices, and the operations that made them different.
+"""Finds the values of a jaxpr that differ between devices, and the operations that made the values different.
 
 The analysis reports the shortest path, because it is the easiest to follow. Paths lead into `jit`, `scan`, `while`
 and `cond`. The analysis visits inner jaxprs only when a path is requested.

@@ -173,7 +173,7 @@ def state_came(value: object) -> None:
 
 
 def drop(variables: Iterable[Variable]) -> None:
-    """Excludes new variables from deferred restoration, so that they keep their initial values."""
+    """Excludes new variables from deferred restoration, so that the variables keep their initial values."""
     _fresh.drop(variables)
 
 

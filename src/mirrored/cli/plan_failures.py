@@ -85,7 +85,7 @@ def _option(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class FailurePlan:
-    """The predicted goodput for each number of replicas, with the times from which it follows.
+    """The predicted goodput for each number of replicas, and the times from which the goodput follows.
 
     Attributes:
         options: The options.
@@ -137,7 +137,7 @@ def failures_as_data(plan: FailurePlan, at: int) -> dict[str, Any]:
 
 
 def print_failures(plan: ScalingPlan, failures: FailurePlan) -> None:
-    """Prints the predicted goodput as a table, and the times from which it follows."""
+    """Prints the predicted goodput as a table, and the times from which the goodput follows."""
     console = Console()
     console = Console(width=max(console.width, 120))
     table = Table(title=f"Predicted goodput with a failure every {_time(failures.options.failure_every)}")

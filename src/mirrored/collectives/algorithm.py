@@ -71,7 +71,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def drops_padding(self) -> bool:
-        """Whether `sum` and its gradient ignore the places on devices that hold no replica (padded slots)."""
+        """Whether `sum` and its gradient ignore empty slots for replicas, on devices with one replica fewer."""
         return False
 
     @property

@@ -76,7 +76,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def drops_padding(self) -> bool:
-        """True: only places that hold a replica are leaves of the tree, in the forward and in the backward pass."""
+        """True: slots without a replica are not leaves of the tree, in the forward and in the backward pass."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:

@@ -237,7 +237,7 @@ _MOST_BETWEEN: Final = 1024
 
 
 class WorkerArguments:
-    """Checks, at calls of a compiled program, that all workers of a job call it with consistent arguments.
+    """Checks, at calls of a compiled program, that all workers of a job pass consistent arguments.
 
     At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
     arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls
@@ -257,11 +257,11 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the watchdog's collective log that the program was dispatched; it runs until `token` is ready."""
+        """Records in the watchdog's collective log that the program was dispatched, and runs until `token` is ready."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
-        """Places the argument arrays on all workers' devices; in some calls, compares them between workers.
+        """Places the argument arrays on all workers' devices; in some calls, compares the arrays between workers.
 
         Args:
             arrays: The arguments' arrays on this worker.

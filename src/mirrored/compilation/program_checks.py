@@ -125,7 +125,7 @@ def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns the device assignment of the program's run or variables if it spans several processes, else None."""
+    """Returns the device assignment of the program's run or variables if that spans several processes, else None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (

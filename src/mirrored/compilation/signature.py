@@ -1,4 +1,4 @@
-"""Flattens the arguments of a compiled function, and computes the cache key of the program for them."""
+"""Flattens the arguments of a compiled function, and computes the cache key of the program for these arguments."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class Arguments:
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
-    """Flattens a call's arguments into arrays and static values, and computes the cache key of the program for them.
+    """Flattens a call's arguments into arrays and static values, and computes the cache key of the call's program.
 
     Raises:
         Ragged: A per-replica argument has components of different shapes.
@@ -418,7 +418,7 @@ def _static_key(leaf: object) -> Hashable:
 
 
 def difference(old: Arguments, new: Arguments) -> str:
-    """Describes, in one line, how the arguments of a retraced call differ from those of an earlier call."""
+    """Describes, in one line, how the arguments of a retraced call differ from the arguments of an earlier call."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(

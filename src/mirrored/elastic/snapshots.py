@@ -30,7 +30,7 @@ _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 
 
 class Snapshots:
-    """Keeps the newest complete snapshot of this worker; a thread completes the pending ones, one after another.
+    """Keeps the newest complete snapshot of this worker; a thread completes pending snapshots, one after another.
 
     An older one is of no use: all workers continue from the newest snapshot that any of them has, and those that lack
     it receive it (`membership`).

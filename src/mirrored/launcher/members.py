@@ -41,7 +41,7 @@ class Member:
     is_ended: bool = False
 
     def end(self) -> None:
-        """Ends the process of a worker that did not fail; does nothing if it has ended by itself."""
+        """Ends the process of a worker that did not fail; does nothing if the process has ended."""
         if self.worker.code is None:
             self.is_ended = True
             self.worker.signal(signal.SIGKILL)

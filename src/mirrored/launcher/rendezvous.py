@@ -188,7 +188,7 @@ class LauncherRendezvous(Coordination):
 
     @property
     def secret(self) -> str:
-        """The secret by which launchers, and also workers, authenticate each other."""
+        """The secret with which launchers and workers authenticate each other."""
         return os.fsdecode(self._secret)
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:

@@ -78,7 +78,7 @@ class VariableLike(ReadableVariable, Protocol):
 
 
 class Bookkeeping:
-    """Marker base class of mirrored's own containers; their references to a variable do not count as uses of it."""
+    """Marker base class of mirrored's containers, whose references to variables do not count as uses of them."""
 
 
 class Created(list[Any], Bookkeeping):

@@ -177,7 +177,7 @@ class EagerRunner(ReplicaRunner):
         return self.whole([jnp.asarray(value) for value in values])
 
     def commit(self) -> None:
-        """Stores all values that the replicas have assigned to variables in the run, or none of them."""
+        """Stores all values that the replicas have assigned to variables in the run, or stores none of these values."""
         entries = list(self.store.staged.values())
         wholes = [self.store.whole(entry.variable) for entry in entries]
         if self._spans:

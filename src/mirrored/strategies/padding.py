@@ -1,4 +1,4 @@
-"""Isolates the places on devices that hold no replica (padding): no gradient leaves them, and they call no Python code.
+"""Isolates empty slots for replicas on a device: no gradient flows out of an empty slot, and it calls no Python code.
 
 If the number of devices does not divide the number of replicas, the program of every device has a slot that some
 devices do not need (`topology.slots`). There it is *padded*: it computes the same as the slot before it, from the same
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 def scope_of(local: int) -> str:
-    """Returns the name of the `jax.named_scope` that marks the equations of one local replica of a device."""
+    """Returns the name of the `jax.named_scope` that marks the equations of one slot for a replica on a device."""
     return f"mirrored_slot_{local}"
 
 
 class Calls:
-    """Applies the equations of all replicas of a device; skips calls of Python on devices with one replica fewer.
+    """Applies the equations of all slots for replicas on a device; an empty slot skips equations that call Python.
 
     The slot before the last one is applied first, as replicas are traced in order.
 
@@ -57,7 +57,7 @@ class Calls:
         self._results: deque[list[Any]] = deque()
 
     def bind(self, local: int | None, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an equation of the local replica `local`, or of all replicas if None, to operands."""
+        """Applies an equation of the slot `local` of a device, or of no slot if `local` is None, to operands."""
         before, last = self._group.local - 2, self._group.local - 1
         if not self._group.padded or local not in (before, last) or not calls_python(eqn):
             return bind_equation(eqn, operands)
@@ -88,7 +88,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites a run's program so that devices with one replica fewer call no Python code and add no gradients for it.
+    """Rewrites a run's program so that an empty slot for a replica emits no gradients and calls no Python code.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.

@@ -148,7 +148,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         *,
         symbolic_zeros: bool,
     ) -> Any:
-        """Runs a `jax.custom_jvp` function under the tape, and records it if an operand is tracked."""
+        """Runs a `jax.custom_jvp` function under the tape; records the call if an operand is tracked."""
         bind = binder(primitive, (function, jvp), {"symbolic_zeros": symbolic_zeros})
         split = self.split_operands(registered_read(args, self.as_current))
         if not is_from_jax(function):
@@ -167,7 +167,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         out_trees: Callable[..., Any],
         symbolic_zeros: bool,
     ) -> Any:
-        """Runs a `jax.custom_vjp` function under the tape, and records it if an operand is tracked."""
+        """Runs a `jax.custom_vjp` function under the tape; records the call if an operand is tracked."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         bind = binder(primitive, (function, forward, backward), params)
         split = self.split_operands(registered_read(args, self.as_current))

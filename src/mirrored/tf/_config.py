@@ -275,7 +275,7 @@ _OPTIMIZER_OPTIONS: Final = (
 
 
 def set_experimental_options(options: Mapping[str, Any]) -> None:
-    """Accepts options of TensorFlow's graph optimizer, but ignores them: XLA optimizes compiled code.
+    """Accepts and ignores options of TensorFlow's graph optimizer, because XLA optimizes compiled code.
 
     Raises:
         ValueError: TensorFlow has no option of this name.

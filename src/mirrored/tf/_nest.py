@@ -78,7 +78,7 @@ def _refilled(structure: PyTree, leaves: Iterator[Any], composites: bool) -> Any
 
 
 def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
-    """Creates a list, tuple or mapping like the given one, but with other items."""
+    """Creates a list, tuple or mapping of the same type as the given one, with other items."""
     if isinstance(structure, Mapping):
         by_key = dict(zip(_keys(structure), parts, strict=True))
         in_order = {key: by_key[key] for key in structure}

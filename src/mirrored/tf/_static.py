@@ -1,4 +1,4 @@
-"""Integer tensors, such as the result of `tf.shape`, whose values are known also while tracing.
+"""Integer tensors, such as the result of `tf.shape`, whose values are known even while tracing.
 
 In TensorFlow, ``tf.shape(x)`` is a tensor like any other. In JAX, a shape is static to the trace: under `jit`, an array
 derived from operations is traced and cannot become a shape. So `tf.shape`, `tf.size` and `tf.rank` return NumPy
@@ -25,7 +25,7 @@ from mirrored.tf._shapes import TensorShape
 
 
 class StaticTensor(Rebinding, np.ndarray[Any, np.dtype[Any]]):
-    """An integer NumPy array that counts as a tensor, and whose value is known also while tracing.
+    """An integer NumPy array that counts as a tensor, with a value that is known even while tracing.
 
     `tf.shape`, `tf.size` and `tf.rank` return it.
 

@@ -55,7 +55,7 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
-    """Converts a NumPy array to a tensor whose value is known also while tracing."""
+    """Converts a NumPy array to a tensor whose value is known even while tracing."""
     if is_eager():
         return as_array(array)
     with jax.ensure_compile_time_eval():

@@ -203,7 +203,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def device_assignment(self) -> DeviceAssignment | None:
-        """The assignment of the replicas to devices; None if it is not known."""
+        """The assignment of the replicas to devices; None if unknown."""
         return self._device_assignment
 
     @property

@@ -1,4 +1,4 @@
-"""Finds out-of-range indices in eager code on CPUs, where checking them does not wait for a device."""
+"""Finds out-of-range indices in eager code on CPUs, where the check does not wait for a device."""
 
 from __future__ import annotations
 

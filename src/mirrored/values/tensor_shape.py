@@ -78,7 +78,7 @@ class TensorShape(tuple[Any, ...]):
         return self._dims is not None and None not in self._dims
 
     def is_compatible_with(self, other: Dims) -> bool:
-        """Returns whether this shape and another agree in rank and dimensions, wherever both are known."""
+        """Returns whether two shapes agree in rank and dimensions, wherever both are known."""
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None:
             return True
@@ -87,7 +87,7 @@ class TensorShape(tuple[Any, ...]):
         )
 
     def assert_is_compatible_with(self, other: Dims) -> None:
-        """Raises ValueError unless this shape and another agree in rank and dimensions, wherever both are known."""
+        """Raises ValueError unless two shapes agree in rank and dimensions, wherever both are known."""
         if not self.is_compatible_with(other):
             raise ValueError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 

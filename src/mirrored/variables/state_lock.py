@@ -174,7 +174,7 @@ _notes_pending: Final[list[Callable[[Sequence[Any], Sequence[Any]], object]]] = 
 
 
 def on_assignment(note: Callable[[Sequence[Any], Sequence[Any]], object]) -> None:
-    """Registers the function that `assign_all_stored` calls with the variables and their new values, before it stores.
+    """Registers the function that `assign_all_stored` calls with variables and new values, before storing these values.
 
     If it raises, nothing is stored.
     """

@@ -248,7 +248,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Returns each dataset with its `Run`, which depends only on the dataset's index, as a restore requires."""
+        """Returns each input dataset with its `Run`, which the dataset's index determines for the sake of restores."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [(member, run.epoch(_FURTHER_USES + place) if further else run) for place, (member, further) in places]
 

@@ -27,7 +27,7 @@ MetricState: type = nnx.training.metrics.MetricState
 
 
 def metadata_of(variable: NNXVariable[Any]) -> dict[str, Any]:
-    """Returns an NNX variable's own metadata dict; NNX's `get_metadata` returns a copy of it."""
+    """Returns an NNX variable's own metadata dict, of which NNX's `get_metadata` returns a copy."""
     return variable._var_metadata
 
 
@@ -48,7 +48,7 @@ def trace_of_module(module: Pytree) -> Any:
 
 
 def move_to_current_trace(module: Pytree) -> None:
-    """Makes NNX regard a module as created in the current JAX trace, so that it can be changed there."""
+    """Makes NNX regard a module as created in the current JAX trace, so that the module can be changed."""
     state = module._pytree__state
     object.__setattr__(module, "_pytree__state", type(state)(state.initializing, state.is_setup))
 

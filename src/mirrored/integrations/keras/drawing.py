@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MissingKey(BaseException):
-    """Interrupts the trace of a step that draws from a stream whose key it has not received.
+    """Exception that interrupts the trace of a step which draws from a random stream without having its key.
 
     It is no `Exception`, because Keras and users' code catch those.
     """

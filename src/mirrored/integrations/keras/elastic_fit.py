@@ -1,4 +1,4 @@
-"""The callback with which `keras.Model.fit` trains in an elastic job: it restores and commits the state of `fit`.
+"""The callback with which `keras.Model.fit` trains in an elastic job; restores and commits the state of `fit`.
 
 `Session.fit_callback` makes it. The state of `fit` is that of the model (weights, optimizer, metrics, seeds), the
 epoch, the step in it, the position in the training data, the history, and the plain data in the attributes of the other
@@ -100,7 +100,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         self._place.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits a step, unless it may be the last one of the epoch."""
+        """Commits a step, unless the step may be the last one of the epoch."""
         self._place.step(batch + 1)
         steps = self.params.get("steps")
         if steps is not None and batch + 1 < steps:

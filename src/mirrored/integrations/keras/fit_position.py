@@ -214,7 +214,7 @@ class FitPosition:
                 batches.begin_anew()
 
     def take(self, iterator: EpochIterator) -> _Resumption | None:
-        """Removes and returns the position at which a resumed epoch continues; None for any other epoch."""
+        """Removes and returns the position at which a resumed epoch continues; None for an epoch from the start."""
         if iterator is not self._iterator:
             return None
         resumption, self._resumption = self._resumption, None

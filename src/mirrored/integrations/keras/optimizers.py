@@ -97,7 +97,7 @@ def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `LossScaleOptimizer.scale_loss` so that it can be traced before the optimizer is built.
+    """Wraps `LossScaleOptimizer.scale_loss` so that a trace may call it before the optimizer is built.
 
     Keras multiplies by the Python number `initial_scale` until the optimizer is built. A trace would keep that number
     as a constant in all later steps, while the gradients are divided by the current scale. So the scale variables are

@@ -99,12 +99,12 @@ def variables_of_optimizer(optimizer: Optimizer) -> list[Any]:
 
 
 def is_optimized(optimizer: Optimizer, variable: KerasVariable) -> bool:
-    """Returns whether a variable is one of those that a Keras optimizer was built to update."""
+    """Returns whether a variable is among the variables that a Keras optimizer was built to update."""
     return optimizer._var_key(variable) in optimizer._trainable_variables_indices
 
 
 def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
-    """Returns the index of a variable among those that a Keras optimizer was built to update."""
+    """Returns the index of a variable among the variables that a Keras optimizer was built to update."""
     return int(optimizer._get_variable_index(variable))
 
 

@@ -124,25 +124,25 @@ def linspace(start: Common, stop: Common, num: Int, name: str | None = None, axi
 
 @op("shape")
 def shape(input: Operand, out_type: DTypeLike = "int32") -> StaticTensor:
-    """Returns the shape of a tensor as an integer tensor, whose value is known also while tracing."""
+    """Returns the shape of a tensor as an integer tensor, whose value is known even while tracing."""
     return static_tensor(np.asarray(_shape_of(input), array_dtype(out_type)))
 
 
 @op("shape_n")
 def shape_n(input: Iterable[Operand], out_type: DTypeLike = "int32") -> list[StaticTensor]:
-    """Returns the shapes of several tensors as integer tensors, whose values are known also while tracing."""
+    """Returns the shapes of several tensors as integer tensors, whose values are known even while tracing."""
     return [shape(one, out_type) for one in input]
 
 
 @op("size")
 def size(input: Operand, out_type: DTypeLike = "int32") -> StaticTensor:
-    """Returns the number of elements of a tensor as an integer tensor, known also while tracing."""
+    """Returns the number of elements of a tensor as an integer tensor, known even while tracing."""
     return static_tensor(np.asarray(int(np.prod(_shape_of(input), dtype=np.int64)), array_dtype(out_type)))
 
 
 @op("rank")
 def rank(input: Operand) -> StaticTensor:
-    """Returns the number of dimensions of a tensor as an integer tensor, known also while tracing."""
+    """Returns the number of dimensions of a tensor as an integer tensor, known even while tracing."""
     return static_tensor(np.asarray(len(_shape_of(input)), np.int32))
 
 

@@ -1,4 +1,4 @@
-"""Operations whose derivative jumps, with TensorFlow's derivative at the jump where JAX chooses another."""
+"""Operations whose derivative jumps, with TensorFlow's derivative at the jump if JAX's is different."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tf.signal`: further window functions and inverse transforms, mel scales, and Fourier transforms."""
+"""`tf.signal`: window functions of codecs and of inverse transforms, mel scales, and Fourier transforms."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ def _out_of_range(called: str, found: str) -> OutOfRangeError:
 
 
 def refuse_growth(first: object, second: object) -> None:
-    """Raises an error if a `tf.TensorArray` has another number of rows on one path of a branch than on the other.
+    """Raises an error if a `tf.TensorArray` has different numbers of rows on the two paths of a branch.
 
     Raises:
         InvalidArgumentError: The numbers differ.

@@ -41,7 +41,7 @@ class LoadOptions:
 
 
 def load(export_dir: str | os.PathLike[str], tags: object = None, options: LoadOptions | None = None) -> LoadedModel:
-    """Loads a model that `tf.saved_model.save` exported; the code that created it is not needed.
+    """Loads a model that `tf.saved_model.save` exported, without the Python code that created the model.
 
     Context: cross-replica. In a strategy's scope the variables are mirrored.
 
