@@ -140,7 +140,7 @@ _unplaced_p = Primitive("unplaced")  # type: ignore[no-untyped-call]
 
 
 def unplaced(array: jax.Array) -> Any:
-    """Returns an equal array whose type has no mesh; gradients flow through, and compiled programs do nothing."""
+    """Removes the mesh from an array's type; differentiable, and without effect in a compiled program."""
     return _unplaced_p.bind(array)
 
 

@@ -162,7 +162,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the outermost known parent of `trace` builds a jaxpr instead of executing eagerly.
+    """Returns whether the chain of parents of `trace` ends in a trace that builds a jaxpr, not in eager execution.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
     the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.
@@ -175,7 +175,7 @@ def is_cut_off(trace: Trace | None) -> bool:
 
 
 def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
-    """Returns whether `trace` or a parent of it below `base` builds a jaxpr; None if `base` is not a parent of it."""
+    """Returns whether any trace from `trace` up to `base`, exclusive, builds a jaxpr; None if `base` is not above."""
     staging = False
     while trace is not base:
         if trace is None:

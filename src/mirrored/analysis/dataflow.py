@@ -35,7 +35,7 @@ ALWAYS: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationDataflow:
-    """The operands on which one output of an equation depends, and which of them can make it vary between devices.
+    """The operands on which an equation's output depends, and those that can make the output vary between devices.
 
     Attributes:
         varies: A mask. The output may vary between devices if one of these operands does. `ALWAYS` means that it varies

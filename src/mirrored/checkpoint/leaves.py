@@ -59,7 +59,7 @@ class Saved:
         return self.kind in ("components", "key components")
 
     def one(self) -> Any:
-        """Returns the value, or the first replica's if a separate value is stored for each replica."""
+        """Returns the value, or the first replica's value if a separate value is stored for each replica."""
         return self.value[0] if self.is_by_component else self.value
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def put(self, saved: Saved) -> Undo:
-        """Restores the value from a saved one, and returns a function that undoes the change."""
+        """Restores the value from a saved value, and returns a function that undoes the change."""
 
     @property
     @abc.abstractmethod
@@ -95,7 +95,7 @@ class Leaf(abc.ABC):
         """The Python `id` of the object that holds the value."""
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value has the right kind, shape and dtype to be restored here."""
+        """Returns whether a saved value has the right kind, shape and dtype to replace this value."""
         here = self.outline()
         # A single array may be restored from components, and components from a single array.
         alike = here.kind == saved.kind or (here.is_array and saved.is_array and here.is_key == saved.is_key)
@@ -332,7 +332,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, of the same kind as a read position of an iterator."""
+        """Returns a `Saved` without data, which marks the value as a state like an iterator's read position."""
         return Saved("position")
 
     def read(self) -> Saved:

@@ -90,7 +90,7 @@ class OptimizerState(Protocol):
 
     @property
     def groups(self) -> tuple[CheckpointSlotGroup, ...]:
-        """The groups of model variables that have slots (such as momenta), in the order of their creation."""
+        """The groups of model variables that have slot variables (such as momenta), in the order of their creation."""
         ...
 
 

@@ -257,7 +257,7 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the watchdog's collective log that the program was dispatched, and runs until `token` is ready."""
+        """Records in the watchdog's collective log that the program runs from now until `token` is ready."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Functions on exceptions that end an epoch: find their causes, and free the arrays that their tracebacks hold."""
+"""Functions on exceptions that interrupt elastic training: find causes, and free the arrays that tracebacks hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def chain(error: BaseException | None) -> list[BaseException]:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Drops the local variables of the training function, which hold arrays of the epoch's devices."""
+    """Drops the local variables of an exception's stack frames, which may hold arrays on devices."""
     for one in chain(error):
         traceback.clear_frames(one.__traceback__)
         one.__traceback__ = None

@@ -40,7 +40,7 @@ class WorkersChanged(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """This worker's role in one epoch (a period with a fixed set of workers): rank, addresses, and snapshot to load.
+    """This worker's role in a membership epoch (a period with fixed workers): rank, addresses, snapshot to load.
 
     Attributes:
         epoch: The number of the epoch.
@@ -63,12 +63,12 @@ class Place:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers of the epoch."""
+        """The number of workers of the membership epoch."""
         return len(self.addresses)
 
 
 class Link:
-    """The connection of this worker to its launcher, which decides which workers form each epoch.
+    """The connection of this worker to its launcher, which decides which workers form each membership epoch.
 
     One thread receives the launcher's commands, one sends heartbeats. When this worker must leave its epoch, a third
     thread shuts down the connections of Gloo repeatedly until the main thread has left the epoch, so that every wait of
@@ -105,7 +105,7 @@ class Link:
     # Messages of the main thread
 
     def arrive(self, snapshots: Sequence[int], description: Mapping[str, str] | None = None) -> Place:
-        """Tells the launcher that this worker is ready, and waits until the launcher assigns it to an epoch.
+        """Tells the launcher that this worker is ready, and waits until assigned to a membership epoch.
 
         Args:
             snapshots: The steps of the snapshots that this worker has.
@@ -136,7 +136,7 @@ class Link:
             self._send(kind="port", port=self.sockets.own)
 
     def hold(self, epoch: int) -> Callable[[], None]:
-        """Records that abandoned work still uses an epoch's coordination service; the next `arrive` tells the launcher.
+        """Records that abandoned work still uses a coordination service; the next `arrive` tells the launcher.
 
         Returns:
             A function that tells the launcher that the work has ended. It can be called in any thread.
@@ -150,7 +150,7 @@ class Link:
         return release
 
     def must_restart(self, reason: str) -> None:
-        """Tells the launcher that all processes must restart, because this process cannot leave a failed epoch."""
+        """Tells the launcher that all processes must restart, as this process cannot leave its membership epoch."""
         self._send(kind="restarts", reason=reason)
 
     def has_snapshot(self, step: int) -> None:
@@ -161,7 +161,7 @@ class Link:
         self._send(kind="snapshot", step=step)
 
     def has_stepped(self) -> None:
-        """Tells the launcher that this worker has ended the first step of its epoch, and how long each phase took."""
+        """Reports to the launcher the end of this worker's first step in a membership epoch, with phase durations."""
         phases, programs = self.phases.end()
         self._send(kind="stepped", phases=phases, programs=programs)
 
@@ -178,12 +178,12 @@ class Link:
                 raise WorkersChanged
 
     def check(self) -> None:
-        """Raises WorkersChanged if this worker must leave its epoch."""
+        """Raises WorkersChanged if this worker must leave its membership epoch."""
         if self._must_leave:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits, after an exception, for the launcher's command to leave the epoch; returns whether the command came.
+        """Waits, after an exception, for the launcher's command to leave the membership epoch; returns whether it came.
 
         Args:
             seconds: How long to wait.
@@ -243,7 +243,7 @@ class Link:
 
 
 def cluster_description(place: Place) -> str:
-    """Returns the value of ``TF_CONFIG`` for a worker's place in an epoch."""
+    """Returns the value of ``TF_CONFIG`` for a worker's place in a membership epoch."""
     cluster = {"cluster": {"worker": list(place.addresses)}, "task": {"type": "worker", "index": place.rank}}
     return json.dumps(cluster)
 

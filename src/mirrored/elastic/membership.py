@@ -1,4 +1,4 @@
-"""The membership of an elastic job: a state machine, without I/O, that decides which workers form each epoch.
+"""The membership of an elastic job: a state machine, without I/O, that decides which workers train together when.
 
 The launcher calls a method for each event (a worker has arrived, was lost, suspects a failure, has completed a
 snapshot, is done), and executes the commands that it returns. `docs/design/elastic.md` describes the protocol, and
@@ -23,7 +23,7 @@ All that fails between the beginnings of two epochs counts as one failure.
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """The description of one epoch: a period in which a fixed set of workers trains, until a worker is lost or joins.
+    """A membership epoch: a period in which a fixed set of workers trains, until a worker is lost or joins.
 
     Attributes:
         number: The number of the epoch, from 1.
@@ -45,14 +45,14 @@ class Epoch:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Command: the worker leaves its epoch, and then reports (`arrived`) that it is ready for the next epoch."""
+    """Command: the worker leaves its membership epoch, and then reports (`arrived`) that it is ready for the next."""
 
     worker: WorkerKey
 
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-    """Command: the worker becomes a member of an epoch."""
+    """Command: the worker becomes a member of a membership epoch."""
 
     worker: WorkerKey
     epoch: Epoch
@@ -76,7 +76,7 @@ Command = Leave | Begin | End | Fail
 
 
 class Membership:
-    """The state of an elastic job: the current epoch, its members, and the workers that wait for the next epoch.
+    """The state of an elastic job: the current membership epoch, its members, and the workers that wait to join.
 
     Args:
         first: The number of workers with which the first epoch begins.
@@ -107,17 +107,17 @@ class Membership:
 
     @property
     def leaving(self) -> frozenset[WorkerKey]:
-        """The members that have not left the newest epoch yet, although it has ended; the next epoch waits for them."""
+        """The members that have not left the ended membership epoch yet; the next one waits for them."""
         return frozenset() if self.is_running else frozenset(self._alive - self._waiting.keys())
 
     @property
     def joining(self) -> list[WorkerKey]:
-        """The workers that have arrived and are not members of the newest epoch."""
+        """The workers that have arrived and are not members of the newest membership epoch."""
         return sorted(one for one in self._waiting if one not in self._alive)
 
     @property
     def missing(self) -> int:
-        """The number of workers that must still arrive before the next epoch can begin."""
+        """The number of workers that must still arrive before the next membership epoch can begin."""
         return max(0, self._required - len(self._waiting))
 
     @property
@@ -125,7 +125,7 @@ class Membership:
         return self._first if self.epoch is None else self._minimum
 
     def arrived(self, worker: WorkerKey, snapshots: Sequence[int] = ()) -> list[Command]:
-        """Handles the arrival of a worker that is ready for an epoch: a new process, or one that has left its epoch.
+        """Handles the arrival of a worker that is ready to train: a new process, or a member that has left.
 
         While an epoch runs, a new process waits until the next step is committed, so that few steps have to be
         repeated.
@@ -140,7 +140,7 @@ class Membership:
         return self._begin_if_complete()
 
     def require_all(self) -> None:
-        """Requires as many workers in all later epochs as in the first one, because the job restarts its processes."""
+        """Requires as many workers in later membership epochs as in the first, as the job restarts its processes."""
         self._minimum = self._first
 
     def lost(self, worker: WorkerKey, *, is_failure: bool = True) -> list[Command]:

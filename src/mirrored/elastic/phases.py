@@ -1,4 +1,4 @@
-"""Measures the phases of a change of the workers, on one worker, for the launcher's log of events."""
+"""Measures how long each phase of a change of workers takes on one worker, for the launcher's log of events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PHASES: Final = (
 
 
 class Phases:
-    """Records when each phase of a change of the workers begins on this worker; a phase ends when the next one begins.
+    """Records when each phase of a change of workers begins on this worker; a phase ends when the next one begins.
 
     Args:
         clock: Returns the time in seconds since 1970, which all processes of the machine share.

@@ -115,7 +115,7 @@ class Snapshots:
 def share(
     manifest: Manifest | None, place: Place, add: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 ) -> Manifest:
-    """Sends a snapshot from a worker that has it to all workers of the epoch; returns the snapshot.
+    """Sends a snapshot from a worker that has it to all workers of the membership epoch; returns the snapshot.
 
     Context: all workers of an epoch, before the training function begins.
 

@@ -1,4 +1,4 @@
-"""The main loop of a worker in an elastic job, which trains in epochs: periods with a fixed set of workers."""
+"""The main loop of a worker in an elastic job, which trains in membership epochs: periods with fixed workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MARGIN_SECONDS: Final = 2.0
 
 
 class Worker:
-    """The main loop of a worker: joins an epoch, calls the training function, leaves, and joins the next epoch."""
+    """The main loop of a worker: joins a membership epoch, calls the training function, leaves, and joins the next."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -44,7 +44,7 @@ class Worker:
         self._joining: recovery.Abandonable | None = None  # the work that makes this process a member of an epoch
 
     def run(self, train: Callable[[Place, Snapshots], T]) -> T:
-        """Calls the training function once per epoch, until the function has returned on all workers."""
+        """Calls the training function once per membership epoch, until the function has returned on all workers."""
         distributed.interrupt_waits_by(self._link.check)
         own: dict[str, str] | None = description()
         if RESTART.read() and not self._snapshots.steps:  # with a copy, all processes restart and wait for each other

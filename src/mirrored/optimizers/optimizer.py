@@ -151,7 +151,7 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """All state variables of the optimizer: iterations, learning rate, then slots in creation order."""
+        """All state variables of the optimizer: iterations, learning rate, then slot variables in creation order."""
         rates = [] if self._rate is None else self._rate.variables
         return [self.iterations, *rates, *self._slots.variables]
 

@@ -40,7 +40,7 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
 
 
 def component_of(value: PerReplica, local: int) -> Any:
-    """Returns one local replica's component by indexing the stacked array, which tapes record."""
+    """Indexes the stacked array to get one local replica's component; tapes record the indexing."""
     if value.is_stacked and is_tracked(value.first()):
         device_assignment = value.device_assignment
         return value.first()[local if device_assignment is None else device_assignment.slots.of(local)]

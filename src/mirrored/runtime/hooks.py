@@ -170,7 +170,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the module spec of a framework from the other finders, with a loader that also calls `connect`."""
+        """Returns the module spec of a framework from Python's other finders; its loader also calls `connect`."""
         if fullname not in self._awaited or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
@@ -300,7 +300,7 @@ class Driver:
 
     @property
     def trace_count(self) -> int:
-        """The number of times that this cache's compiled replica functions have been traced."""
+        """The number of times that this driver's compiled replica functions have been traced."""
         return sum(compiled.trace_count for compiled, _ in self._compiled.values())
 
 

@@ -1,4 +1,4 @@
-"""Variable stores: hold the values that a run or trace assigns to variables, until the run or trace ends.
+"""Variable stores: objects that hold the values assigned to variables in a run or trace, until it ends.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
@@ -93,7 +93,7 @@ class Held(NamedTuple):
 
 
 class VariableStore(abc.ABC):
-    """Base class of variable stores: hold the values that a run or trace assigns, until these are committed.
+    """Base class of variable stores: objects that hold the values assigned in a run or trace, until it ends.
 
     Attributes:
         captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested

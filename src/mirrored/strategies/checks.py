@@ -120,7 +120,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns if a run assigns a variable created outside any scope, which each replica of an eager run repeats.
+    """Warns if a run assigns a variable created outside any scope; replicas of an eager run repeat the assignment.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -292,7 +292,7 @@ def as_array(value: object) -> Any:
 
 
 def mark_made_by(result: PyTree, functions: Makers) -> None:
-    """Stores in each per-replica value that `Strategy.run` returns the set of functions that computed the value."""
+    """Records, in each per-replica value in a result of `Strategy.run`, the functions that computed the value."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions
@@ -341,7 +341,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
 
 @contextlib.contextmanager
 def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is_traced: bool) -> Iterator[None]:
-    """Turns the exception of a run of `fn` into an error that names an array of a mesh with explicit axes.
+    """Raises an error that names the array at fault if `fn` fails because of an array of a mesh with explicit axes.
 
     JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
 

@@ -235,7 +235,7 @@ class ReplicaContext:
 
 
 def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | str, value: PyTree) -> Any:
-    """Implements `ReplicaContext.all_reduce`, with the name of the function to report in errors.
+    """Implements `ReplicaContext.all_reduce` for several public functions; errors name the function `called`.
 
     Args:
         called: What the user called, for messages: ``"average_loss"``.

@@ -57,7 +57,7 @@ class Calls:
         self._results: deque[list[Any]] = deque()
 
     def bind(self, local: int | None, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an equation of the slot `local` of a device, or of no slot if `local` is None, to operands."""
+        """Applies an equation to operands; `local` is the index of the equation's slot, or None for no slot."""
         before, last = self._group.local - 2, self._group.local - 1
         if not self._group.padded or local not in (before, last) or not calls_python(eqn):
             return bind_equation(eqn, operands)

@@ -20,7 +20,7 @@ REPLICA_COUNTS: Final = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class WaySpec:
-    """An execution mode, such as ``"eager"``, and a number of replicas; `open` creates a strategy for both.
+    """An execution mode, such as ``"eager"``, with a number of replicas; `open` creates a matching strategy.
 
     Attributes:
         mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one
@@ -39,18 +39,18 @@ class WaySpec:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices on which the strategy of this mode and number of replicas runs."""
+        """The number of devices that the execution mode uses for this number of replicas."""
         if self.mode == "uneven":
             return self.num_replicas - 1
         return self.num_replicas // 2 if self.mode == "folded" else self.num_replicas
 
     @property
     def id(self) -> str:
-        """The part of a test's name that pytest prints for this mode and number of replicas: ``"compiled-4"``."""
+        """The part of a test's name for this execution mode and number of replicas, such as ``"compiled-4"``."""
         return f"{self.mode}-{self.num_replicas}"
 
     def open(self, **options: Any) -> Way:
-        """Creates a strategy for this mode and number of replicas, on the first devices of the machine.
+        """Creates a strategy for this execution mode and number of replicas, on the first devices of the machine.
 
         Args:
             **options: Options of `MirroredStrategy`, such as ``deterministic=True``.

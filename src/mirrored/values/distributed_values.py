@@ -294,7 +294,7 @@ class PerReplica(_NotAnArray):
 
 
 def is_padded(value: object) -> TypeGuard[PerReplica]:
-    """Returns whether a value is stacked with rows without a replica, so that its pytree leaves are its components.
+    """Returns whether a value's stacked array has rows without a replica; its pytree leaves are then its components.
 
     Tapes track the stacked array itself: a row that is taken from a tracer is another tracer each time.
     """

@@ -228,7 +228,7 @@ def check_assignable(variable: Variable, called: str) -> None:
 
 
 def operand_of(value: object) -> Any:
-    """Converts a value to be assigned: stacks a list that contains arrays, and takes an array out of a tape's box."""
+    """Converts a value to be assigned: stacks a list that contains arrays, and unwraps an array that a tape tracks."""
     if isinstance(value, (list, tuple)):
         return without_lists_of_arrays(value)
     return payload_of(value) if type(value) in BOXES else value

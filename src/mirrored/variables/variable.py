@@ -279,7 +279,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self.converted(np.array)  # type: ignore[no-any-return]
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns `convert(array)` for the array that holds the value: an object on the host, such as a NumPy array.
+        """Returns `convert(array)`, an object on the host such as a NumPy array, for the array that holds the value.
 
         Raises:
             LostStateError: The value is lost: a step that owned its buffer failed.
@@ -320,7 +320,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def assign_add(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Adds `delta`, reduced over replicas by the variable's aggregation if any, to the value.
+        """Adds `delta` to the value, after reducing `delta` over replicas by the variable's aggregation, if any.
 
         Otherwise like `assign`: the same context, arguments, result and errors.
         """
@@ -329,7 +329,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def assign_sub(
         self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Subtracts `delta`, reduced over replicas by the variable's aggregation if any, from the value.
+        """Subtracts `delta` from the value, after reducing `delta` over replicas by the aggregation, if any.
 
         Otherwise like `assign`: the same context, arguments, result and errors.
         """

@@ -109,7 +109,7 @@ class CollectiveLog:
             self.depart()
 
     def progress(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
-        """Returns this worker's progress (how many collective operations it has reached), to send to the other workers.
+        """Returns how many collective operations this worker has reached, and which, to send to other workers.
 
         Args:
             beat: The number of this heartbeat.

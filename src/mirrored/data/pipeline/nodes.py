@@ -162,7 +162,7 @@ class IndexedNode(Node):
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements: Grain's if a thread is requested, else a `PositionCursor`.
+        """Returns a new iterator over the elements: Grain's iterator for use with threads, else a `PositionCursor`.
 
         Grain's iterator takes 8 us more per element (0.2.18, statistics), a third of the time of placing a batch on its
         devices.
@@ -248,7 +248,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Returns each input dataset with its `Run`, which the dataset's index determines for the sake of restores."""
+        """Returns pairs of input dataset and `Run`; the `Run` depends only on the index, as a restore requires."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [(member, run.epoch(_FURTHER_USES + place) if further else run) for place, (member, further) in places]
 
