@@ -271,14 +271,14 @@ class _Replicas:
 
 @dataclasses.dataclass(frozen=True)
 class OwnTraces:
-    """A replica's tracing-cache token in a compiled run, which no other replica and no other run uses."""
+    """A replica's tracing-cache token in a compiled `run`, which no other replica and no other `run` uses."""
 
     run: int
     local: int
 
 
 def traced_run(replicas: int) -> list[OwnTraces]:
-    """Returns the tokens under which the local replicas of one compiled run cache traces."""
+    """Returns the tokens under which the local replicas of one compiled `Strategy.run` cache traces."""
     run = next(_serial)
     return [OwnTraces(run, local) for local in range(replicas)]
 
@@ -312,7 +312,7 @@ def resume_replica(own: Hashable) -> None:
 
 
 def tell_replicas_apart(own: Hashable) -> None:
-    """From now on, makes JAX cache separate traces for each replica of eager runs, instead of sharing traces.
+    """Makes JAX cache separate traces for each replica of eager `Strategy.run` calls, from now on.
 
     Called while JAX traces a helper that has read a value of its replica, such as the replica id, or has called a
     collective (`ReplicaRunner.tell_apart`): the trace then contains a part that belongs to this replica. JAX caches the

@@ -26,7 +26,7 @@ _WEAK: Final = ((np.bool_, False), (np.integer, 0), (np.floating, 0.0), (np.comp
 
 
 def beside(value: Any, dtype: DTypeLike) -> Any:
-    """Converts a list or tuple operand to an array, in the dtype of the other (array) operand where possible.
+    """Converts a list or tuple operand to an array, if possible in the dtype of the other operand, an array.
 
     As for a Python number, the result has the array's dtype, or that of a wider kind if the elements need it: floats
     are float32 next to integers.

@@ -27,7 +27,7 @@ def several_workers() -> bool:
 
 
 def writes_here(called: str, path: Path) -> bool:
-    """Returns whether this worker writes the checkpoint, as the first of the workers that save to this path."""
+    """Returns whether this worker writes the checkpoint: only the first worker that saves to this path does."""
     if not several_workers():
         return True
     paths = host_allgather(called, "save a checkpoint", str(path))

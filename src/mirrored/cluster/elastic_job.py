@@ -1,4 +1,4 @@
-"""`mirrored run --elastic` of a program without an elastic training function: all workers restart together."""
+"""Restarts all workers of `mirrored run --elastic` together, for a program without an elastic training function."""
 
 from __future__ import annotations
 

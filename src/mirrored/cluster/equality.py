@@ -1,4 +1,4 @@
-"""Properties of a worker's processor that must be equal on all workers of a job, so that all compute the same bits.
+"""Properties of a worker's processor that must be equal on all workers of a job for bit-identical results.
 
 XLA compiles for the instructions of the CPU, and divides operations among its threads: with others, sums are rounded
 differently. Copies of variables, which each worker updates by itself, would differ in the last bits.
@@ -26,7 +26,7 @@ _MOST_FLAGS: Final = 8
 
 
 def properties(environment: Mapping[str, str] | None = None, cpu_info: Path = CPU_INFO) -> dict[str, str]:
-    """Returns the properties of this worker's processor on which the bits of results computed on CPUs depend.
+    """Returns the properties of this worker's processor on which the bits of results on CPUs depend.
 
     Args:
         environment: Read instead of `os.environ`.
@@ -62,7 +62,7 @@ def _some(flags: str, without: str) -> str:
 def check_properties(
     called: str, everyone: Sequence[Mapping[str, str]], names: Sequence[str], *, deterministic: bool
 ) -> None:
-    """Warns if two workers' processors may compute different bits; raises an error if equal bits are asked for.
+    """Warns if two workers' processors may compute different bits; raises an error if equal bits are required.
 
     Args:
         called: What the user called, for messages.

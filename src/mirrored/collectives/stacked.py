@@ -1,4 +1,4 @@
-"""Reduces and gathers stacked arrays outside of a run: arrays with one row per replica, sharded over the devices."""
+"""Reduces and gathers stacked arrays outside of `run`: arrays with one row per replica, sharded over the devices."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the rows of a stacked array (one per replica) along `axis`, without the padding inside each row.
+    """Concatenates the rows of a stacked array, one per replica, along `axis`, without the padding in each row.
 
     Each row is the component of one replica.
 

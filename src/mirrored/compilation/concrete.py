@@ -118,7 +118,7 @@ class ConcreteFunction:
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays (or shapes and dtypes) for which the function was traced, in the order of its parameters."""
+        """The arrays, or shapes and dtypes, for which the function was traced, in the order of its parameters."""
         return [self._leaves[place] for place in self._places]
 
     @property

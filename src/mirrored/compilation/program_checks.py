@@ -84,7 +84,7 @@ def _explained_use(called: str, error: Exception) -> TransformError | None:
 
 
 def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
-    """Checks that all runs and variables of a program use the same devices.
+    """Checks that all `Strategy.run` calls and variables of a program use the same devices.
 
     Raises:
         ContextError: The runs and variables belong to strategies on different devices.
@@ -125,7 +125,7 @@ def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns the device assignment of the program's run or variables if that spans several processes, else None."""
+    """Returns the device assignment of a program's `run` or variables if that spans several processes, else None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (

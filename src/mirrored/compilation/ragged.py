@@ -48,7 +48,7 @@ def _evened(leaf: Any) -> Any:
 
 
 class RunScales(Driver):
-    """A `Driver` that checks the loss scale of each `strategy.run` in a function, but does not compile the runs.
+    """A `Driver` that checks the loss scale of each `Strategy.run` in a function, but does not compile the calls.
 
     It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
     reaches none, as the elements are its arguments.

@@ -60,7 +60,7 @@ def read_again(cursor: Any) -> Any:
 
 
 class Iterators:
-    """A factory of iterators over a Python iterable: each iteration over the dataset gets a new iterator.
+    """A factory of iterators over a Python iterable: each pass over the dataset gets a new iterator.
 
     Args:
         make: Creates the iterable.

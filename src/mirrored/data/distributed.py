@@ -347,7 +347,7 @@ class DistributedDataset:
         return self._cardinality()
 
     def stats(self) -> InputStats:
-        """Returns the seconds that the latest iteration spent on reading, mapping, transfer and waiting for input."""
+        """Returns the seconds that the latest pass spent on reading, mapping, transfer and waiting for input."""
         return self._stats
 
     def __repr__(self) -> str:

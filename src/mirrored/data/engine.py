@@ -43,7 +43,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
 
 
 class CursorDataset(grain.IterDataset):  # type: ignore[misc]
-    """A Grain dataset that wraps a factory of `Cursor` iterators: each iteration creates a new iterator."""
+    """A Grain dataset that wraps a factory of `Cursor` iterators: each pass creates a new iterator."""
 
     def __init__(self, make: Callable[[], Cursor], name: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def is_beyond_end(error: IndexError) -> bool:
 
 
 def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
-    """Returns a Grain dataset; each iteration over it reads from a new iterator (`Cursor`) that `make()` creates."""
+    """Returns a Grain dataset; each pass over the dataset reads from a new `Cursor` that `make()` creates."""
     return CursorDataset(make, name)
 
 

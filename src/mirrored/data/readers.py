@@ -163,7 +163,7 @@ class GlobalBatches:
         self._before: Any = None
 
     def read(self) -> tuple[Any, int]:
-        """Reads the next global batch; returns the batch (padded, if requested) and its number of real examples."""
+        """Reads the next global batch; returns the batch, padded if requested, and its number of real examples."""
         while True:
             batch, count = self._next_batch()
             if self._may_be_rows:
@@ -268,7 +268,7 @@ class GlobalBatches:
 
 
 class ElementsInTurn:
-    """A reader that reads one element (a per-replica batch) for each replica, from one dataset or one per replica.
+    """A reader that reads a per-replica batch for each replica, from one dataset or from one per replica.
 
     If the last elements do not reach all replicas, the other replicas receive empty batches, so that every example is
     used. Scalars have no empty form: an incomplete row of them is dropped, and a warning is logged.

@@ -84,7 +84,7 @@ class SameBatches:
         self._count = 0
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Checks that all workers have read the same batch (only for batches 1, 2, 4, 8, ...), and returns it."""
+        """Checks, for batches 1, 2, 4, 8, ..., that all workers have read the same batch; returns the batch."""
         if has_ended:
             raise StopIteration
         self._count += 1

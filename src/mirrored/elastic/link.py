@@ -130,7 +130,7 @@ class Link:
             return here
 
     def joined(self) -> None:
-        """Records that this worker has joined its epoch, and tells the other workers the port of its collectives."""
+        """Records that this worker has joined its membership epoch; tells other workers its port for collectives."""
         self._is_joining = False
         if self.sockets.own is not None:
             self._send(kind="port", port=self.sockets.own)

@@ -418,7 +418,7 @@ def as_array(gradient: Operand) -> jax.Array:
 
 
 def once(make: Callable[[], None]) -> None:
-    """Calls `make` in cross-replica context; if all replicas of a run call this function, calls `make` only once."""
+    """Calls `make` in cross-replica context; if all replicas of a `run` call this function, calls `make` only once."""
     context = get_replica_context()
     if context is None:
         make()

@@ -1,4 +1,4 @@
-"""The slots of an optimizer: variables that hold its optax state, such as moments and step counters."""
+"""The slot variables of an optimizer, which hold its optax state, such as moments and step counters."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ class Slots:
         return list(self._slots.values())
 
     def of(self, variable: Variable) -> dict[str, Variable]:
-        """Returns the slots (state variables) of one model variable, by label: ``{"mu": ..., "nu": ...}``."""
+        """Returns the slot variables of one model variable, by label: ``{"mu": ..., "nu": ...}``."""
         name = self._names.get(id(variable))
         found = {key: slot for key, slot in self._slots.items() if name is not None and key.variable == name}
         return _by_label(found.values())

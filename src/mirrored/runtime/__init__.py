@@ -1,4 +1,4 @@
-"""The state of code in a strategy scope or run: current strategy and replica, variable stores, replica threads.
+"""The state of code in a strategy's scope or `run`: current strategy and replica, variable stores, replica threads.
 
 - `ambient`: one object per thread with the current strategy, replica, variable store, replica runner and listeners.
 - `variable_store`: where a variable is read from and written to in a run or a traced function.

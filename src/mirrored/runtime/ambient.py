@@ -51,7 +51,7 @@ class Ambient:
 
     @property
     def is_in_replica_context(self) -> bool:
-        """Whether the thread is in replica context: in a replica of a run, or outside of any strategy."""
+        """Whether the thread is in replica context: in a replica of `Strategy.run`, or outside of any strategy."""
         return self.replica is not None or not (self.strategies or self.runner is not None)
 
     def fork(self, **changes: Any) -> Ambient:

@@ -1,4 +1,4 @@
-"""Operations that all local replicas of a run execute together, such as collectives and `merge_call` (merges).
+"""Operations that all local replicas of a `run` execute together, such as collectives and `merge_call` (merges).
 
 `run_merge` is the only way from replica to cross-replica context. Each local replica waits at a barrier with its
 payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
@@ -136,7 +136,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
 
 
 def is_outside(runner: ReplicaRunner) -> bool:
-    """Returns whether the caller computes eagerly although the run is traced, as in a `tf.init_scope` block."""
+    """Returns whether the caller computes eagerly although `run` is traced, as in a `tf.init_scope` block."""
     return is_eval(current_trace()) and not is_eval(recording_parent(runner.base_trace))
 
 

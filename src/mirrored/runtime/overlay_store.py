@@ -47,7 +47,7 @@ class OverlayStore(VariableStore):
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes all code in a ``with`` block, including runs, read and assign variables in this store."""
+        """Makes all code in a ``with`` block, including `run`, read and assign variables in this store."""
         self.base_trace = current_trace()
         with within(store=self):
             yield

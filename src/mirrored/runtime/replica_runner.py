@@ -52,7 +52,7 @@ class ReplicaRunner(abc.ABC):
     outer_listeners: tuple[ReadListener, ...] = ()
 
     def current_store(self) -> VariableStore:
-        """Returns the variable store for replicas that start now: the run's store, or an `OverlayStore` on top of it.
+        """Returns the variable store for replicas that start now: that of the `run`, or an `OverlayStore` on top.
 
         The overlay is used in a merge that is differentiated.
         """
@@ -75,7 +75,7 @@ class ReplicaRunner(abc.ABC):
     def note_summed(  # noqa: B027
         self, called: str, rows: Sequence[Sequence[Any]], *, are_divided: bool = False
     ) -> None:
-        """Records which gradients an optimizer sums over replicas, so that a compiled run can check the loss scale.
+        """Records which gradients an optimizer sums over replicas, so that a compiled `run` can check the loss scale.
 
         Args:
             called: The optimizer's method.

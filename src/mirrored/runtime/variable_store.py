@@ -1,4 +1,4 @@
-"""Variable stores: objects that hold the values assigned to variables in a run or trace, until it ends.
+"""Variable stores: objects that hold the values assigned to variables in a `run` or trace, until it ends.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
 - `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
@@ -93,7 +93,7 @@ class Held(NamedTuple):
 
 
 class VariableStore(abc.ABC):
-    """Base class of variable stores: objects that hold the values assigned in a run or trace, until it ends.
+    """Base class of variable stores: objects that hold the values assigned in a `run` or trace, until it ends.
 
     Attributes:
         captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested
@@ -143,7 +143,7 @@ class VariableStore(abc.ABC):
         """Returns a function that later resets `variable` to the value that it has in this store now."""
 
     def outermost(self) -> VariableStore:
-        """Returns the variable store of the enclosing function or run, even from inside a branch or loop body."""
+        """Returns the variable store of the enclosing function or `run`, even from inside a branch or loop body."""
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
@@ -284,7 +284,7 @@ def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any
 
 @dataclasses.dataclass
 class StagedAssignment(Bookkeeping):
-    """The uncommitted values that the local replicas of a run have assigned to one variable.
+    """The uncommitted values that the local replicas of a `run` have assigned to one variable.
 
     Attributes:
         variable: The variable.
@@ -301,7 +301,7 @@ class StagedAssignment(Bookkeeping):
 
 
 class ReplicaStore(VariableStore):
-    """The variable store of one run: holds the values that its replicas assign, until the run commits them.
+    """The variable store of one `run`: holds the values that its replicas assign, until the `run` commits them.
 
     A subclass defines where the values from before the run come from, and how components and whole values convert.
 
@@ -316,11 +316,11 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def before(self, variable: VariableLike, replica: int) -> Any:
-        """Returns the value that a variable's component on one local replica had before the run."""
+        """Returns the value that a variable's component on one local replica had before the `run`."""
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns a variable's value for all replicas before the run, in the form that `whole` returns."""
+        """Returns a variable's value for all replicas before the `run`, in the form that `whole` returns."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
@@ -406,7 +406,7 @@ class LocalReplicas(Protocol):
 
 
 class TracedReplicaStore(ReplicaStore):
-    """The variable store of a compiled run during its trace; values that the run reads become operands of its program.
+    """The variable store of a compiled `run` during its trace; values that are read become operands of the program.
 
     Only a value from before the run becomes an operand, when it is first read.
 
@@ -427,7 +427,7 @@ class TracedReplicaStore(ReplicaStore):
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
-        """Returns the tracer that stands for a variable's value, or one local replica's component, in a traced run."""
+        """Returns the tracer that stands for a variable's value, or for one local replica's component, in a trace."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))

@@ -120,7 +120,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns if a run assigns a variable created outside any scope; replicas of an eager run repeat the assignment.
+    """Warns if `run` assigns a variable created outside any scope; replicas of an eager `run` repeat the assignment.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -251,7 +251,7 @@ def merged_differently(called: str, name: str, path: str) -> MergeError:
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: Sequence[Any]) -> Makers:
-    """Warns if a function gets per-replica results of its own earlier run as arguments, so that replicas diverge.
+    """Warns if a function gets the per-replica results of its own earlier `run` as arguments, so replicas diverge.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 
@@ -373,7 +373,7 @@ def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is
 
 
 def refuse_other_meshes(equations: Sequence[Sequence[JaxprEqn]]) -> None:
-    """Raises an error if the traced program of a run's replicas places arrays on several devices.
+    """Raises an error if the traced program of the replicas in a `run` places arrays on several devices.
 
     Args:
         equations: The equations of the program (`equations_in`).

@@ -1,4 +1,4 @@
-"""Compiled runs: traces a function for all replicas into one SPMD program with one `shard_map`.
+"""Compiled `Strategy.run`: traces a function for all replicas into one SPMD program with one `shard_map`.
 
 1. The function is traced once per *local* replica into a body jaxpr. Without virtual replicas, that is once.
 2. Values that it reads from outside become constants of the body, and then operands of the program.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager `Strategy.run`; a run that fails changes no variable of the strategy."""
+    """Executes one eager `Strategy.run`; if the call fails, it changes no variable of the strategy."""
     runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
     try:
@@ -57,13 +57,13 @@ def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes a single-replica run inside a trace or other run; undoes its assignments after an exception."""
+    """Executes a single-replica `run` inside a trace or other `run`; undoes its assignments after an exception."""
     with caches.for_replica(*caches.traced_run(1)):
         return or_undone(lambda: fn(*args, **kwargs))
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
-    """Executes a `Strategy.run` that is called inside `merge_call`, as part of the outer run.
+    """Executes a `Strategy.run` that is called inside `merge_call`, as part of the outer `run`.
 
     It uses the replicas of the outer run, and sees the assignments that the outer run has not committed yet.
     """

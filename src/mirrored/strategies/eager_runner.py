@@ -62,7 +62,7 @@ carry(lambda: excuse)
 
 
 class EagerReplicaStore(ReplicaStore):
-    """The variable store of one eager run, which holds the values that replicas assign, on their devices."""
+    """The variable store of one eager `run`: holds values that replicas assign, on the replicas' devices."""
 
     captures = False
 
@@ -91,7 +91,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Executes an eager run: the replicas of this process take turns, and each runs up to its next collective.
+    """Executes an eager `run`: the replicas of this process take turns, from collective to collective.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
@@ -177,7 +177,7 @@ class EagerRunner(ReplicaRunner):
         return self.whole([jnp.asarray(value) for value in values])
 
     def commit(self) -> None:
-        """Stores all values that the replicas have assigned to variables in the run, or stores none of these values."""
+        """Stores all values that the replicas have assigned to variables in the `run`, or none of these values."""
         entries = list(self.store.staged.values())
         wholes = [self.store.whole(entry.variable) for entry in entries]
         if self._spans:

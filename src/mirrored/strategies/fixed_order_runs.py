@@ -58,7 +58,7 @@ def has_gradient(value: Operand) -> bool:
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites a run's program so that gradients of captured values are summed over replicas in a fixed order.
+    """Rewrites the program of a `run` so that gradients of captured values are summed in a fixed order.
 
     The new body has one constant per captured value, which `fan_out` copies to the local replicas.
 

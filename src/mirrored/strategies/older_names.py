@@ -26,7 +26,7 @@ class OlderNames(abc.ABC):
         """Returns a tuple of this process's components of a distributed value, one per local replica."""
 
     def group(self, value: object, name: str | None = None) -> None:
-        """Does nothing, because assignments need no grouping into one operation as in TensorFlow 1.
+        """Does nothing: assignments need not be grouped into one operation, unlike in TensorFlow 1.
 
         The assignments of `value` have run, or are part of the traced function.
 

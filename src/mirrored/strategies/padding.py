@@ -88,7 +88,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites a run's program so that an empty slot for a replica emits no gradients and calls no Python code.
+    """Rewrites the program of a `run` so that an empty slot for a replica emits no gradients and calls no Python.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.

@@ -191,7 +191,7 @@ def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
 
 
 def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
-    """Returns a sync-on-read variable's components as a `PerReplica`, with the values assigned so far in this run."""
+    """Returns a sync-on-read variable's components as a `PerReplica`, with the values assigned so far in this `run`."""
     here = ambient()
     if here.runner is not None and here.store is not None:
         store = here.store

@@ -1,4 +1,4 @@
-"""`TracingRunner`: traces the virtual replicas of one device into the SPMD program of a compiled run."""
+"""`TracingRunner`: traces the virtual replicas of one device into the SPMD program of a compiled `run`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Passed(Bookkeeping):
 
 
 class TracingRunner(ReplicaRunner):
-    """Executes a compiled run: traces the virtual replicas of one device into one SPMD program for all devices.
+    """Executes a compiled `run`: traces the virtual replicas of one device into one SPMD program for all devices.
 
     Attributes:
         algorithm: The all-reduce algorithm; `as_written` is its attribute of this name.

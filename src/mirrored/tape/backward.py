@@ -75,7 +75,7 @@ def _has_padding(value: object) -> TypeGuard[PerReplica]:
 
 
 def is_leaf(value: object) -> bool:
-    """Returns whether a tape does not flatten `value` further: None, a variable, or a value with padded rows."""
+    """Returns whether a tape treats `value` as one leaf: None, a variable, or a per-replica value with padded rows."""
     return value is None or is_variable(value) or _has_padding(value)
 
 
@@ -129,7 +129,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def source_of(leaf: Any, called: str) -> Any:
-    """Returns a leaf of the sources, after checking that the gradient with respect to it is one value.
+    """Checks that the gradient with respect to a source is a single value, and returns the source.
 
     Outside of `run` that is the sum of the gradients with respect to all components of a sync-on-read variable.
 

@@ -17,7 +17,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Reduction:
-    """How `compute_weighted_loss` combines the weighted losses.
+    """The ways in which `compute_weighted_loss` combines the weighted losses.
 
     Attributes:
         NONE: Not at all.

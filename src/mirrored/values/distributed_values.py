@@ -308,7 +308,7 @@ def _shape_of(component: object) -> tuple[int, ...] | None:
 
 
 class LocalPerReplica(PerReplica):
-    """A per-replica value inside a compiled run, which holds one tracer for each replica on this device.
+    """A per-replica value inside a compiled `run`, which holds one tracer for each replica on this device.
 
     Args:
         local: The components of this device's replicas.
@@ -374,7 +374,7 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     @property
     def value(self) -> Any:
-        """The array (or other value) that every replica has."""
+        """The array, or other value, that every replica has."""
         return self._value
 
     @property
@@ -398,7 +398,7 @@ class Mirrored(ArrayOperators, DistributedValues):
         return jnp.asarray(self._value).dtype
 
     def read_value(self) -> Any:
-        """Returns the array (or other value) that every replica has."""
+        """Returns the array, or other value, that every replica has."""
         return self._value
 
     def numpy(self) -> np.ndarray[Any, Any]:

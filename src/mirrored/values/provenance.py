@@ -31,7 +31,7 @@ class Makers(_Provenance):
 
 
 class Batch(_Provenance):
-    """Records whether a per-replica value came from a run whose replicas had different numbers of examples."""
+    """Records whether a per-replica value came from a `run` whose replicas had different numbers of examples."""
 
     __slots__ = ("is_uneven",)
 

@@ -97,7 +97,7 @@ class Assignment:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the variable store of the current run or trace; None if the variable's own storage is to be used.
+    """Returns the variable store of the current `run` or trace; None if the variable's own storage is to be used.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
@@ -110,7 +110,7 @@ def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
 
 
 def eager_replica(variable: Variable) -> int | None:
-    """Returns the local index of this replica in an eager run if the variable is sync-on-read; otherwise None.
+    """Returns the local index of this replica in an eager `run` if the variable is sync-on-read; otherwise None.
 
     In that case an assignment returns the component object, as in TensorFlow, and not an array.
     """

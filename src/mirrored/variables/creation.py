@@ -34,7 +34,7 @@ Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Metaclass of `Variable`: if all replicas of a run create a variable, all of them get the same object.
+    """Metaclass of `Variable`: if all replicas of a `run` create a variable, all of them get the same object.
 
     It also applies the creators of `variable_creator_scope`.
     """

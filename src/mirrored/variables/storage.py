@@ -147,7 +147,7 @@ def sizes_of_resizables() -> tuple[tuple[int, ...], ...]:
 
 
 class VariableStorage(Awaiting):
-    """Base class of `Variable` that holds the value on the devices, for use by stores and compiled functions.
+    """Base class of `Variable` that holds the value on the devices, for variable stores and compiled functions.
 
     Attributes:
         name: The name, for messages.

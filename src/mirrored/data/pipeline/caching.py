@@ -1,4 +1,4 @@
-"""Implements `Dataset.cache()` in memory: keeps the elements of the first iteration for later iterations."""
+"""Implements `Dataset.cache()` in memory: keeps the elements of the first pass over the dataset for later passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.data.pipeline.transformations import CursorTransformation, OnePare
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(OneParent, CursorTransformation):
-    """The operation `cache()`: keeps the elements of the first iteration in memory for all later iterations.
+    """The operation `cache()`: keeps the elements of the first pass over the dataset in memory for later passes.
 
     A random-access cache keeps each computed element by its index. If the operations before it call no user function,
     it stores no elements and only fixes the shuffled order. A sequential cache is complete after one full iteration.

@@ -154,7 +154,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     # --- Caching, prefetching and options ------------------------------------------
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
-        """Caches the elements of the first iteration, in memory or in a folder; later iterations read the cache.
+        """Caches the elements in memory or in a folder, in the first pass over the dataset, for later passes.
 
         The operations before `cache` run once, so they never reshuffle.
 
@@ -171,7 +171,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(caching.Cached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
-        """Caches the elements of the first iteration in a folder, like `cache(path)`.
+        """Caches the elements in a folder, in the first pass over the dataset, like `cache(path)`.
 
         Args:
             path: The folder.

@@ -57,7 +57,7 @@ class MemorySource(IndexedNode):
         """Returns the elements at the given indices, stacked into one batch."""
 
     def open(self, run: Run) -> Rows:
-        """Returns the dataset itself, whose elements do not depend on the iteration."""
+        """Returns the dataset itself, because its elements are the same in each pass."""
         return self
 
 

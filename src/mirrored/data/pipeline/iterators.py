@@ -38,7 +38,7 @@ class Epochs:
         self._lock = threading.Lock()
 
     def begin(self) -> int:
-        """Counts a new iteration over the dataset, and returns its number, from 0."""
+        """Counts a new pass over the dataset, and returns the number of the pass, from 0."""
         with self._lock:
             self.next += 1
             return self.next - 1
@@ -344,7 +344,7 @@ def _size(step: Node) -> str:
 
 
 class Steps:
-    """Base class of `Dataset` and its mixins: holds the operations, the options and the iteration counter."""
+    """Base class of `Dataset` and its mixins: holds the operations, the options and the counter of passes."""
 
     adapted: ClassVar[Callable[[Callable[..., Any]], Callable[..., Any]]] = staticmethod(lambda function: function)
     """Wraps every function that a user passes. A facade sets it, to convert what the function receives and returns."""

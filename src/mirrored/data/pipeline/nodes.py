@@ -1,4 +1,4 @@
-"""The base classes of dataset operations, which form a tree, and the state of one iteration over a dataset.
+"""The base classes of dataset operations, which form a tree, and the state of one pass over a dataset.
 
 Every step is a `Node`. If it `is_indexed`, its element i can be computed without the preceding ones: it becomes a Grain
 `MapDataset` over positions. Any other step becomes a Grain `IterDataset`.
@@ -29,7 +29,7 @@ ENDLESS: Final = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The state of one iteration over a dataset: its number, the repetition numbers of `repeat`, and the random seeds.
+    """The state of one pass over a dataset: its number, the repetition numbers of `repeat`, and the random seeds.
 
     Attributes:
         path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
@@ -49,12 +49,12 @@ class Run:
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a `Run` without iteration numbers, for operations before a cache, as these run only once."""
+    """Returns a copy of a `Run` without pass numbers, for operations before a cache, as these run only once."""
     return Run(seeds=run.seeds, continues=run.continues)
 
 
 class Rows(Protocol):
-    """Protocol of random-access sequences: the elements of a dataset in one iteration."""
+    """Protocol of random-access sequences: the elements of a dataset in one pass."""
 
     @property
     def length(self) -> int:
@@ -90,7 +90,7 @@ class Node(abc.ABC):
 
     @property
     def varies(self) -> bool:
-        """Whether every iteration over the same dataset gives another order or other numbers, as `shuffle` does."""
+        """Whether each pass over the same dataset has another order or other numbers, as with `shuffle`."""
         return False
 
     @property
@@ -154,7 +154,7 @@ class IndexedNode(Node):
 
     @abc.abstractmethod
     def open(self, run: Run) -> Rows:
-        """Returns the elements of one iteration as a random-access sequence, if the operation `is_indexed`."""
+        """Returns the elements of one pass as a random-access sequence, if the operation `is_indexed`."""
 
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
@@ -214,7 +214,7 @@ class PositionCursor:
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """Yields a dataset operation and all operations it depends on, depth first (shared ones several times)."""
+    """Yields a dataset operation and all operations it depends on, depth first; shared operations several times."""
     yield node
     for parent in node.parents:
         yield from nodes(parent)
@@ -226,7 +226,7 @@ def seeded(node: Node) -> list[Any]:
 
 
 def seeds_of(node: Node, run: Run) -> dict[int, int]:
-    """Returns the random seeds of a dataset's operations in one iteration, as a dict keyed by `id(operation)`."""
+    """Returns the random seeds of a dataset's operations in one pass, as a dict keyed by `id(operation)`."""
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 
@@ -320,7 +320,7 @@ def length_as_cardinality(length: int) -> int:
 
 
 def first_element(node: Node) -> Element:
-    """Computes the first element of a dataset in a separate iteration, to infer the elements' shapes and dtypes.
+    """Computes the first element of a dataset in a separate pass, to infer the elements' shapes and dtypes.
 
     Raises:
         NoElementError: The dataset is empty.
@@ -335,7 +335,7 @@ def first_element(node: Node) -> Element:
 
 
 def elements_of(node: Node, run: Run) -> Generator[Element, None, None]:
-    """Yields the elements of one iteration over a dataset; closes the iterator at the end."""
+    """Yields the elements of one pass over a dataset; closes the iterator at the end."""
     cursor = node.cursor(run)
     try:
         while True:

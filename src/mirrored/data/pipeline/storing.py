@@ -333,7 +333,7 @@ def _rows_in(stored: Stored) -> Rows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept(StreamStep, CursorNode):
-    """The operations `cache(filename)` and `snapshot`: write all elements to a file, which later iterations read.
+    """The operations `cache(filename)` and `snapshot`: write all elements to a file, which later passes read.
 
     Attributes:
         folder: The folder of the file.

@@ -81,7 +81,7 @@ class Mapping(OneParent):
 
     @abc.abstractmethod
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        """Returns the function ``(i, input element i) -> output element i`` for one iteration over the dataset."""
+        """Returns the function ``(i, input element i) -> output element i`` for one pass over the dataset."""
 
     @property
     def spec(self) -> Any:

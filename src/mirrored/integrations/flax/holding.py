@@ -115,7 +115,7 @@ def _marked(state: Any, trace: object) -> Any:
 
 
 def strategy_of_scope() -> Any:
-    """Returns the strategy whose scope is open, outside of runs and compiled functions; otherwise None."""
+    """Returns the strategy whose scope is open, outside of `run` and compiled functions; otherwise None."""
     here = ambient()
     if not here.strategies or here.replica is not None or here.store is not None:
         return None
@@ -143,7 +143,7 @@ def _is_traced(value: object) -> bool:
 
 
 def refuse_in_turn(variable: NNXVariable[Any]) -> None:
-    """Raises an error if replicas of an eager run assign an NNX variable that was created without a strategy.
+    """Raises an error if replicas of an eager `run` assign an NNX variable that was created without a strategy.
 
     Raises:
         ContextError: The variable was not created in this run.

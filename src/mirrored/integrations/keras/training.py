@@ -124,7 +124,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         return None if self._iterator is None else self._iterator.get_state()
 
     def begin_anew(self) -> None:
-        """Restarts the iteration: the next batch is the first one."""
+        """Restarts the pass over the dataset: the next batch is the first one."""
         self._iterator, self._next = None, 0
 
     def set_state(self, state: dict[str, Any], is_new_pass: bool) -> None:

@@ -154,7 +154,7 @@ class Block:
 
     @property
     def assigned(self) -> list[Key]:
-        """The keys (variable id, replica) of the variables that the branch or loop body assigns."""
+        """The keys, ``(variable id, replica)``, of the variables that the branch or loop body assigns."""
         return [] if self.store is None else list(self.store.staged)
 
     def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
@@ -238,7 +238,7 @@ def carried_over(
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:
-    """Returns the keys (variable id, replica) of all variables that one of several branches assigns."""
+    """Returns the keys, ``(variable id, replica)``, of all variables that one of several branches assigns."""
     return list(dict.fromkeys(key for block in blocks for key in block.assigned))
 
 
