@@ -32,7 +32,7 @@ ALIGNMENT_BYTES: Final = 64
 
 
 class HostBuffer(np.ndarray[Any, Any]):
-    """The host memory of one array from `aligned_empty`, which all views of that array share.
+    """The host memory of an array that `aligned_empty` returned, which all views of the array share.
 
     Attributes:
         exposed: Whether user code was given a writable view.
@@ -132,7 +132,7 @@ _PLAIN_KINDS: Final = "biufc"
 
 
 def copied(array: jax.Array) -> jax.Array:
-    """Returns a copy of an array in new buffers on the same devices, which a compiled step may donate."""
+    """Returns a copy of an array on the same devices, in new buffers that a compiled step may donate."""
     if is_key(array):
         return jnp.array(array, copy=True)
     if array.is_fully_addressable:

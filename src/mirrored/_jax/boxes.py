@@ -397,7 +397,7 @@ def payload_of(value: object) -> Any:
 
 
 def another_object(array: object) -> Any:
-    """Returns a new Python object for the same device buffer, which a tape can tell from the original object."""
+    """Returns a new Python object for the same device buffer, so that a tape can tell the two objects apart."""
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
     if type(array) is Array and len(array.sharding.device_set) == 1:

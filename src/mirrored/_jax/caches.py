@@ -271,7 +271,7 @@ class _Replicas:
 
 @dataclasses.dataclass(frozen=True)
 class OwnTraces:
-    """A replica's tracing-cache token in a compiled `run`, which no other replica and no other `run` uses."""
+    """A tracing-cache token that belongs to a single replica of a single compiled `run`."""
 
     run: int
     local: int

@@ -45,7 +45,7 @@ def consume(iterator: Iterable[Any]) -> None:
 
 
 class DispatchJob:
-    """A function call in a separate thread, which an interrupt (Ctrl-C) of the calling thread cannot abort.
+    """A function call in a separate thread, so that Ctrl-C in the calling thread cannot abort the call.
 
     Attributes:
         result: The result of the call, once it is done.

@@ -292,7 +292,7 @@ _LARGEST_BYTES = 1 << 20
 
 
 def digest_of(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> str:
-    """Returns a short hash of a jaxpr, which differs between programs with different computations.
+    """Returns a short hash of a jaxpr; jaxprs with different computations have different hashes.
 
     Args:
         jaxpr: The program. The digest covers operations, types, parameters of plain types, literals and dataflow.

@@ -1,4 +1,4 @@
-"""Placeholder collectives for virtual replicas that share a device, and calls of functions with custom derivatives."""
+"""Traces placeholder collectives of virtual replicas that share a device; calls functions with custom derivatives."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _CACHES: Final = ("mirrored.collectives", "mirrored.strategies", "mirrored.varia
 
 
 def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
-    """Starts a coordination service of JAX in this process, which need not be a member of the job.
+    """Starts a coordination service of JAX in this process, even if the process is not a member of the job.
 
     It must outlive its clients: JAX ends a process whose service is gone.
 

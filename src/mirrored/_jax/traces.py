@@ -30,7 +30,7 @@ Tracer = jax.core.Tracer
 
 
 def current_trace() -> Any:
-    """Returns the current JAX trace of this thread, which processes the primitives that are applied."""
+    """Returns the JAX trace that currently processes the primitives of this thread."""
     return _core.trace_ctx.trace
 
 
@@ -233,7 +233,7 @@ class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignor
 
 
 def another_tracer(tracer: jax.Array) -> Any:
-    """Returns a new tracer for the same value, which a tape can tell from the original; None for unknown tracers.
+    """Returns a new tracer for the same value, so that a tape can tell the two apart; None for unknown tracers.
 
     Supports JAX 0.10 to 0.12: a tracer of a jaxpr refers to the jaxpr's variable (`val`) and keeps its equation alive
     (`parent`).

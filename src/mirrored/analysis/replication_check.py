@@ -337,7 +337,7 @@ class CollectiveSites:
 
 
 def mismatched(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
-    """Returns the error for a collective that only some replicas would execute, which would deadlock.
+    """Returns the error for a collective that would deadlock, because only some replicas execute it.
 
     Args:
         collective: The collective, as the message describes it.

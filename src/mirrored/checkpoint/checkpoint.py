@@ -166,7 +166,7 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> Variable:
-        """The number of calls of `save` so far, as an int32 scalar, which is also saved in the checkpoint."""
+        """The number of calls of `save` so far, an int32 scalar; the checkpoint also contains this number."""
         with self._saving:
             if self._counter is None:
                 with within(strategies=()):

@@ -43,7 +43,7 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 
 
 def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
-    """Returns the folders of damaged checkpoints, which lack the manifest file, sorted by number.
+    """Returns the folders of checkpoints that lack the manifest file and so are damaged, sorted by number.
 
     Such a checkpoint was damaged later: an interrupted write does not leave one behind.
     """

@@ -423,5 +423,5 @@ def decode(value: object) -> Any:
 
 
 def to_json(value: object) -> str:
-    """Serializes a value to one line of JSON text, which is the same for equal values."""
+    """Serializes a value to one line of JSON text; equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

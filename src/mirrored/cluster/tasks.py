@@ -217,7 +217,7 @@ def worker_count(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str
 
 
 def id_in_cluster(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str, task_id: int) -> int:
-    """Returns the index of a task among all training tasks, in which the chief comes first.
+    """Returns the index of a task among all training tasks, with the chief as the first task.
 
     Raises:
         ClusterError: The task does not train or does not exist.

@@ -76,7 +76,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether the algorithm calls a function of the user, whose results may depend on state that changes."""
+        """Whether the algorithm calls a user function, whose results may depend on changing state."""
         return False
 
     @final

@@ -96,7 +96,7 @@ class ReduceOp(metaclass=_Members):
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether the reduction is a function of the user, whose results may depend on state that changes."""
+        """Whether the reduction is a user function, whose results may depend on changing state."""
         return not type(self).__module__.startswith("mirrored.")
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class CallableReduction(ReduceOp):
 
     @property
     def calls_user_code(self) -> bool:
-        """True, because the reduction is a function of the user, whose results may depend on state that changes."""
+        """True, because the reduction is a user function, whose results may depend on changing state."""
         return True
 
     def __call__(self, per_replica: jax.Array) -> Any:

@@ -145,7 +145,7 @@ def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment)
 
 
 def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Copies an array from one device to the devices of all replicas, which hold the variables.
+    """Copies an array from one device to the devices of all replicas, where the variables are.
 
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
     returned unchanged, because JAX's own rule would leave their cotangents on all devices.

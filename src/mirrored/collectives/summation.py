@@ -62,7 +62,7 @@ class Group:
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
         """Returns the components to sum, with the neutral element for a slot without a replica.
 
-        It is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
+        The neutral element is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
         if not self.padded:
             return list(components)

@@ -32,7 +32,7 @@ _LONGEST_SHIFT: Final = 4
 
 
 class ContainerSnapshot:
-    """A snapshot of a list, dict, set, deque or queue, which detects and undoes later removals of elements.
+    """A snapshot of a list, dict, set, deque or queue, to detect and undo later removals of elements.
 
     Args:
         container: A container that `is_container` accepts.

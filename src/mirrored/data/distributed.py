@@ -1,4 +1,4 @@
-"""Distributed datasets, which yield per-replica batches on the devices, and whose read position can be saved."""
+"""Distributed datasets: iterables of per-replica batches on the devices, with a read position that can be saved."""
 
 from __future__ import annotations
 

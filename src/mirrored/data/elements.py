@@ -1,4 +1,4 @@
-"""Functions for dataset elements, i.e. pytrees of NumPy arrays or bytes: conversion, stacking, padding.
+"""Functions for dataset elements, i.e. pytrees of NumPy arrays or bytes: convert, stack, and pad elements.
 
 Buffers that a pipeline allocates are 64-byte aligned, so that `jax.device_put` to a CPU device aliases them instead of
 copying (measured: 20,500 instead of 3,500 batches/s of ``f32[512, 784]``). Arrays from user code are copied where they

@@ -95,7 +95,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> Cursor:
-        """Returns a new iterator over the elements, whose read position can be saved."""
+        """Returns a new iterator over the elements, with a read position that can be saved."""
 
     @abc.abstractmethod
     def no_examples(self) -> Element:

@@ -25,7 +25,7 @@ def steps_between_snapshots(snapshot_seconds: float, step_seconds: float) -> int
 
 
 class Pace:
-    """The schedule of the snapshots in one membership epoch, which is the same on all workers.
+    """The schedule of the snapshots in one membership epoch, equal on all workers.
 
     Args:
         fixed: The number of steps between two snapshots. None: chosen such that snapshots take about 1 % of the time.

@@ -198,7 +198,7 @@ def variable_of(value: Array | HostArray, name: str) -> Variable:
 def statistic_of(
     value: Array | HostArray, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN
 ) -> Variable:
-    """Creates a variable with a separate value per replica, whose mean or sum is read outside `strategy.run`."""
+    """Creates a variable with a separate value per replica; reads outside `strategy.run` return the mean or sum."""
     return Variable(
         value,
         trainable=False,

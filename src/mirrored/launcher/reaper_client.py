@@ -34,7 +34,7 @@ class ReaperClient:
         self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Unregisters a process group, which has ended by itself."""
+        """Unregisters a process group that has ended by itself."""
         self._send(f"-{group}\n")
 
     def _send(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""A worker process as seen by its launcher: process, output pipes, and message about a failure."""
+"""A worker process as seen by its launcher: starts it, forwards its output, exchanges messages, and ends it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANG: Final = "hang"
 
 
 class Worker:
-    """A worker process, which the constructor starts, with its output pipes and its socket to the launcher.
+    """A worker process, its output pipes, and its socket to the launcher; the constructor starts the process.
 
     Args:
         job: The job.

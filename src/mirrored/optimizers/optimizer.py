@@ -118,7 +118,7 @@ class Optimizer:
 
     @property
     def name(self) -> str:
-        """The optimizer's name, with which the names of its state variables begin."""
+        """The optimizer's name: the prefix of the names of its state variables."""
         return self._name
 
     @property

@@ -44,7 +44,7 @@ class FunctionKey(NamedTuple):
 class ArrayKey:
     """A comparison key of an array: its dtype, shape and bits; a traced array's key is equal to every other key.
 
-    Their values are unknown: a compiled run compares them by the replication check.
+    The values of traced arrays are unknown: the replication check of a compiled `run` compares them.
     """
 
     __slots__ = ("array",)

@@ -90,7 +90,7 @@ class Merge:
 
 @runtime_checkable
 class RecordsMerges(Protocol):
-    """Interface of the JAX trace of a tape, which records collectives and `merge_call`."""
+    """Protocol of a gradient tape's JAX trace: records collectives and `merge_call`."""
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
         """Executes a collective or `merge_call`, records it on the tape, and returns results that the tape tracks.

@@ -168,7 +168,7 @@ _REMEDY: Final = (
 
 
 class OutSpecs:
-    """The `out_specs` argument of `Strategy.run`, which declares results as replicated or per replica.
+    """The `out_specs` argument of `Strategy.run`: declares each result as replicated or per replica.
 
     Args:
         specs: A tree prefix of the result, with ``PartitionSpec()`` for replicated results and

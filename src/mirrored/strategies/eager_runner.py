@@ -1,4 +1,4 @@
-"""The runner of an eager `run`, which calls a Python function once for each replica in turn, on that replica's device.
+"""The runner of an eager `run`: calls a Python function once for each replica in turn, on the replica's device.
 
 `print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run. The replicas run in
 threads, one at a time (`runtime.lockstep`). Their assignments to variables are collected in an `EagerReplicaStore`, and

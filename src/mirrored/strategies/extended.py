@@ -268,12 +268,12 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints, which only the first worker does."""
+        """Whether this process writes checkpoints: True only on the first worker."""
         return self._is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries (TensorBoard logs), which only the first worker does."""
+        """Whether this process writes summaries (TensorBoard logs): True only on the first worker."""
         return self._is_chief
 
     @property

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scope(AbstractContextManager["Strategy"]):
-    """Context manager returned by `Strategy.scope`, which makes its strategy the current one."""
+    """Context manager that `Strategy.scope` returns; makes the strategy the current one."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy

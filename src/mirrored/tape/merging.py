@@ -127,7 +127,7 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
 
 
 class MergeRecord(Record):
-    """The tape record of one replica's part in a collective, whose pullback is another collective."""
+    """The tape record of one replica's part in a collective; its pullback is another collective."""
 
     __slots__ = ("arrays", "name", "part", "residuals")
 

@@ -126,7 +126,7 @@ _thread = _DerivingThread()
 
 
 def is_deriving() -> bool:
-    """Returns whether this thread is tracing an operation's VJP rule, which will be cached.
+    """Returns whether this thread is tracing the VJP rule of an operation, to cache the rule.
 
     Rules are cached, so no value of the current call may be embedded in them.
     """

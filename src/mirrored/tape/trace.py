@@ -43,7 +43,7 @@ _quick_rules = QuickRules()
 
 
 class TapeTrace(Trace):  # type: ignore[misc]
-    """The JAX trace of one gradient tape, which records primitives applied to tracked values.
+    """The JAX trace of one gradient tape: records the primitives applied to tracked values.
 
     Attributes:
         parent: The trace that was current when the tape was entered.

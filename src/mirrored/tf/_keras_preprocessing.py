@@ -22,7 +22,7 @@ MODULES: Final = tuple(_REMEDIES)
 
 
 class Absent:
-    """Replaces TensorFlow, which is not installed, in a module of Keras: each use raises an error.
+    """A stand-in for TensorFlow, which is not installed, in a module of Keras: each use raises an error.
 
     Args:
         module: The name of the module, which defines one layer.

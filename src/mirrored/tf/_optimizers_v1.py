@@ -22,7 +22,7 @@ _steps: Final[list[Variable]] = []
 
 
 class OptimizerV1:
-    """Base class of TensorFlow 1 optimizers, which have TensorFlow's constructor arguments and update rules.
+    """Base class of TensorFlow 1 optimizers, with TensorFlow's constructor arguments and update rules.
 
     Args:
         factory: A function from a learning rate to an optax transformation.
@@ -280,7 +280,7 @@ def _scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.Gradient
 
 
 def get_or_create_global_step(graph: object = None) -> Variable:
-    """Returns the variable that counts the steps of the program, which is created at the first call.
+    """Returns the variable that counts the steps of the program; creates the variable at the first call.
 
     TensorFlow: `tf.compat.v1.train.get_or_create_global_step`.
     """

@@ -291,7 +291,7 @@ def _assign(self: jax.Array) -> Callable[..., Any]:
 def add_methods() -> None:
     """Adds the methods `numpy`, `get_shape` and `set_shape` to arrays, and `assign` to slices of variables.
 
-    Their operators then accept lists, tuples and shapes, which JAX refuses, as the other operand.
+    The operators of arrays then accept lists, tuples and shapes, which JAX refuses, as the other operand.
     """
     if is_applied("jax"):
         return

@@ -146,7 +146,7 @@ class Checkpoint(checkpoints.Checkpoint):
 
 
 class CheckpointManager:
-    """A manager of a folder of checkpoints, which deletes old ones.
+    """A manager of the checkpoints in a folder; deletes old checkpoints.
 
     Args:
         checkpoint: The checkpoint to save.

@@ -50,7 +50,7 @@ class Slots:
 
     @functools.cached_property
     def full(self) -> int:
-        """The number of devices with a replica in every slot, which are the first devices."""
+        """The number of devices whose slots all hold a replica; these devices come first."""
         return self.devices - self.padded
 
     def first_on(self, device: int) -> int:

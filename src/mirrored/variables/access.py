@@ -145,7 +145,7 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
 
 
 def check_writable(variable: Variable, store: VariableStore | None, called: str) -> None:
-    """Raises an error if the caller is under a JAX transform, which could not record an assignment."""
+    """Raises an error if the caller is under a JAX transform, because the transform cannot record an assignment."""
     _check_writable(variable, store, called, recording_parent(current_trace()))
 
 
@@ -223,7 +223,7 @@ def component(variable: Variable, replica: int) -> Any:
 
 
 def check_assignable(variable: Variable, called: str) -> None:
-    """Raises an error if the caller is under a JAX transform, which could not record an assignment."""
+    """Raises an error if the caller is under a JAX transform, because the transform cannot record an assignment."""
     check_writable(variable, store_of(variable, ambient()), called)
 
 

@@ -1,4 +1,4 @@
-"""Hashable references to variables, and `copy.deepcopy` and `pickle` of variables."""
+"""Implements hashable references to variables, and `copy.deepcopy` and `pickle` of variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creation of variables: one for all replicas, initial values, and values from a restored checkpoint."""
+"""Creates variables: one object for all replicas, with its initial value or its value in a restored checkpoint."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAss
 
 
 def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:
-    """Broadcasts worker 0's array to all workers, which pass arrays of the same shape and dtype."""
+    """Broadcasts worker 0's array to all workers; every worker passes an array of the same shape and dtype."""
     data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     # The bytes are padded to a power of two: one program is compiled per size, so few programs are compiled.
     size = 1 << max(10, (max(data.size, 1) - 1).bit_length())

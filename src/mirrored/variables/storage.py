@@ -110,7 +110,7 @@ def near(value: Any, other: Any) -> Any:
 
 
 def own(value: object) -> Any:
-    """Returns a copy of an array in a new buffer, which a compiled step may donate to XLA."""
+    """Returns a copy of an array in a new buffer that a compiled step may donate to XLA."""
     if isinstance(value, Tracer):
         return value
     with eager():

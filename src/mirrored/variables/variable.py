@@ -363,7 +363,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return access.read(self)
 
     def check_assignable(self, called: str) -> None:
-        """Raises an error if the caller is under a JAX transform, which could not record an assignment."""
+        """Raises an error if the caller is under a JAX transform, because the transform cannot record an assignment."""
         access.check_assignable(self, called)
 
     # Python protocols

@@ -1,4 +1,4 @@
-"""The versions, settings, devices and disk speed of a worker's machine, which `mirrored doctor` compares."""
+"""The facts about a worker's machine that `mirrored doctor` compares: versions, settings, devices, disk speed."""
 
 from __future__ import annotations
 

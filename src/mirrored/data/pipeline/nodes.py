@@ -127,7 +127,7 @@ class Node(abc.ABC):
         return {}
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements, whose read position can be saved."""
+        """Returns a new iterator over the elements, with a read position that can be saved."""
         reading: Cursor = iter(self.stream(run))
         return reading
 

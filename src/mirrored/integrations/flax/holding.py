@@ -203,7 +203,7 @@ def value_of(content: Variable | ReplicaKey) -> Any:
 
 
 def is_nested() -> bool:
-    """Returns whether a JAX transform such as `jax.grad` is active, inside which variables cannot be assigned."""
+    """Returns whether a JAX transform such as `jax.grad` is active, so that variables cannot be assigned."""
     trace, store = recording_parent(current_trace()), ambient().store
     return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MissingKey(BaseException):
-    """Exception that interrupts the trace of a step which draws from a random stream without having its key.
+    """Raised to interrupt the trace of a step that draws from a random stream whose key the step has not received.
 
     It is no `Exception`, because Keras and users' code catch those.
     """
@@ -103,7 +103,7 @@ def _new_words(stream: Variable) -> Any:
 
 
 class EagerStep:
-    """An uncompiled Keras step (``run_eagerly=True``), which creates a random stream's key at its first use.
+    """An uncompiled Keras step (``run_eagerly=True``): creates a random stream's key when the stream is first used.
 
     Args:
         step: The step, from (state, batch) to (logs, state).

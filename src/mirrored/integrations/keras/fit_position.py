@@ -143,7 +143,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the first data iterator that `fit` resets, which is that of the training data; ignores others."""
+        """Stores the first data iterator that `fit` resets, i.e. the training data's; ignores later ones."""
         if self._iterator is None:
             self._iterator = iterator
 

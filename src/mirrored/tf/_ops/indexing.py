@@ -76,7 +76,7 @@ def _places(where: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
 
 
 def require_indices(called: str, indices: jax.Array, limits: int | tuple[int, ...], argument: str = "indices") -> None:
-    """Raises an error if an index is out of range, where its value is known (`mirrored.values.index_checks`).
+    """Raises an error if an index is known to be out of range (`mirrored.values.index_checks`).
 
     Args:
         called: The operation.

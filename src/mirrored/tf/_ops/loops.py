@@ -173,7 +173,7 @@ class _Carry:
 
 
 def unroll(going: Callable[[], bool | None], step: Callable[[], None], limit: int | None, refused: Exception) -> None:
-    """Traces every iteration of a loop by itself, which requires that the conditions are known while tracing.
+    """Traces every iteration of a loop separately; requires that the conditions are known while tracing.
 
     Args:
         going: Returns whether the loop continues; None if that is known only at run time.
