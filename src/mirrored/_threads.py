@@ -49,7 +49,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class Claim:
-    """A flag that one of two threads claims: a new thread, to do its work, or its starter, to cancel that work."""
+    """A flag that decides whether a new thread does its work or its starter cancels the work: the first claim wins."""
 
     def __init__(self) -> None:
         self._taken: dict[None, str] = {}

@@ -1,4 +1,4 @@
-"""Functions on arrays: aligned host memory, transfer to devices, PRNG keys, values of tracers."""
+"""Functions on arrays: allocate aligned host memory, transfer arrays to devices, read PRNG keys, evaluate tracers."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def is_host_dtype(dtype: np.dtype[Any]) -> bool:
 
 
 def refuse_host_dtype(array: np.ndarray | np.generic) -> None:
-    """Raises an error for a NumPy argument of a compiled function whose dtype JAX does not have.
+    """Raises an error for a NumPy array, passed to a compiled function, of a dtype that JAX does not have.
 
     Raises:
         ArgumentError: The array has strings, objects, dates or records.

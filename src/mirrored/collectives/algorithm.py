@@ -125,7 +125,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components of each array as ``[replicas, ...]``, with a copy per replica of this device.
+        """Stacks all replicas' components of each array as ``[replicas, ...]``, once per replica of this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """

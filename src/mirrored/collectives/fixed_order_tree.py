@@ -86,7 +86,7 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components of each array as ``[replicas, ...]``, with a copy per replica of this device.
+        """Stacks all replicas' components of each array as ``[replicas, ...]``, once per replica of this device.
 
         The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
         """

@@ -1,4 +1,4 @@
-"""The membership of an elastic job: a state machine, without I/O, that decides which workers train together when.
+"""The membership of an elastic job: a state machine, without I/O, that decides which workers train together.
 
 The launcher calls a method for each event (a worker has arrived, was lost, suspects a failure, has completed a
 snapshot, is done), and executes the commands that it returns. `docs/design/elastic.md` describes the protocol, and

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """The first argument of a training function of `run`, by which the function restores and snapshots its state.
+    """The object that `run` passes to a training function, to restore and snapshot the function's state.
 
     Attributes:
         epoch: How many times the workers have changed, plus 1.

@@ -47,7 +47,7 @@ _RECONFIGURATION_SECONDS: Final = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class FailureCosts:
-    """The costs of saves and failures, in seconds.
+    """The costs of checkpoint saves and of failures, in seconds.
 
     Attributes:
         checkpoint_seconds: How long a checkpoint on disk delays training.

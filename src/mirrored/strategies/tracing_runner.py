@@ -186,7 +186,7 @@ class TracingRunner(ReplicaRunner):
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Stacks all replicas' components of each array as ``[replicas, ...]``; one copy per replica of this device."""
+        """Stacks all replicas' components of each array as ``[replicas, ...]``, once per replica of this device."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
         return self.algorithm.stack_each(parts, self.group_info)
 

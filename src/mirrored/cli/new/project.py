@@ -19,7 +19,7 @@ _TEMPLATES: Final = resources.files("mirrored.cli.new") / "templates"
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """A library that the project can use.
+    """A library, such as Flax, that the created project can use.
 
     Attributes:
         title: Its name in prose.

@@ -251,7 +251,7 @@ _MIRRORED_STATISTIC: Final = "mirrored_statistic"
 
 @contextlib.contextmanager
 def mirrored_statistics() -> Iterator[None]:
-    """Stores the states of metrics that a ``with`` block creates in `mirrored` variables."""
+    """Makes metrics that are created in a ``with`` block store their states in `mirrored` variables."""
     token = _mirrors_statistics.set(True)
     try:
         yield

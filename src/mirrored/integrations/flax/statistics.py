@@ -1,4 +1,4 @@
-"""Statistics over all replicas: `BatchNorm` of NNX and Linen with an axis name, and `nnx.metrics.Welford`."""
+"""Computes statistics over all replicas for `BatchNorm` of NNX and Linen, and for `nnx.metrics.Welford`."""
 
 from __future__ import annotations
 

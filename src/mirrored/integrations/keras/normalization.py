@@ -1,4 +1,4 @@
-"""Batch normalization with statistics over all replicas: `SyncBatchNormalization` and ``synchronized=True``."""
+"""Batch normalization in Keras with statistics over all replicas: `SyncBatchNormalization`, ``synchronized=True``."""
 
 from __future__ import annotations
 

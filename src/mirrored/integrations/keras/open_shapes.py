@@ -18,7 +18,7 @@ _UNDECIDED: Final = (TypeError, ValueError, NotImplementedError, InconclusiveDim
 
 
 def inferred(compute: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Returns the shapes and dtypes of what a function returns, as Keras tensors.
+    """Returns the shapes and dtypes of a function's results, as Keras tensors.
 
     Args:
         compute: Keras' shape inference, `compute_output_spec`.
