@@ -290,7 +290,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Splits the arguments of a call with `steps_per_call` into one tuple per step; checks the number of arguments.
+    """Splits the batches passed to a call with `steps_per_call` into a tuple of arguments per step.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps, or `batches` is no list.
