@@ -237,7 +237,7 @@ def moved() -> None:
 
 
 def enter_tape() -> None:
-    """Called when a tape opens: makes JAX retrace jitted functions, unless no tape was opened in this trace before.
+    """Called when a tape opens: makes JAX retrace jitted functions, except at the first tape of a replica's trace.
 
     A helper may have closed over a value that an earlier tape of the trace has recorded, through a mutable object (a
     module's attribute). The new tape would find no gradient through it.
