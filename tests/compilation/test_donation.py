@@ -437,6 +437,39 @@ def test_what_was_handed_out_is_copied_and_nothing_else():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("inside", [True, False], ids=["run", "function"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_new_value_that_is_a_residual_is_not_donated(persistent: bool, inside: bool, devices: int) -> None:
+    """The new value of a variable may be a residual of a tape: ``y = exp(w * x); v.assign(y)``."""
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+    with strategy.scope():
+        value, weight = mr.Variable(jnp.ones(64)), mr.Variable(jnp.full(64, 0.5))
+
+    def of(x: Any, w: Any) -> Any:
+        result = jnp.exp(w * x)
+        value.assign(result, read_value=False)
+        return jnp.sum(result)
+
+    @mr.function
+    def loss(x: Any) -> Any:
+        if inside:
+            return strategy.reduce(mr.ReduceOp.MEAN, strategy.run(lambda x: of(x, weight), (x,)), axis=None)
+        return of(x, weight)
+
+    @mr.function
+    def donating_step() -> None:
+        strategy.run(lambda: value.assign(2.0 * value, read_value=False))
+
+    for _ in range(2):
+        with mr.GradientTape(persistent=persistent) as tape:
+            result = loss(jnp.float32(1.0))
+        donating_step()
+        gradient = tape.gradient(result, weight)
+        np.testing.assert_allclose(gradient, np.full(64, np.exp(0.5)), rtol=1e-6)
+        np.testing.assert_allclose(value, np.full(64, 2 * np.exp(0.5)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("mode", ["compiled", "eager"])
 @pytest.mark.sampled(4)
 @pytest.mark.long

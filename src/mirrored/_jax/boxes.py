@@ -7,8 +7,9 @@ compiled calls, pickle, dlpack, `jax.device_get`, NumPy, ...).
 When a primitive is applied to a box, JAX calls the function that is registered for the operand's type
 (`dtypes.register_canonicalize_value_handler`; here `_value_for_jax`). It returns:
 
-- the box itself, if the current trace is that of a tape (the box's own or another). That trace unwraps the box and
-  records the operation.
+- the box itself, if the current trace is that of a tape. The box's own tape unwraps it and records the operation.
+  Another tape records the operation only if it tracks the box by identity (`Recorder.known`). It passes the box on to
+  its parent trace, or the payload if the parent is eager (`TapeTrace.split_operands`).
 - a `BoxTracer`, if the current trace is another transform inside the tape's block. This tracer belongs to a trace that
   is never current. JAX hoists the tracer out of `jit`, `scan`, `cond` and `checkpoint` as an operand of the outer
   primitive. The tape's trace, which executes that primitive, replaces the tracer by the box (`resolved`). (JAX would

@@ -59,7 +59,11 @@ from mirrored._jax.private import util as _util
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
 #
-# A tuple token `(_TRACE, n)` marks the trace of a compiled function; the other tokens are strings or None.
+# In the first context, a tuple token `(_TRACE, n)` marks the trace of a compiled function; its other tokens are strings
+# or None. In the second context, the token of a replica may be a tuple, too.
+#
+# Programs of `mirrored.function` are cached separately, without tokens (`Function._program`). No key contains the value
+# of a variable, which is an operand of the program.
 
 T = TypeVar("T")
 

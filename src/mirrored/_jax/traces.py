@@ -22,7 +22,8 @@ from mirrored._typing import DTypeLike
 # Reads, classifies and replaces the current JAX trace.
 #
 # Supports JAX 0.10 to 0.12: `jax.extend.core.take_current_trace`/`set_current_trace`, and `jax._src.core.trace_ctx` to
-# read the current trace without taking it; tracers of `jax.grad` have a `primal`.
+# read the current trace without taking it; tracers of `jax.grad` have a `primal`; a trace's `_weakref` is its identity
+# in the keys of the C++ fast path.
 
 ShapedArray = jax.core.ShapedArray
 Trace = jax.core.Trace
@@ -127,17 +128,19 @@ def restore_thread_state(saved: ThreadState) -> None:
 
 
 class _SharedIdentity(Trace):  # type: ignore[misc]
-    """The trace that stands, in the keys of JAX's caches, for all traces passed to `share_identity`."""
+    """The trace that stands, in the keys of `jax.jit`'s C++ fast path, for all traces passed to `share_identity`."""
 
 
 _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Gives all traces passed to this function one identity in JAX's cache keys, so that they share cache entries.
+    """Gives all traces passed to this function one identity in the keys of `jax.jit`'s C++ fast path.
 
-    Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
-    the only information in such an entry is that the function has to be traced.
+    These keys contain a weak reference to the current trace (`Trace._weakref`), so each trace would leave an entry for
+    every function called under it, up to 8,192 of them. Sharing is safe: under a trace that is not eager, JAX puts no
+    executable into the entry, which says only that the call goes on in Python. The keys of the tracing caches contain
+    no trace; there, tokens separate the tapes (`_jax.caches`).
     """
     trace._weakref = _shared_identity._weakref
 

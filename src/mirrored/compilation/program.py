@@ -374,6 +374,8 @@ class Program:
     def _call_recorded(self, arrays: Sequence[Any]) -> Any:
         """Runs the program under a tape or a JAX transform: no buffer is donated, because residuals may refer to it.
 
+        Residuals may refer to the new values of variables, too, which are therefore marked as shared.
+
         Reads are announced to the tape. Their values are boxes, so JAX binds the primitive `jit`, and the tape records
         it as one operation.
         """
@@ -393,6 +395,8 @@ class Program:
             if together:
                 self._met.passed(payload_of(outs[-1]))
             self._store_new([*map(payload_of, outs)])
+            for variable in self._assigned:
+                variable.mark_shared()
         return self._wrapped(outs[len(self._assigned) :])
 
     def _under_tape(self) -> Program:

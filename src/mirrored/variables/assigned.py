@@ -1,4 +1,9 @@
-"""Records which arrays are results of assignments outside `run`, to return each replica's copy of such an array."""
+"""Records which arrays are results of assignments outside `run`, to return each replica's copy of such an array.
+
+`assign` returns one array. `Strategy.experimental_local_results` finds it here by its identity, and returns the copies.
+An array has no reference to its variable; a tape knows the arrays that it tracks (`tape.record.Recorder`), and
+`variables.slicing` those that were read by indexing.
+"""
 
 from __future__ import annotations
 

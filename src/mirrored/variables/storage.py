@@ -183,7 +183,9 @@ class VariableStorage(Awaiting):
         """Sets the initial stored value of a new variable."""
         # A step replaces `_array` from C and cannot reset other attributes at the same time. So facts about a value
         # (`_lost`, `_components`) are stored with the array that they describe, and are valid only while `_array` is
-        # that array. `_shared` may stay set for a new array, which costs at most one unnecessary copy.
+        # that array. `_shared` is not: only `taken` and `store` reset it. That it stays set for the new array of a step
+        # costs one unnecessary copy. Code that stores arrays which other code holds, too, relies on it: it marks the
+        # variable (`EagerRunner.commit`, `state_lock.or_undone`, `former.restore_failed`).
         self._array: Any = array
         self.serial = next(_serials)
         self._lost: tuple[Any, str] | None = None
