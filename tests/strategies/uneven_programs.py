@@ -151,7 +151,7 @@ def gradients_outside(strategy: Any, compile_: Compile) -> Any:
 
 @program
 def gradients_of_infinite_derivatives(strategy: Any, compile_: Compile) -> Any:
-    """The last replica's derivative is infinite: in a padded slot, whose cotangent is zero, it would be NaN."""
+    """The last replica's derivative is infinite: in an empty slot, whose cotangent is zero, it would be NaN."""
     with strategy.scope():
         w = mr.Variable(1.0)
     last = strategy.num_replicas_in_sync - 1

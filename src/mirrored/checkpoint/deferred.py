@@ -88,7 +88,7 @@ class Waiting(Protocol):
         ...
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Returns which of the given variables belong to the checkpoint's objects."""
+        """Returns which of the given variables belong to objects that the `Checkpoint` tracks."""
         ...
 
 

@@ -41,7 +41,10 @@ class GroupMatch(NamedTuple):
     joined: list[Joined]
 
     def source_path(self, name: str) -> str:
-        """Returns the checkpoint's path of the shared state of a group of variables; other paths unchanged."""
+        """Translates the path of a value that a group of variables shares to its path in the checkpoint.
+
+        Returns any other path unchanged.
+        """
         head, slash, label = name.rpartition("/")
         return f"{self.prefixes[head]}/{label}" if slash and head in self.prefixes else name
 

@@ -56,7 +56,7 @@ class CrossDeviceOps(abc.ABC):
 
         Args:
             arrays: For each array, its components on this device: `group.local` arrays of equal shape and dtype. The
-                component of a padded slot (`group.padded`) is the neutral element, -0.0; with `drops_padding`, its
+                component of an empty slot (`group.padded`) is the neutral element, -0.0; with `drops_padding`, its
                 values are unspecified.
             group: The placement of the replicas on devices.
 

@@ -100,7 +100,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         check_packs("HierarchicalCopyAllReduce", self.num_packs)
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums arrays over replicas with two levels of reduce-scatter and one all-gather."""
+        """Sums arrays over replicas with two reduce-scatters, one per level of the hierarchy, and one all-gather."""
         totals = [not_constant(tree_sum(components)) for components in arrays]
         if group.axis is not None:
             collective = functools.partial(_two_levels, axis=group.axis, devices=group.devices)

@@ -29,9 +29,9 @@ class Group:
     Attributes:
         axis: The mesh axis of the devices. None if there is one device, which needs no collectives.
         devices: D, the size of the axis.
-        local: K, the number of slots per device: virtual replicas, and on some devices one padded slot.
+        local: K, the number of slots per device: virtual replicas, and on some devices one empty slot.
         spans_processes: Whether the devices belong to several processes. Each buffer then costs a separate message.
-        padded: The number of padded slots, 0 if D divides R.
+        padded: The number of empty slots, 0 if D divides R.
 
     Example:
         >>> Group(axis="mirrored_replica", devices=2, local=2).num_replicas

@@ -261,7 +261,7 @@ class Placer:
         assert self.device_assignment is not None
         local, parts = self.device_assignment.local, []
         for first in self._firsts:
-            # A padded slot may hold any row, such as that of the next device's first replica.
+            # An empty slot may hold any row, such as that of the next device's first replica.
             part = rows[first : first + local]
             parts.append(part if len(part) == local else _filled(part, local))
         return parts

@@ -33,7 +33,7 @@ _MOST_BYTES_PER_CALL: Final = 1 << 30
 
 
 def create() -> tuple[int, ...]:
-    """Creates the shared memory, in the launcher; returns its file descriptors, or () where that is impossible."""
+    """Creates the shared memory for copies of the state; returns its file descriptors, or () if the system has none."""
     if not hasattr(os, "memfd_create"):
         return ()
     return tuple(os.memfd_create("mirrored-copy") for _ in range(PLACES))

@@ -56,7 +56,7 @@ def wait_for_end(workers: Iterable[Worker]) -> None:
 
 
 def words_for_change(cause: str, epoch: Epoch, seconds: float, restart_reason: str | None) -> str:
-    """Describes in one sentence how training continues after a worker was lost or joined.
+    """Describes in one sentence how training continues after a worker has left or joined.
 
     Args:
         cause: What has happened.

@@ -73,7 +73,7 @@ class Parts:
         return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
     def compute_benchmark(self, devices: int, share: int) -> ComputeBenchmark:
-        """Returns the measured time of one replica's part of the step when `devices` devices run it at once."""
+        """Returns the measured time of one replica's part of a step that `devices` devices run simultaneously."""
         return self._compute_benchmarks[devices, share]
 
     def allreduce_benchmark(self, devices: int) -> AllReduceBenchmark:

@@ -283,7 +283,7 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Returns the function that `strategy.run(function, args, kwargs)` is to run."""
+        """Returns the function that `strategy.run(function, args, kwargs)` calls in place of `function`."""
         return self.compiled(function)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ class Given(NamedTuple):
         return f"{self.label} {self.shown}"
 
     def differs_from(self, other: Given) -> bool:
-        """Returns whether another replica passed a different argument; keys that cannot be compared count as equal."""
+        """Returns whether two replicas passed different arguments; arguments that cannot be compared count as equal."""
         if self.key is other.key:
             return False
         try:

@@ -89,7 +89,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces the components of all replicas, given those of the local replicas; returns one result per array."""
+        """Reduces several arrays over all replicas, given the local components; returns one result per array."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -5,7 +5,7 @@
 - `strategy`, `mirrored`: the public classes; `scope`, `current`: the current strategy.
 - `compiled`: traces the replica function on one device's local replicas (`tracing_runner`), fuses their loops and
   branches (`fusing`), checks the body (`analysis`), and binds one `shard_map`.
-- `padding`: prevents padded slots, to which no replica belongs, from having an effect.
+- `padding`: prevents empty slots, to which no replica belongs, from having an effect.
 - `eager`: runs the replica function in Python, one replica after another, and commits what they assigned
   (`eager_runner`).
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.

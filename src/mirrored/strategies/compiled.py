@@ -369,7 +369,7 @@ class _Run:
     # depend on the number of local replicas.
 
     def _unstack(self, arrays: Sequence[jax.Array]) -> list[list[Any]]:
-        """Returns the components of each array ``[local, ...]``; a padded slot gets those of the slot before it."""
+        """Returns the components of each array ``[local, ...]``; an empty slot gets those of the slot before it."""
         group = self._runner.group_info
         if group.padded:
             arrays = [group.slots.repeated(array, group.is_real()) for array in arrays]

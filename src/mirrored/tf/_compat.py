@@ -74,7 +74,7 @@ def _logging(name: str) -> Any:
 
 
 def log(level: int, msg: str, *args: object) -> None:
-    """Writes a message of a level to the logger "mirrored"."""
+    """Writes a message to the logger "mirrored" at the given level."""
     logging.getLogger("mirrored").log(level, msg, *args, stacklevel=2)
 
 

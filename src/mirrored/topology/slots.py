@@ -17,7 +17,7 @@ import numpy as np
 #
 #     8 replicas on 3 devices: {0 1 2} {3 4 5} {6 7 -}      6 on 4: {0 1} {2 3} {4 -} {5 -}
 #
-# An array that is sharded over the devices has one row per slot, because JAX shards evenly. The row of a padded slot is
+# An array that is sharded over the devices has one row per slot, because JAX shards evenly. The row of an empty slot is
 # unspecified: whatever reads it must drop it.
 
 
@@ -95,7 +95,7 @@ class Slots:
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
         """Returns the id of the replica in slot `local` of a device, which may be given as a tracer.
 
-        For a padded slot this is the replica in the slot before it, which the padded slot repeats.
+        For an empty slot this is the replica in the slot before it, which the empty slot repeats.
         """
         if not self.padded:
             return device * self.local + local
@@ -106,11 +106,11 @@ class Slots:
     def repeated(self, own: Any, is_real: Any) -> Any:
         """Replaces the last of a device's rows by a copy of the row before, if the last slot has no replica.
 
-        Gradients do not flow from a padded slot to the row that it repeats.
+        Gradients do not flow from an empty slot to the row that it repeats.
 
         Args:
             own: The rows of the device.
-            is_real: Whether the device has no padded slot.
+            is_real: Whether the device has no empty slot.
         """
         before = jax.lax.stop_gradient(own[-2:-1])
         last = jnp.where(jnp.reshape(is_real, (1,) * own.ndim), own[-1:], before)

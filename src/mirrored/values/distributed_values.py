@@ -238,7 +238,7 @@ class PerReplica(_NotAnArray):
         return self._num_rows()
 
     def _num_rows(self) -> int:
-        """The number of components of a stacked value: its rows without those of padded slots."""
+        """The number of components of a stacked value: its rows without those of empty slots."""
         assert self._stacked is not None
         if self._device_assignment is not None and self._device_assignment.is_uneven:
             return self._device_assignment.num_replicas

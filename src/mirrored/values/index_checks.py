@@ -14,7 +14,7 @@ from mirrored._typing import HostArray
 
 
 def values_now(indices: jax.Array) -> HostArray | None:
-    """Returns the values of a concrete array on CPUs, in eager code or under an eager tape; else returns None.
+    """Returns an array's values on the host if it is on a CPU and the code is eager, with or without a tape; else None.
 
     On other devices it returns None, too: the host would have to wait for the device. TensorFlow's operations on GPUs
     do not check indices, either.

@@ -1,6 +1,6 @@
 """Converts between the components of per-replica values and one stacked array, which is sharded over the devices.
 
-The array has one row per slot (`topology.slots`). Without padded slots these are the replicas.
+The array has one row per slot (`topology.slots`). Without empty slots these are the replicas.
 """
 
 from __future__ import annotations

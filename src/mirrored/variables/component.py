@@ -107,7 +107,7 @@ class VariableComponent(ArrayOperators):
     value = read_value
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns `convert(array)`, an object on the host such as a NumPy array, for the component's array."""
+        """Applies `convert` to the component's array, and returns the result, such as a NumPy array."""
         try:
             return convert(self.read_value())
         except RuntimeError:

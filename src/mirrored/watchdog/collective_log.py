@@ -109,7 +109,7 @@ class CollectiveLog:
             self.depart()
 
     def progress(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
-        """Returns how many collective operations this worker has reached, and which, to send to other workers.
+        """Returns the number and the names of the collectives that this worker has reached, for other workers.
 
         Args:
             beat: The number of this heartbeat.

@@ -39,7 +39,7 @@ class Address:
 
     @property
     def secret(self) -> bytes:
-        """The secret for authenticating connections: the token followed by the user's configured secret."""
+        """The secret for authenticating connections: the address's token followed by the user's configured secret."""
         return self.token.encode() + given_secret()
 
 

@@ -162,7 +162,7 @@ class IndexedNode(Node):
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements: Grain's iterator for use with threads, else a `PositionCursor`.
+        """Returns a new iterator over the elements: Grain's if it reads with threads, otherwise a `PositionCursor`.
 
         Grain's iterator takes 8 us more per element (0.2.18, statistics), a third of the time of placing a batch on its
         devices.

@@ -86,7 +86,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._metrics = begin_snapshot(Checkpoint(metrics=metrics)).finish()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the end of the previous epoch; in a resumed epoch, first restores what `fit` has reset."""
+        """Commits the state at the end of the previous epoch; in a resumed epoch, first restores what `fit` reset."""
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             restore_snapshot(Checkpoint(metrics=list(self.fit_model.metrics)), metrics)

@@ -250,7 +250,7 @@ def text(name: str, data: object, step: SupportsIndex | None = None, description
 def write(
     tag: str, tensor: Operand, step: SupportsIndex | None = None, metadata: object = None, name: str | None = None
 ) -> bool:
-    """Writes a tensor for TensorBoard with the default writer, as its numbers in one `TensorProto`.
+    """Writes a tensor's values for TensorBoard with the default writer, in one `TensorProto`.
 
     Context, step and errors are those of `scalar`. `metadata` (a `SummaryMetadata`) says which plugin shows the tensor.
     """

@@ -1,4 +1,4 @@
-"""`tf.summary.trace_on`, `trace_export` and `trace_off`, as Keras' TensorBoard callback calls them."""
+"""`tf.summary.trace_on`, `trace_export` and `trace_off`, with the arguments that Keras' TensorBoard callback passes."""
 
 from __future__ import annotations
 

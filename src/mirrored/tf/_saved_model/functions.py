@@ -1,4 +1,4 @@
-"""Finds the functions of an object that `tf.saved_model.save` exports, and their argument shapes."""
+"""Finds which functions of an object `tf.saved_model.save` exports, and the shapes of their arguments."""
 
 from __future__ import annotations
 
