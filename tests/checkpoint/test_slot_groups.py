@@ -75,7 +75,7 @@ BUILT: dict[str, Callable[[Program], None]] = {
 
 @pytest.mark.parametrize("trained", [separately, together])
 @pytest.mark.parametrize("built", BUILT)
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_each_variable_continues_with_its_own_counter(built, trained, tmp_path):
     original = trained()
     path = original.checkpoint().write(tmp_path / "c")

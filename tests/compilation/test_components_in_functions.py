@@ -93,6 +93,7 @@ def state(made: Made) -> list[Any]:
 @LAYOUT
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.sampled(8)
+@pytest.mark.first(5)
 def test_components_outside_run_have_the_values_of_an_eager_call(name: str, layout: str) -> None:
     eager, compiled = Made(layout), Made(layout)
     function = mr.function(lambda: OUTSIDE[name](compiled))

@@ -75,6 +75,7 @@ def test_without_the_option_the_values_are_lost() -> None:
     [lambda v: v.numpy(), lambda v: v + 1, lambda v: v.read_value(), np.asarray],
     ids=["numpy", "+", "read_value", "NumPy"],
 )
+@pytest.mark.first(2)
 def test_a_read_that_finds_the_failure_raises_its_error_once(read: Callable[[Any], Any]) -> None:
     one, other = variables(1.0, 2.0)
     step = failing(one, other)

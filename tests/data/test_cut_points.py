@@ -77,6 +77,7 @@ def part(dataset: Dataset, state: Any, count: int) -> tuple[list[Any], Any]:
 
 @pytest.mark.parametrize("size", [0, 1, 4, 7])
 @pytest.mark.parametrize("name", sorted(STEPS))
+@pytest.mark.first(64)
 def test_every_step_resumes_everywhere(name: str, size: int) -> None:
     assert_resumes_everywhere(build([name], size))
     assert_resumes_everywhere(build([name, "repeat"], size))

@@ -26,7 +26,7 @@ def padded(strategy: Any, size: int = 8) -> Any:
 
 
 @pytest.mark.ways(replicas=(1, 2, 4))
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_metrics_with_the_mask_are_those_of_the_examples(way: Any) -> None:
     with way.strategy.scope():
         mean = keras.metrics.Mean()

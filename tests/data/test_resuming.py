@@ -294,6 +294,7 @@ def saved_as_json(reading: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize("way_of_reading", [plainly, distributed, from_function])
 @pytest.mark.parametrize("batches", [0, 2, 4])
 @pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.first(144)
 def test_epochs_after_a_restored_one_are_those_of_an_undisturbed_run(
     epoch: int, batches: int, way_of_reading: Callable[[Dataset], Callable[[], Any]], name: str
 ) -> None:

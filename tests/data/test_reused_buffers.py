@@ -221,6 +221,7 @@ def is_one(value: Any) -> bool:
 
 
 @pytest.mark.ways(replicas=(1, 2, 4))
+@pytest.mark.first(17)
 def test_arguments_of_a_step(way: Any, one: np.ndarray) -> None:
     v = None
     with way.strategy.scope():

@@ -245,6 +245,7 @@ def rest(dataset: Dataset, state: Any) -> list[Any]:
 @pytest.mark.parametrize("count", [0, 4])
 @pytest.mark.parametrize("keep", sorted(KEEPS))
 @pytest.mark.parametrize("name", sorted(SEEDED))
+@pytest.mark.first(66)
 def test_a_position_is_restored_where_the_elements_are_not_kept(
     name: str, keep: str, count: int, tmp_path: Path
 ) -> None:

@@ -441,7 +441,7 @@ def updated_by(how: str, model: Any) -> Callable[[Any], Any]:
 
 @both_ways
 @pytest.mark.parametrize("how", ["forward", "value_and_grad", "optimizer", "assignment"])
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_a_model_made_outside_the_scope_is_not_changed_by_replicas_in_turn(how: str, compiled: bool) -> None:
     strategy, model = two(), Noisy(nnx.Rngs(0))
     before = jax.tree.map(jnp.array, nnx.as_pure(nnx.state(model, (nnx.Param, nnx.BatchStat, nnx.RngCount))))

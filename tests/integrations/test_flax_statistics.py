@@ -203,6 +203,7 @@ def test_batch_statistics_of_linen_without_an_axis_name_would_differ_between_rep
 
 
 @pytest.mark.parametrize("force", [False, True])
+@pytest.mark.first(1)
 def test_masked_rows_do_not_count_in_linen(force: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     [x], mask = batches(8)[:1], (np.arange(8) < 5).astype("int32")[:, None]
@@ -236,6 +237,7 @@ def test_linen_is_connected_also_when_a_scope_is_open_as_it_is_imported(imports:
 
 @COMPILED
 @LAYOUTS
+@pytest.mark.first(3)
 def test_welford_combines_the_replicas(compiled: bool, devices: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4)
     with strategy.scope():
@@ -301,6 +303,7 @@ def test_welford_made_outside_the_scope_is_refused() -> None:
 
 @COMPILED
 @pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.first(2)
 def test_welford_leaves_out_masked_values(compiled: bool, replicas: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[: min(replicas, 2)], num_replicas=replicas)
     with strategy.scope():

@@ -203,6 +203,7 @@ def test_variables_become_numpy_arrays_without_a_warning() -> None:
 @pytest.mark.parametrize("built", [False, True], ids=["built in the first step", "built before"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.sampled(3)
+@pytest.mark.first(1)
 def test_a_loss_scale_that_grows_leaves_the_updates_as_they_are(replicas: int, built: bool, compiled: bool) -> None:
     """Until the optimizer is built, Keras' `scale_loss` multiplies by a Python number, which a trace would keep."""
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=replicas)

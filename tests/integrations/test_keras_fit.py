@@ -163,6 +163,7 @@ def test_backup_goes_on_within_the_epoch(
 
 
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
+@pytest.mark.first(1)
 def test_a_backup_of_training_that_began_at_a_later_epoch_goes_on_there(save_freq: Any, tmp_path: Path) -> None:
     """Also if it was interrupted within the first epoch that it trained."""
 
@@ -203,6 +204,7 @@ def _killed_in_weights(self: Any, filepath: str, overwrite: bool) -> None:
 
 
 @pytest.mark.parametrize("cut", ["weights", "note", "first rename", "second rename"])
+@pytest.mark.first(2)
 def test_a_backup_cut_off_leaves_a_whole_one(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def backup() -> Any:
         return keras.callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
@@ -282,6 +284,7 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (2, None), (None, 2)], ids=["2-4", "2-none", "none-2"])
+@pytest.mark.first(2)
 def test_training_goes_on_from_a_saved_model(before: int | None, after: int | None, tmp_path: Path) -> None:
     x, y = data()
     whole = compiled_model("dense", None)
@@ -316,6 +319,7 @@ def aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.first(1)
 def test_a_generator_that_refills_its_arrays(replicas: int) -> None:
     x, y = data(64)
 
@@ -388,6 +392,7 @@ KINDS = {
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize("replicas", [None, 2])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.first(8)
 def test_fit_takes_the_batches_of_a_dataset_in_its_order(kind: str, replicas: int | None, distributed: bool) -> None:
     model = linear_model(replicas, 0.0)
     seen: list[float] = []

@@ -109,6 +109,7 @@ def test_an_interrupt_between_a_step_and_the_assignment_of_its_results(monkeypat
 
 @pytest.mark.parametrize("name", ["_get_jax_state", "_purge_model_variables", "jax_state_sync"])
 @pytest.mark.parametrize("loop", ["fit", "train_on_batch", "predict"])
+@pytest.mark.first(5)
 def test_an_interrupt_while_the_state_is_taken_or_given_back(monkeypatch, loop, name):
     run, _ = LOOPS[loop]
     model = model_of(2, 2)

@@ -49,6 +49,7 @@ def model_of(base: Any, *, outputs: int = 1) -> Any:
 
 @pytest.mark.parametrize("replicas", [None, 2])
 @pytest.mark.parametrize("base", [keras.Model, WithTensorFlowsStep, WithKerasStep])
+@pytest.mark.first(3)
 def test_metrics_of_fit_omit_what_is_masked(base: Any, replicas: int | None) -> None:
     with scope(replicas):
         model = model_of(base)

@@ -269,6 +269,7 @@ class CompiledAbsoluteSum(AbsoluteSum):
 
 @REPLICAS
 @pytest.mark.parametrize("layer", [AbsoluteSum, CompiledAbsoluteSum])
+@pytest.mark.first(2)
 def test_call_with_control_flow_in_fit(layer: type[Any], replicas: int | None) -> None:
     x, y = np.abs(X), np.abs(Y)
 

@@ -229,6 +229,7 @@ def test_two_thousand_steps_take_no_more_memory_or_descriptors(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "ordinary"])
+@pytest.mark.first(1)
 def test_workers_with_other_numbers_of_threads_are_refused_or_warned_of(tmp_path, kind):
     for result in run("unequal", [1, 1], tmp_path, kind):
         assert "the number of XLA's threads is '1' on worker 0" in result[-1]

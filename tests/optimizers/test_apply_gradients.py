@@ -54,6 +54,7 @@ def test_sparse_rows_of_another_shape_are_refused():
         SGD(1.0).apply_gradients([(IndexedSlices(np.ones((1, 2), np.float32), np.array([0]), (4, 2)), v)])
 
 
+@pytest.mark.first(6)
 def test_replicas_gradients_are_summed(way):
     with way.strategy.scope():
         variable = mr.Variable([0.0, 0.0])
@@ -114,6 +115,7 @@ def test_a_transform_sees_the_sum_of_extra_arguments(way):
 
 
 @pytest.mark.ways(replicas=(2, 4))
+@pytest.mark.first(3)
 def test_aggregation_can_be_skipped(way):
     with way.strategy.scope():
         variable = mr.Variable(0.0)
@@ -230,6 +232,7 @@ def test_variables_without_a_gradient_are_named_once(way):
     ],
 )
 @pytest.mark.sampled(3)
+@pytest.mark.first(11)
 def test_errors_leave_everything_as_it_was(way, pairs, error, match):
     with way.strategy.scope():
         v, w = mr.Variable([1.0, 2.0], name="v"), mr.Variable(3.0, name="w")

@@ -466,7 +466,7 @@ def test_an_uneven_function_that_reaches_iterators_is_checked_and_takes_each_ele
 @LAYOUTS
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_accumulators_divide_by_the_examples_of_all_replicas(devices, reduction, micro_batches):
     """`add` and `apply` of a mean over one replica's examples, in one program, give the step of the global mean."""
     strategy = strategy_of(devices)

@@ -172,7 +172,7 @@ def warned(make: Any, name: str, loss_of: Any, reduce: Any = same, devices: int 
 
 @SAMPLED
 @pytest.mark.sampled(4)
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_a_mean_per_replica_is_warned_of_and_a_right_loss_is_not(name):
     [message] = warned(by_nnx, name, MEAN)
     assert "averaged over the 6 examples of one replica" in message
@@ -181,7 +181,7 @@ def test_a_mean_per_replica_is_warned_of_and_a_right_loss_is_not(name):
 
 @SAMPLED
 @pytest.mark.sampled(8)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("make", [by_nnx, by_optimizers])
 def test_gradients_divided_by_the_replicas_are_right(make, name):
     divided = functools.partial(jax.tree.map, lambda gradient: gradient / REPLICAS)

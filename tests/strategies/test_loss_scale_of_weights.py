@@ -109,14 +109,14 @@ def run(loss_of: Any, devices: int, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.first(10)
+@pytest.mark.first(5)
 def test_weighted_means_of_one_replica_are_warned_of(name):
     with pytest.warns(LossScaleWarning, match=r"sum over the 6 examples of one replica.*: the step is 4 times"):
         run(WRONG[name], 2)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.first(12)
+@pytest.mark.first(6)
 def test_weighted_means_of_all_replicas_are_not_warned_of(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)

@@ -96,6 +96,7 @@ def test_a_merged_function_must_not_close_over_the_replica_id(devices: int, repl
 @layouts
 @ways
 @kinds
+@pytest.mark.first(18)
 def test_a_merged_function_may_close_over_arrays_that_are_equal(
     devices: int, replicas: int, compiled: bool, kind: Any
 ) -> None:
@@ -167,7 +168,7 @@ def test_a_merged_function_must_not_close_over_what_a_tape_tracks(devices: int, 
 @pytest.mark.parametrize("inner", [False, True], ids=["no inner tape", "inner tape"])
 @pytest.mark.parametrize("where", ["eager", "compiled", "tape in the compiled function"])
 @layouts
-@pytest.mark.first(8)
+@pytest.mark.first(4)
 def test_a_merged_function_closes_over_what_an_outer_tape_tracks(
     devices: int, replicas: int, where: str, inner: bool
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_merged_function_closes_over_what_an_outer_tape_tracks(
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 @pytest.mark.parametrize("tape", [False, True], ids=["no tape", "tape"])
 @layouts
+@pytest.mark.first(6)
 def test_a_merged_function_closes_over_what_a_run_computes_from_mirrored_values(
     devices: int, replicas: int, tape: bool, deterministic: bool
 ) -> None:

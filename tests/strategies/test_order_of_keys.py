@@ -75,6 +75,7 @@ def _assert_unsorted(values: Any) -> None:
 @pytest.mark.parametrize("called", WAYS)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("name", REPLICA_FUNCTIONS)
+@pytest.mark.first(20)
 def test_replica_functions_and_their_results_have_the_order_of_insertion(name: str, devices: int, called: str) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=2)
 

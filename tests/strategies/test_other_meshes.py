@@ -89,6 +89,7 @@ def inputs(strategy: mr.MirroredStrategy) -> Any:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", NESTED)
+@pytest.mark.first(28)
 def test_nested_meshes_are_refused_in_every_layout(name: str, layout: tuple[int, int]) -> None:
     strategy = strategy_of(*layout)
     function, what = NESTED[name]

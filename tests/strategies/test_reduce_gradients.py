@@ -97,6 +97,7 @@ def test_uneven_batches(deterministic: bool, local: int, sizes: list[int]) -> No
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", Median()], ids=str)
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.first(3)
 def test_values_that_the_tape_tracks_beside_others(deterministic: bool, op: Any) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2], deterministic=deterministic)
     with strategy.scope():

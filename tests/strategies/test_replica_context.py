@@ -34,6 +34,7 @@ def two():
 
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.first(12)
 def test_all_reduce(way, op):
     n = way.num_replicas
     total = sum(2.0 * r + 1 for r in range(n))

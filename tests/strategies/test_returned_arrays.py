@@ -41,6 +41,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("kind", MADE)
+@pytest.mark.first(34)
 def test_arrays_that_replicas_make_are_per_replica(way, kind):
     results = jax.tree.leaves(
         way.compile(lambda: way.strategy.run(MADE[kind]))(), is_leaf=lambda x: isinstance(x, mr.PerReplica)
@@ -51,6 +52,7 @@ def test_arrays_that_replicas_make_are_per_replica(way, kind):
 
 
 @pytest.mark.parametrize("kind", MADE)
+@pytest.mark.first(34)
 def test_arrays_that_replicas_make_are_summed(way, kind):
     def step():
         return way.strategy.reduce("SUM", way.strategy.run(MADE[kind]), axis=None)
@@ -60,6 +62,7 @@ def test_arrays_that_replicas_make_are_summed(way, kind):
 
 
 @pytest.mark.parametrize("kind", GIVEN)
+@pytest.mark.first(39)
 def test_arrays_from_outside_are_shared(way, kind):
     result = way.compile(lambda: way.strategy.run(GIVEN[kind]))()
     assert not isinstance(result, mr.PerReplica)

@@ -77,6 +77,7 @@ def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("devices", "replicas"), LAYOUTS, ids=[f"{d}x{r // d}" for d, r in LAYOUTS])
 @pytest.mark.parametrize("name", HELPERS)
+@pytest.mark.first(12)
 def test_a_helper_sees_the_id_of_its_own_replica(name, devices, replicas, compiled):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
     helper = HELPERS[name]()

@@ -168,6 +168,7 @@ def boxed(plain):
 
 
 @pytest.mark.parametrize("name", OF_A_MATRIX)
+@pytest.mark.first(40)
 def test_matrix_after_the_block(name):
     plain = jnp.arange(6.0).reshape(2, 3)
     _, box = boxed(plain)
@@ -175,6 +176,7 @@ def test_matrix_after_the_block(name):
 
 
 @pytest.mark.parametrize("name", OF_A_MATRIX)
+@pytest.mark.first(40)
 def test_matrix_in_the_block(name):
     plain = jnp.arange(6.0).reshape(2, 3)
     expected = settled(OF_A_MATRIX[name](plain))

@@ -125,7 +125,7 @@ def under_another_tape(step: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("mode", ["eager", "compiled", "nested"])
 @pytest.mark.parametrize("kind", ["array", "computed", "variable"])
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.first(12)
+@pytest.mark.first(6)
 def test_a_rule_that_knows_nothing_of_the_closed_over_value(name: str, kind: str, mode: str) -> None:
     with pytest.raises((TapeError, TransformError), match="closes over|closed-over|was read under a JAX transform"):
         gradients(kind, mode, REFUSED[name])
@@ -141,6 +141,7 @@ def test_our_own_custom_gradient_refuses_arrays(kind: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["eager", "compiled", "nested"])
 @pytest.mark.parametrize("kind", ["array", "computed", "variable"])
 @pytest.mark.parametrize("name", ["custom_vjp", "custom_jvp", "custom_gradient of jax"])
+@pytest.mark.first(14)
 def test_the_argument_alone_has_the_gradient_of_the_rule(name: str, kind: str, mode: str) -> None:
     (found,) = gradients(kind, mode, REFUSED[name], wanted=(1,))
     np.testing.assert_allclose(found, np.cos(X * W) * W, rtol=1e-5)

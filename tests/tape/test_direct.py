@@ -17,6 +17,7 @@ FUNCTIONS = [jnp.sin, jnp.tanh, jnp.exp, jnp.abs, jax.nn.relu, jnp.square, jnp.s
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.first(8)
 def test_gradients_are_those_of_the_function(function, persistent):
     quick = direct(function)
     with mr.GradientTape(persistent=persistent) as tape:
@@ -27,6 +28,7 @@ def test_gradients_are_those_of_the_function(function, persistent):
 
 
 @pytest.mark.parametrize("function", [jnp.sin, jnp.tanh, jnp.square], ids=lambda one: one.__name__)
+@pytest.mark.first(2)
 def test_second_derivatives_by_nested_and_by_persistent_tapes(function):
     quick = direct(function)
     x = mr.Variable(0.7)

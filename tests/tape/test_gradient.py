@@ -486,6 +486,7 @@ def test_numpy_arrays_become_device_arrays_under_a_tape(v):
 
 @pytest.mark.parametrize("size", [3, 1024])  # JAX aliases aligned memory, which only the larger one has
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.first(2)
 def test_a_numpy_operand_refilled_after_the_forward_pass_does_not_change_the_gradient(size, persistent):
     w, batch = jnp.float32(2.0), np.ones(size, np.float32)
     with GradientTape() as outer:

@@ -308,6 +308,7 @@ def test_a_replica_traces_a_helper_that_reads_nothing_once_per_tape(tapes):
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 2), (2, 3)], ids=["1", "2", "1x2", "3 on 2"])
 @helpers
 @pytest.mark.sampled(8)
+@pytest.mark.first(4)
 def test_every_tape_has_the_gradient_through_an_attribute_that_it_has_just_set(make, devices, replicas, compiled):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
     with strategy.scope():

@@ -48,6 +48,7 @@ def on_replicas(strategy, compiled, function):
 
 
 @pytest.mark.parametrize(("op", "scale"), [("SUM", 1.0), ("MEAN", None)])
+@pytest.mark.first(6)
 def test_gradient_of_a_reduction_is_the_reduced_upstream_gradient(strategy, compiled, op, scale):
     n = strategy.num_replicas_in_sync
     scale = scale or 1 / n
@@ -80,6 +81,7 @@ def test_gradient_of_a_gather_is_the_sum_of_the_slices(strategy, compiled):
     assert gradients == [[[total], [total]]] * n
 
 
+@pytest.mark.first(3)
 def test_a_merge_that_is_not_linear_and_its_second_derivative(strategy, compiled):
     def merged(strategy, value):
         return strategy.reduce("SUM", value, axis=None) ** 2
@@ -157,6 +159,7 @@ def test_a_tape_per_replica_over_mirrored_variables(strategy, compiled):
     assert gradients == [4.0 * (k + 1) for k in range(strategy.num_replicas_in_sync)]
 
 
+@pytest.mark.first(3)
 def test_a_tape_around_run_sees_inside_it(strategy, compiled):
     with strategy.scope():
         v = mr.Variable(2.0)
@@ -181,7 +184,7 @@ def test_a_tape_around_run_sees_inside_it(strategy, compiled):
     assert float(of_x) == 4.0 * total
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_second_order_and_jacobians_inside_replicas(strategy, compiled):
     with strategy.scope():
         v = mr.Variable(3.0)
@@ -224,7 +227,7 @@ AROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
     ("name", "ragged"), [*((name, False) for name in AROUND), ("sum over examples", True), ("gather", True)]
 )
 @pytest.mark.sampled(8)
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_what_a_tape_around_run_sees_meets_variables_again(compiled, devices, local, name, ragged):
     n = devices * local
     strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=n)

@@ -53,7 +53,7 @@ def value(strategy: mr.MirroredStrategy, stored: str) -> Any:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("stored", ["rows", "components"])
 @pytest.mark.parametrize("use", EARLIER_USES.values(), ids=EARLIER_USES.keys())
-@pytest.mark.first(7)
+@pytest.mark.first(4)
 def test_the_gradient_of_a_watched_value(devices: int, replicas: int, compiled: bool, stored: str, use: Any) -> None:
     strategy, loss = made(devices, replicas)
     x = value(strategy, stored)
@@ -66,6 +66,7 @@ def test_the_gradient_of_a_watched_value(devices: int, replicas: int, compiled: 
 
 
 @layouts
+@pytest.mark.first(2)
 def test_all_uses_in_one_block_are_summed(devices: int, replicas: int) -> None:
     strategy, loss = made(devices, replicas)
     x = value(strategy, "components")

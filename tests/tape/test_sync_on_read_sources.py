@@ -103,6 +103,7 @@ def jacobian(strategy, v, watched):
 @WATCHED
 @pytest.mark.parametrize("program", [outside, of_components, jacobian])
 @pytest.mark.sampled(12)
+@pytest.mark.first(8)
 def test_outside_run_it_is_the_sum_or_an_error(layout, compiled, aggregation, watched, program):
     strategy, v = made(layout, aggregation, watched)
     if aggregation == "NONE":

@@ -203,6 +203,7 @@ def merged(v: Any, w: Any) -> Any:
 @pytest.mark.parametrize("body", [reduced, reduced_together, merged])
 @pytest.mark.parametrize("layout", ["1/1", "2/1", "2/2", "4/2"])
 @pytest.mark.parametrize("form", ["tape around run", "tape in replicas", "compiled"])
+@pytest.mark.first(18)
 def test_through_collectives(body: Any, layout: str, form: str) -> None:
     devices, replicas = LAYOUTS[layout] or (1, 1)
     strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=replicas)

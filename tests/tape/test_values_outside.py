@@ -43,6 +43,7 @@ def result_of(request: pytest.FixtureRequest, strategy: mr.MirroredStrategy | No
 @pytest.mark.parametrize(
     "read", [lambda v: v.read_value(), jnp.asarray, lambda v: v + 0.0], ids=["read", "array", "sum"]
 )
+@pytest.mark.first(15)
 def test_a_value_that_was_read_before_the_tape(result_of: Any, read: Any) -> None:
     def near(v: Any, x: Any) -> list[Any]:
         anchor = read(v)
@@ -67,6 +68,7 @@ def test_a_value_that_was_read_while_the_tape_was_stopped(result_of: Any) -> Non
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["before the tape", "inside it"])
+@pytest.mark.first(10)
 def test_a_value_that_was_assigned(result_of: Any, inside: bool) -> None:
     def assigned(v: Any, x: Any) -> list[Any]:
         value = x * 4.0
@@ -109,7 +111,7 @@ def test_an_argument_that_was_assigned_and_is_watched(result_of: Any) -> None:
     assert result_of(assigned) == [3.0, 5.0]
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(3)
 def test_nested_tapes(result_of: Any) -> None:
     def second(v: Any, x: Any) -> list[Any]:
         anchor = v.read_value()

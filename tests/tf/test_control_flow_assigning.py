@@ -128,6 +128,7 @@ STRUCTURES: dict[str, tuple[Any, Any, Any, Any]] = {
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("start", "test", "body", "expected"), STRUCTURES.values(), ids=STRUCTURES)
+@pytest.mark.first(9)
 def test_a_loop_over_a_structure(start: Any, test: Any, body: Any, expected: list[float], compiled: bool) -> None:
     for limit in (None, 10):
 

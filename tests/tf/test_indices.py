@@ -70,6 +70,7 @@ def test_scatters(bad):
 
 @BAD
 @pytest.mark.parametrize("how", ND_UPDATES)
+@pytest.mark.first(8)
 def test_scatters_into_tensors(how, bad):
     scatter = getattr(tf, f"tensor_scatter_nd_{how}")
     rows = X[:2]
@@ -105,6 +106,7 @@ def test_updates_of_variables_are_not_broadcast(method):
 
 @BAD
 @pytest.mark.parametrize("method", UPDATES)
+@pytest.mark.first(11)
 def test_variables(bad, method):
     v = tf.Variable([1.0, 2.0, 3.0])
 

@@ -45,6 +45,7 @@ def mapped(function: Callable[[Any], Any]) -> Any:
 @pytest.mark.parametrize("ran", [eager, compiled, mapped])
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.first(53)
 def test_another_name_keeps_its_value(ran: Callable[..., Any], source: str, update: str) -> None:
     make, change = SOURCES[source], UPDATES[update]
 

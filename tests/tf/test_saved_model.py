@@ -345,7 +345,7 @@ def sizes(tmp_path_factory):
         ("matrices", [(4, 2, 3)]),
     ],
 )
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_open_sizes_that_the_program_settles(sizes, name, shapes):
     model, loaded = sizes
     dtype = np.uint8 if name == "rows" else np.float32

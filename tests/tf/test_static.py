@@ -89,6 +89,7 @@ def test_a_known_operand_beside_a_traced_keyword() -> None:
     ],
 )
 @pytest.mark.parametrize("compiled", ["eager", "run of a function", "function of run"])
+@pytest.mark.first(14)
 def test_shapes_that_replicas_return_are_per_replica(
     of_shape: Callable[[Any], Any], expected: Any, compiled: str
 ) -> None:

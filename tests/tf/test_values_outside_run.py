@@ -48,6 +48,7 @@ def _replica() -> tf.Tensor:
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("made", MADE)
+@pytest.mark.first(35)
 def test_components_of_different_replicas_are_combined(made: str, use: str) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:1", "CPU:2"])
     with strategy.scope():

@@ -124,6 +124,7 @@ def test_wrong_shape_changes_nothing(way):
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[1:], ids=lambda a: a.name)
 @pytest.mark.sampled(4)
+@pytest.mark.first(16)
 def test_replicas_values_are_aggregated(way, aggregation, method):
     v = make(way, 10.0, aggregation=aggregation)
 

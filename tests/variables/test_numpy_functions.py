@@ -26,6 +26,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("scoped", [True, False], ids=["mirrored", "plain"])
+@pytest.mark.first(9)
 def test_the_gradient_is_that_of_the_array(name, scoped):
     function = FUNCTIONS[name]
     value = jnp.asarray([0.75, 1.25, 2.75])

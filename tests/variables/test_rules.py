@@ -92,6 +92,7 @@ OUTSIDE = [
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
 @pytest.mark.parametrize(("dtype", "value", "found"), OUTSIDE, ids=repr)
+@pytest.mark.first(33)
 def test_an_integer_on_the_host_must_be_in_range(
     dtype: Any, value: Any, found: int, method: str, compiled: bool
 ) -> None:
