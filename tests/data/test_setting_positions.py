@@ -177,3 +177,87 @@ def test_a_position_of_a_distributed_iterator_does_not_fit_one_of_a_dataset() ->
     iterator = iter(Dataset.from_tensor_slices(np.asarray(ELEMENTS)))
     with pytest.raises(ArgumentError, match="the same steps"):
         iterator.set_state(state_after(of_arrays, 1))
+
+
+def numbers(count: int = 20) -> Dataset:
+    return Dataset.range(count)
+
+
+def streamed(count: int = 20) -> Dataset:
+    return numbers(count).filter(lambda number: True)
+
+
+def by_length(sizes: list[int]) -> Dataset:
+    return numbers().map(lambda n: np.full(n % 3 + 1, n)).bucket_by_sequence_length(len, [2, 3], sizes)
+
+
+OTHER_ORDERS: dict[str, tuple[Dataset, Dataset]] = {
+    "shuffle: buffer size": (numbers().shuffle(4, 1).batch(2), numbers().shuffle(10, 1).batch(2)),
+    "shuffle: buffer size and batch": (numbers().shuffle(4, 1).batch(2), numbers().shuffle(9, 1).batch(4)),
+    "shuffle of a stream: buffer size": (streamed().shuffle(4, 1).batch(2), streamed().shuffle(10, 1).batch(2)),
+    "shuffle: number of elements": (numbers().shuffle(40, 1).batch(2), numbers(24).shuffle(40, 1).batch(2)),
+    "shuffle of batches": (numbers().batch(2).shuffle(4, 1), numbers().batch(4).shuffle(4, 1)),
+    "shuffle of batches of a stream": (streamed().batch(2).shuffle(4, 1), streamed().batch(4).shuffle(4, 1)),
+    "shuffle: reshuffle": (
+        numbers().shuffle(20, 1).repeat(2).batch(2),
+        numbers().shuffle(20, 1, reshuffle_each_iteration=False).repeat(2).batch(2),
+    ),
+    "skip": (numbers().skip(2).batch(2), numbers().skip(5).batch(2)),
+    "shard": (numbers().shard(2, 0).batch(2), numbers().shard(3, 0).batch(2)),
+    "window": (
+        numbers().window(4, 2).flat_map(lambda window: window).batch(2),
+        numbers().window(4, 4).flat_map(lambda window: window).batch(2),
+    ),
+    "group_by_window": (
+        numbers().group_by_window(lambda n: n % 2, lambda _, window: window.batch(2), 2),
+        numbers().group_by_window(lambda n: n % 2, lambda _, window: window.batch(4), 4),
+    ),
+    "bucket_by_sequence_length": (by_length([2, 2, 2]), by_length([4, 4, 4])),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ORDERS)
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_position_of_another_order_is_refused(name: str, distributed: bool) -> None:
+    """The next elements would not be those after the ones that were read: some would be lost, others used twice."""
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    saved, other = (iter(strategy.experimental_distribute_dataset(d) if distributed else d) for d in OTHER_ORDERS[name])
+    for _ in range(3):
+        next(saved)
+    with pytest.raises(ArgumentError, match="remedy"):
+        other.set_state(saved.get_state())
+    fresh = iter(OTHER_ORDERS[name][1])
+    assert len(list(other)) == len(list(fresh))
+
+
+KEPT_ORDERS: dict[str, tuple[Dataset, Dataset]] = {
+    "shuffle: batch": (numbers().shuffle(4, 1).batch(2), numbers().shuffle(4, 1).batch(4)),
+    "take": (numbers().take(12).batch(2), numbers().take(20).batch(2)),
+    "rebatch": (numbers().batch(2).rebatch(4), numbers().batch(2).rebatch(5)),
+    "interleave": (
+        numbers(4).interleave(lambda n: Dataset.range(5 * n, 5 * n + 5), cycle_length=2).batch(2),
+        numbers(4).interleave(lambda n: Dataset.range(5 * n, 5 * n + 5), cycle_length=4, block_length=2).batch(2),
+    ),
+    "seed": (streamed().shuffle(4, 1).batch(2), streamed().shuffle(4, 2).prefetch(1).batch(2)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_ORDERS)
+def test_a_position_with_another_argument_that_keeps_the_order_is_restored(name: str) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    saved, other = (iter(strategy.experimental_distribute_dataset(dataset)) for dataset in KEPT_ORDERS[name])
+
+    def values(batch: Any) -> list[int]:
+        return [int(number) for part in batch.values for number in np.asarray(part)]
+
+    before = [number for _ in range(3) for number in values(next(saved))]
+    other.set_state(saved.get_state())
+    assert sorted(before + [number for batch in other for number in values(batch)]) == list(range(20))
+
+
+def test_a_position_of_an_earlier_version_has_no_arguments() -> None:
+    iterator = iter(numbers().shuffle(4, 1))
+    state = iterator.get_state()
+    del state["settings"]
+    iterator.set_state(state)
+    assert sorted(int(n) for n in iterator) == list(range(20))

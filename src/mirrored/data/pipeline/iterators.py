@@ -14,7 +14,7 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
-from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
+from mirrored.data.pipeline.nodes import Node, Run, nodes, outline, seeded, settings_of
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
@@ -84,7 +84,7 @@ class DatasetIterator:
         # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
         self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in seeded(node)}
         self._continues = False
-        self._outline = _outline(node)
+        self._outline = outline(node)
         self._reading: Any = None
         self._end: Any = None
         self._closed = self._waits = False
@@ -184,6 +184,7 @@ class DatasetIterator:
             return {
                 "version": _VERSION,
                 "pipeline": self._outline,
+                "settings": self._settings,
                 "iteration": self._iteration,
                 "next_iteration": self._epochs.next,
                 "seeds": self.seeds,
@@ -231,6 +232,7 @@ class DatasetIterator:
             )
         if state["position"] is not None:
             self._check_count(state)
+        self._check_settings(state)
         before = self._reading, self._end, self._seeds, self._continues, self._iteration, self._count
         epochs = self._epochs.next, self._epochs.seeds
         self._reading, self._end, self._continues = None, None, True
@@ -255,6 +257,24 @@ class DatasetIterator:
     @functools.cached_property
     def _cardinality(self) -> int:
         return self._node.cardinality
+
+    @functools.cached_property
+    def _settings(self) -> list[str]:
+        return settings_of(self._node)
+
+    def _check_settings(self, state: dict[str, Any]) -> None:
+        """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice."""
+        saved = state.get("settings", self._settings)  # positions of earlier versions have none
+        if saved != self._settings:
+            raise ArgumentError(
+                "DatasetIterator.set_state",
+                found=f"the position was saved with {saved}, this dataset has {self._settings}",
+                rule="a position fits only the order in which the elements were read: the buffer size and the number of "
+                "elements of `shuffle`, and the arguments of `skip`, `shard`, `window` and `group_by_window` stay the "
+                "same",
+                remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
+                "set the position, and restore the checkpoint without the iterator",
+            )
 
     def _check_count(self, state: dict[str, Any]) -> None:
         """Refuses a position whose next element has been removed from the data; the iteration would end without it.
@@ -328,16 +348,6 @@ class DatasetIterator:
     def __del__(self) -> None:
         if getattr(self, "_reading", None) is not None:
             self._release()
-
-
-def _outline(node: Node) -> str:
-    """Returns the names of the pipeline steps, without those (prefetching) that do not change positions."""
-    return " < ".join(f"{step.name}{_size(step)}" for step in nodes(node) if not step.name.endswith("Prefetched"))
-
-
-def _size(step: Node) -> str:
-    size = getattr(step, "size", None)
-    return str(size) if isinstance(size, int) else ""  # a function has another address in every process
 
 
 # The base class of the parts of `Dataset`: holds a pipeline of nodes and adds steps to it.

@@ -98,6 +98,11 @@ class Node(abc.ABC):
         """The name of the operation, which saved positions contain."""
         return type(self).__name__
 
+    @property
+    def settings(self) -> str:
+        """The arguments, apart from `size`, that decide which elements precede a position; empty if there are none."""
+        return ""
+
     @functools.cached_property
     def is_indexed(self) -> bool:
         """Whether element i can be computed without the elements before it."""
@@ -218,6 +223,26 @@ def nodes(node: Node) -> Iterator[Node]:
     yield node
     for parent in node.parents:
         yield from nodes(parent)
+
+
+def outline(node: Node) -> str:
+    """Returns the names of the pipeline steps, without those (prefetching) that do not change positions."""
+    return " < ".join(f"{step.name}{_size(step)}" for step in nodes(node) if not step.name.endswith("Prefetched"))
+
+
+def _size(step: Node) -> str:
+    size = getattr(step, "size", None)
+    return str(size) if isinstance(size, int) else ""  # a function has another address in every process
+
+
+def sizes_of(node: Node) -> list[str]:
+    """Returns the names and sizes of the pipeline steps that have a size, such as `batch`."""
+    return [f"{step.name}{_size(step)}" for step in nodes(node) if _size(step) and not step.name.endswith("Prefetched")]
+
+
+def settings_of(node: Node) -> list[str]:
+    """Returns the settings of the pipeline steps that have any, for saved positions."""
+    return [step.settings for step in nodes(node) if step.settings]
 
 
 def seeded(node: Node) -> list[Any]:

@@ -212,8 +212,18 @@ class Sampling(Steps):
             )
         known = window_size
         size = (lambda _: known) if window_size_func is None else window_size_func
+        sizes = "" if window_size is None else f"group_by_window(window_size={window_size})"
+        return self._grouped(key_func, reduce_func, size, sizes)
+
+    def _grouped(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Any], Steps],
+        size: Callable[[Any], Any],
+        sizes: str,
+    ) -> Self:
         key_of = type(self).adapted(key_func)
-        return self._then(stateful.Grouped(self._node, key_of, size, self._reducer(reduce_func)))
+        return self._then(stateful.Grouped(self._node, key_of, size, self._reducer(reduce_func), sizes))
 
     def _reducer(self, reduce_func: Callable[[Any, Any], Steps]) -> Callable[[Any, list[Element], int], Node]:
         def reduce(key: int, window: list[Element], number: int) -> Node:
@@ -284,7 +294,8 @@ class Sampling(Steps):
         def bucket_of(*parts: Element) -> int:
             return int(np.searchsorted(bounds, int(element_length_func(*parts)), side="right"))
 
-        return self.group_by_window(bucket_of, batches, window_size_func=lambda bucket: sizes[bucket])
+        described = f"bucket_by_sequence_length({bounds}, {sizes})"
+        return self._grouped(bucket_of, batches, lambda bucket: sizes[bucket], described)
 
     def scan(self, initial_state: PyTree, scan_func: Callable[[Any, Any], Any]) -> Self:
         """Maps elements with a carried state: ``state, out = scan_func(state, element)``; yields each `out`.

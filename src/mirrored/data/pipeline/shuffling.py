@@ -15,7 +15,7 @@ from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.indexed_sources import RangeSource
-from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, rows_of
+from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, rows_of, sizes_of
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
 from mirrored.data.specs import spec_of
 
@@ -221,6 +221,12 @@ class Shuffled(OneParent, CursorTransformation):
     @property
     def varies(self) -> bool:
         return self.reshuffle
+
+    @property
+    def settings(self) -> str:
+        count = self.parent.cardinality
+        parts = [f"{count} elements" if count >= 0 else "a stream", *sizes_of(self.parent)]
+        return f"shuffle({self.buffer_size}, reshuffle_each_iteration={self.reshuffle}) of {', '.join(parts)}"
 
     def _key(self, run: Run) -> tuple[int, ...]:
         return _key(run.seeds.get(id(self), self.seed), run, self.reshuffle)

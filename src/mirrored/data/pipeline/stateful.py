@@ -159,6 +159,7 @@ class Grouped(StatefulStep):
         key: From an element to an integer key.
         size: From a key to the size of its windows.
         reduce: From a key, the elements of a window and the window's index to the node of a dataset.
+        sizes: The sizes of the windows, or the boundaries and batch sizes of the buckets, for saved positions.
         seed: Determines the seeds that steps of these datasets draw.
     """
 
@@ -167,7 +168,12 @@ class Grouped(StatefulStep):
     key: Callable[..., Any]
     size: Callable[[Any], Any]
     reduce: Callable[[Any, list[Element], int], Node]
+    sizes: str = ""
     seed: int = dataclasses.field(default_factory=new_seed)
+
+    @property
+    def settings(self) -> str:
+        return self.sizes
 
     @property
     def spec(self) -> Any:

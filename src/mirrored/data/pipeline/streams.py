@@ -223,6 +223,10 @@ class Windowed(StreamStep):
     make: Callable[[list[Element]], Element]
 
     @property
+    def settings(self) -> str:
+        return f"window({self.size}, shift={self.shift}, stride={self.stride})"
+
+    @property
     def cardinality(self) -> int:
         known = self.parent.cardinality
         if known < 0:

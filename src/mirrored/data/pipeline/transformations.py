@@ -145,6 +145,11 @@ class Sliced(OneParent, CursorTransformation):
         return "Sliced" if self.is_indexed else "Strided" if self.stop is None else "Limited"
 
     @property
+    def settings(self) -> str:
+        # `take` has none: with another `stop`, the elements before a position are the same.
+        return f"elements {self.start}, {self.start + self.step}, ..." if self.start or self.step != 1 else ""
+
+    @property
     def cardinality(self) -> int:
         known = self.parent.cardinality
         if known == UNKNOWN_CARDINALITY or (known == INFINITE_CARDINALITY and self.stop is None):
