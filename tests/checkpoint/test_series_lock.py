@@ -213,3 +213,34 @@ def test_a_checkpoint_that_goes_while_it_is_restored_is_passed_over(tmp_path, mo
     assert CheckpointManager(Checkpoint(v=w), tmp_path).restore_latest() == 2
     assert w.numpy() == 2.0
     assert len(looked) == 2
+
+
+@pytest.mark.parametrize("kind", ["managers", "checkpoints"])
+def test_two_checkpoints_that_take_turns_in_one_folder_are_refused(tmp_path, kind):
+    """Both count from 1: each would replace the other's checkpoints."""
+    v, u = mr.Variable(1.0), mr.Variable(2.0)
+    first, second = Checkpoint(v=v), Checkpoint(v=u)
+    saves = [
+        CheckpointManager(one, tmp_path).save if kind == "managers" else lambda one=one: one.save(tmp_path / "ckpt")
+        for one in (first, second)
+    ]
+    saves[0](), saves[0](), saves[1]()
+    counts = [int(one.save_counter.numpy()) for one in (first, second)]
+    with pytest.raises(CheckpointError, match="another Checkpoint of this program") as caught:
+        saves[0]()
+    assert "one Checkpoint of all objects" in caught.value.remedy
+    assert [int(one.save_counter.numpy()) for one in (first, second)] == counts
+    saves[1]()
+    restored = CheckpointManager(Checkpoint(v=v), tmp_path)
+    assert restored.restore_latest() == 2
+    assert v.numpy() == 2.0
+
+
+def test_one_checkpoint_may_have_two_managers_and_a_single_checkpoint_several_writers(tmp_path):
+    first, second = Checkpoint(v=mr.Variable(1.0)), Checkpoint(v=mr.Variable(2.0))
+    managers = [CheckpointManager(first, tmp_path), CheckpointManager(first, tmp_path)]
+    for number in range(4):
+        managers[number % 2].save()
+        managers[number % 2].wait()
+        [first, second][number % 2].write(tmp_path / "one")
+    assert len(managers[0].checkpoints) == 3

@@ -104,3 +104,40 @@ def test_the_layer_is_saved_and_loaded(tmp_path: Any) -> None:
         loaded = keras.models.load_model(tmp_path / "m.keras")
         assert loaded.layers[0].synchronized
         np.testing.assert_allclose(loaded(X), model(X), rtol=1e-6)
+
+
+def spectral_training(replicas: int, compiled: bool) -> tuple[list[float], list[np.ndarray]]:
+    """A custom loop with `SpectralNormalization`, and batches of which some replicas get no example."""
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        body = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+        model = keras.Sequential([keras.Input((3,)), body, keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.05)
+        optimizer.build(model.trainable_variables)
+
+    def replica_step(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(((model(x, training=True) - 1.0) ** 2)[:, 0])
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    def step(x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+    train = mr.function(step) if compiled else step
+    batches = [X[:, 0], X[:3, 1], X[:, 2]]
+    losses = [float(train(x)) for x in strategy.experimental_distribute_dataset(batches)]
+    return losses, model.get_weights()
+
+
+@pytest.mark.parametrize(("replicas", "compiled"), [(2, True), (4, True), (4, False)])
+@pytest.mark.first(1)
+def test_spectral_normalization_has_the_state_of_one_device(replicas: int, compiled: bool) -> None:
+    """Its state depends on the weights only; as statistics of each replica they would make the weights differ."""
+    expected_losses, expected = spectral_training(1, True)
+    losses, weights = spectral_training(replicas, compiled)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

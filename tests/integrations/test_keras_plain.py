@@ -146,3 +146,35 @@ def test_a_layer_that_makes_its_variables_in_build_or_in_its_first_call() -> Non
         model.compile(keras.optimizers.SGD(0.001), "mse")
         losses = model.fit(np.ones((8, 3)), np.zeros((8, 2)), epochs=2, verbose=0).history["loss"]
         assert losses[1] < losses[0]
+
+
+def test_the_loss_scale_of_a_keras_optimizer_outside_of_a_scope_is_read_under_grad() -> None:
+    """It was made after a scope had been opened, but belongs to no strategy: it works as in Keras."""
+    with scope(2):
+        pass
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+    optimizer.build([keras.Variable(1.0)])
+    gradient = jax.grad(lambda w: optimizer.scale_loss(w**2))
+    np.testing.assert_allclose(gradient(3.0), 48.0)
+    np.testing.assert_allclose(jax.vmap(gradient)(jnp.arange(3.0)), [0.0, 16.0, 32.0])
+    optimizer.dynamic_scale.assign(2.0)
+    np.testing.assert_allclose(gradient(3.0), 12.0)
+    with pytest.raises(TransformError, match="was read under a JAX transform"):
+        jax.jit(gradient)(3.0)
+
+
+def test_spectral_normalization_outside_of_a_scope_works_under_grad() -> None:
+    with scope(2):
+        pass
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(2))
+    layer.build((None, 3))
+    x = np.ones((4, 3), np.float32)
+    fixed = [variable.value for variable in layer.non_trainable_variables]
+
+    def loss(weights: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+        output, state = layer.stateless_call(weights, fixed, x, training=True)
+        return jnp.sum(output**2), state
+
+    gradients, state = jax.grad(loss, has_aux=True)([variable.value for variable in layer.trainable_variables])
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert not np.allclose(state[0], fixed[0])

@@ -199,7 +199,7 @@ class Checkpoint:
             self.save_counter.assign_add(1)
             try:
                 path = f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}"
-                self._series = self._write(path, Path(file_prefix).name, wait=wait)
+                self._series = self._write(path, Path(file_prefix).name, self, wait=wait)
                 return path
             except BaseException:
                 self.save_counter.assign_sub(1)
@@ -215,10 +215,10 @@ class Checkpoint:
         Context: as `save`. The arguments, the result and the errors are also those of `save`.
         """
         with self._saving:
-            self._write(file_prefix, Path(file_prefix).name, wait=wait)
+            self._write(file_prefix, Path(file_prefix).name, None, wait=wait)
         return os.fspath(file_prefix)
 
-    def _write(self, save_path: PathLike, series: str, *, wait: bool) -> SeriesLock | None:
+    def _write(self, save_path: PathLike, series: str, writer: Checkpoint | None, *, wait: bool) -> SeriesLock | None:
         called, path = "Checkpoint.write", Path(save_path).absolute()
         writes = writes_here(called, path)
         manifest = self.snapshot()
@@ -230,7 +230,7 @@ class Checkpoint:
             if not writes:
                 return None
             check_replaceable(path, called)
-            return claim(path.parent, series, called)
+            return claim(path.parent, series, called, writer)
 
         def work(_: SeriesLock | None) -> None:
             write(path, manifest)

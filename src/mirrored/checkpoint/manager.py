@@ -198,7 +198,8 @@ class CheckpointManager:
         self._writer.wait()
         if writes:
             check_replaceable(where, "CheckpointManager.save")
-            self._series = claim(where.parent, where.name.rpartition("-")[0], "CheckpointManager.save")
+            series = where.name.rpartition("-")[0]
+            self._series = claim(where.parent, series, "CheckpointManager.save", self._checkpoint)
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
         """Restores the newest undamaged checkpoint in the folder, if there is one.

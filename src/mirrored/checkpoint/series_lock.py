@@ -56,6 +56,8 @@ class SeriesLock:
         self._path = path
         self._token = secrets.token_hex(8)
         self._open = _Open(path)
+        self._writer: weakref.ref[object] | None = None
+        self._former: weakref.WeakSet[object] = weakref.WeakSet()
         weakref.finalize(self, self._open.release)
         self._take(called)
 
@@ -75,6 +77,19 @@ class SeriesLock:
             return
         self._open.close()
         self._take(called)
+
+    def write_by(self, writer: object, called: str) -> None:
+        """Notes which `Checkpoint` of this process writes; raises an error if another one has written after it.
+
+        Raises:
+            CheckpointError: Two checkpoints take turns under one name.
+        """
+        if writer in self._former:
+            raise _replaced(self._path, called)
+        last = None if self._writer is None else self._writer()
+        if last is not None and last is not writer:
+            self._former.add(last)
+        self._writer = weakref.ref(writer)
 
     def forget(self) -> None:
         """Closes the lock file in a forked child process, so that the child does not keep the parent's lock."""
@@ -146,19 +161,21 @@ _held: weakref.WeakValueDictionary[tuple[int, int, str], SeriesLock] = weakref.W
 _claiming = [threading.Lock()]
 
 
-def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
+def claim(folder: Path, series: str, called: str, writer: object = None) -> SeriesLock | None:
     """Returns this process's lock on a folder's checkpoints of one name; raises an error if another process locks them.
 
     Args:
         folder: The folder of the checkpoints.
         series: The prefix of their names (``c`` for ``c-1`` and ``c-2``), or the name of one checkpoint.
         called: The function that the user called, for messages.
+        writer: The `Checkpoint` that numbers the series; None for a single checkpoint, which others may replace.
 
     Returns:
         The lock; None if the folder cannot be written to. The write itself then fails with the reason.
 
     Raises:
-        CheckpointError: Another process writes this series.
+        CheckpointError: Another process writes this series, or another `Checkpoint` of this process has written it
+            since `writer` did.
     """
     try:
         with _claiming[0]:
@@ -169,8 +186,10 @@ def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
             lock = _held.get(key)
             if lock is not None:
                 lock.check(called)
-                return lock
-            _held[key] = lock = SeriesLock(folder / f".{series}.lock", called)
+            else:
+                _held[key] = lock = SeriesLock(folder / f".{series}.lock", called)
+            if writer is not None:
+                lock.write_by(writer, called)
             return lock
     except OSError:
         return None
@@ -204,6 +223,18 @@ def _read(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _replaced(path: Path, called: str) -> CheckpointError:
+    series = path.name[1 : -len(".lock")]
+    return CheckpointError(
+        called,
+        found=f"another Checkpoint of this program has written the checkpoints {series} of {path.parent} meanwhile",
+        rule="only one Checkpoint can write the checkpoints of one name to a folder: two would overwrite and delete "
+        "each other's checkpoints",
+        remedy="make one Checkpoint of all objects: Checkpoint(generator=..., discriminator=...); or use another "
+        "folder or name for this one",
+    )
 
 
 def _taken(path: Path, owner: dict[str, Any] | None, called: str) -> CheckpointError:

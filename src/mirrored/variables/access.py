@@ -14,7 +14,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import BOXES, payload_of
 from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
-from mirrored._jax.traces import Tracer, current_trace, is_eval, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, is_eval, is_eval_below, recording_parent
 from mirrored._typing import Number, Operand
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import as_reduce_op
@@ -132,8 +132,15 @@ def check_strategy(variable: Variable, here: Ambient, called: str) -> None:
 
 
 def check_readable(variable: Variable, store: VariableStore | None, here: Ambient) -> None:
-    """Raises an error if a JAX transform would turn the variable's value into a constant of the traced program."""
-    if here.listeners or (store is not None and store.captures) or is_eval(recording_parent(current_trace())):
+    """Raises an error if a JAX transform would turn the variable's value into a constant of the traced program.
+
+    An eager `jax.grad` or `jax.vmap` computes at once, with the current value. It may read variables that have no
+    gradient and belong to no strategy, such as the loss scale of a Keras optimizer.
+    """
+    trace = recording_parent(current_trace())
+    if here.listeners or (store is not None and store.captures) or is_eval(trace):
+        return
+    if not variable.trainable and variable.device_assignment is None and is_eval_below(trace):
         return
     raise TransformError(
         f"reading {variable.name}",

@@ -269,9 +269,9 @@ class DatasetIterator:
             raise ArgumentError(
                 "DatasetIterator.set_state",
                 found=f"the position was saved with {saved}, this dataset has {self._settings}",
-                rule="a position fits only the order in which the elements were read: the buffer size and the number of "
-                "elements of `shuffle`, and the arguments of `skip`, `shard`, `window` and `group_by_window` stay the "
-                "same",
+                rule="a position fits only the order in which the elements were read: the buffer size and the number "
+                "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window` and `group_by_window` stay "
+                "the same",
                 remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
                 "set the position, and restore the checkpoint without the iterator",
             )

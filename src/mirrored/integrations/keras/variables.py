@@ -376,8 +376,10 @@ def _rules_of(variable: KerasVariable) -> tuple[VariableSynchronization, Variabl
         return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
     if variable.synchronization == "on_read":
         return VariableSynchronization.ON_READ, given
+    # The state of a spectral normalization depends on the weights only, so that it is equal on all replicas.
     is_statistic = (
         isinstance(maker(), keras.layers.Layer)
+        and not isinstance(maker(), keras.layers.SpectralNormalization)
         and not variable.trainable
         and jnp.issubdtype(stored_dtype(variable), jnp.floating)
     )
