@@ -385,6 +385,22 @@ def test_gradients_belong_together_by_their_variable() -> None:
     assert (a.numpy()[0], b.numpy()[0]) == (-1.0, -19.0)
 
 
+@pytest.mark.parametrize("make", [iter, lambda pairs: (pair for pair in pairs)], ids=["iterator", "generator"])
+def test_an_iterator_that_replicas_share_is_refused(make: Any) -> None:
+    """The first replica would take all pairs, and the others' gradients would count as zeros."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    a, b, optimizer = _two_variables(strategy)
+    pairs = [(jnp.ones(2), a), (jnp.ones(2), b)]
+    shared = make(pairs)
+    with pytest.raises(
+        ArgumentError, match="the replicas passed the same .* object, which the first one has exhausted"
+    ):
+        strategy.run(lambda: optimizer.apply_gradients(shared))
+    assert a.numpy().tolist() == [1.0, 1.0]
+    strategy.run(lambda: optimizer.apply_gradients(make(pairs)))
+    assert a.numpy().tolist() == [-1.0, -1.0]
+
+
 def test_no_replica_has_a_gradient() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     a, b, optimizer = _two_variables(strategy)

@@ -167,3 +167,12 @@ def test_clipping_acts_on_the_gradient_of_the_global_batch(
     gradient = jax.grad(loss_of)(jnp.zeros(4), X)
     expected = -RATE * gradient * BOUND / jnp.linalg.norm(gradient)
     np.testing.assert_allclose(weights(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bound", ["clipnorm", "global_clipnorm"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_a_norm_above_the_range_of_squares_of_float16_is_clipped_to_the_bound(bound, dtype):
+    """The norm is 600, and its square overflows in float16: a gradient divided by inf would be 0."""
+    clipped = Clipping(**{bound: 1.0}).apply({"a": jnp.full(4, 300.0, dtype)})["a"]
+    np.testing.assert_array_equal(clipped.astype(np.float32), np.full(4, 0.5))
+    assert clipped.dtype == dtype

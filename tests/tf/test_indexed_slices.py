@@ -9,6 +9,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.collectives import Median
+from mirrored.errors import ArgumentError, StructureError
 from mirrored.tf import IndexedSlices
 
 
@@ -103,3 +104,25 @@ def test_reduced_to_a_variable_and_to_a_device(strategy):
     assert isinstance(mirrored, mr.Mirrored)
     v.scatter_add(plain)
     np.testing.assert_array_equal(v.numpy()[[1, 3]], [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(("indices", "found"), [([1, -1], r"indices\[1\] = -1"), ([7, 1], r"indices\[0\] = 7")])
+def test_rows_out_of_range_are_refused_in_eager_code(indices, found):
+    """They were dropped, and with them a part of the gradient."""
+    slices = IndexedSlices(jnp.ones((2, 2)), jnp.array(indices), (4, 2))
+    for use in (slices.to_dense, lambda: jnp.asarray(slices)):
+        with pytest.raises(ArgumentError, match=found + r" is not in \[0, 4\)"):
+            use()
+    v = mr.Variable(jnp.zeros((4, 2)))
+    optimizer = mr.optimizers.SGD(1.0)
+    with pytest.raises(ArgumentError, match=found):
+        optimizer.apply_gradients([(slices, v)])
+    assert not v.numpy().any()
+    assert jax.jit(lambda: slices.to_dense())().sum() == 2  # as TensorFlow's operations on GPUs
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2,), (3, 2), (2, 1)])
+def test_there_is_one_row_per_index(shape):
+    """JAX's scatter would broadcast the rows."""
+    with pytest.raises(StructureError, match=r"one row for each index: here the shape \(2, 2\)"):
+        IndexedSlices(jnp.ones(shape), jnp.array([0, 1]), (4, 2)).to_dense()

@@ -114,7 +114,10 @@ class DataflowRules:
             One distance per output; None for a replicated output.
         """
         found: list[int | None] = []
-        for flow in self.of(eqn):
+        for var, flow in zip(eqn.outvars, self.of(eqn), strict=True):
+            if is_empty(var):
+                found.append(None)
+                continue
             given = [distance for i in operands_in(flow.varies) if (distance := operands[i]) is not None]
             found.append(min(given) + 1 if given else 1 if flow.varies & ALWAYS else None)
         return found
@@ -134,7 +137,8 @@ class DataflowRules:
         known: dict[Var, EquationDataflow] = dict(zip(jaxpr.invars, identity(len(jaxpr.invars)), strict=True))
 
         def read(atom: Var | Literal) -> EquationDataflow:
-            return NOTHING if isinstance(atom, Literal) else known.get(atom, NOTHING)
+            flow = NOTHING if isinstance(atom, Literal) else known.get(atom, NOTHING)
+            return EquationDataflow(0, flow.depends) if flow.varies and is_empty(atom) else flow
 
         for eqn, kind in self.kinds(jaxpr.eqns):
             operands = [read(atom) for atom in eqn.invars]
@@ -175,6 +179,11 @@ class DataflowRules:
             yield EquationDataflow(ALWAYS, int(not kind.repeatable))
         for inner in inner_jaxprs(kind):
             yield self._sources_in(inner)
+
+
+def is_empty(atom: Var | Literal) -> bool:
+    """Whether a value is an array without elements: it is equal on all devices, whatever it is computed from."""
+    return 0 in getattr(atom.aval, "shape", ())
 
 
 def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from mirrored._jax.jaxprs import (
     While,
 )
 from mirrored._jax.source_lines import source_line
-from mirrored.analysis.dataflow import DataflowRules, operands_in
+from mirrored.analysis.dataflow import DataflowRules, is_empty, operands_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,9 @@ class VaryingAnalysis:
         self._inputs = {var: i for i, var in enumerate(inputs)}
         self._producers: dict[Var | Literal, tuple[Any, int]] | None = None
         self._distance: dict[Var, int] = {
-            var: distance for var, distance in zip(inputs, entering, strict=True) if distance is not None
+            var: distance
+            for var, distance in zip(inputs, entering, strict=True)
+            if distance is not None and not is_empty(var)
         }
         for eqn, kind in flows.kinds(jaxpr.eqns):
             self._walk(eqn, kind)
@@ -117,7 +119,7 @@ class VaryingAnalysis:
         if isinstance(kind, Plain) and not kind.jaxprs and not kind.is_separate:
             nearest = _nearest(distances)
             if nearest is not None:
-                self._distance.update(dict.fromkeys(eqn.outvars, nearest + 1))
+                self._distance.update((var, nearest + 1) for var in eqn.outvars if not is_empty(var))
             return
         found = zip(eqn.outvars, self._flows.distances(eqn, distances), strict=True)
         self._distance.update([(var, distance) for var, distance in found if distance is not None])

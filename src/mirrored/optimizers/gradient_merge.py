@@ -18,6 +18,7 @@ from mirrored._typing import Operand, PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, StructureError, VariableError
+from mirrored.optimizers.rules import check_iterators
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -96,12 +97,12 @@ def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
 
 def _dense(gradient: object, variable: Variable) -> object:
     """Returns sparse rows (`tf.IndexedSlices`) as an array of the variable's shape; other gradients unchanged."""
-    if not isinstance(gradient, SparseRows):
-        return gradient
-    known = gradient.dense_shape
-    if isinstance(known, tuple) and known != variable.component_shape:
-        return gradient  # refused later, with the shapes
-    return SparseRows(gradient.values, gradient.indices, variable.component_shape).to_dense()
+    shape = variable.component_shape
+    if not isinstance(gradient, SparseRows) or (
+        isinstance(gradient.dense_shape, tuple) and gradient.dense_shape != shape
+    ):
+        return gradient  # rows of another shape are refused later
+    return SparseRows(gradient.values, gradient.indices, shape).to_dense()
 
 
 def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
@@ -300,6 +301,7 @@ def update_with_sums_of(
     update: Callable[[Sequence[Pair], Sequence[Any]], None],
     called: str,
     owner: object,
+    iterator: object = None,
 ) -> tuple[str, ...]:
     """Sums each variable's gradient over replicas, missing gradients as zeros, and calls `update` with the sums.
 
@@ -311,12 +313,13 @@ def update_with_sums_of(
         update: Receives the (sum, variable) pairs and the sums of `extra`, in cross-replica context.
         called: The caller's name, for messages.
         owner: The object whose method calls this function. All replicas must call the method of the same object.
+        iterator: The iterator from which the pairs were taken, if they were not in a list.
 
     Returns:
         The names of the variables for which no replica has a gradient.
 
     Raises:
-        ArgumentError: No replica has any gradient.
+        ArgumentError: No replica has any gradient, or replicas share an iterator.
     """
     here = ambient()
     runner = here.runner
@@ -331,8 +334,9 @@ def update_with_sums_of(
         return absent
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        variables, rows, absent = _aligned([own for own, _ in payloads], runner, called)
-        extras = [list(components) for components in zip(*(others for _, others in payloads), strict=True)]
+        check_iterators([taken for _, _, taken in payloads], called)
+        variables, rows, absent = _aligned([own for own, _, _ in payloads], runner, called)
+        extras = [list(components) for components in zip(*(others for _, others, _ in payloads), strict=True)]
         sums = runner.reduce(ReduceOp.SUM, [*rows, *extras])
         update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
         runner.note_summed(called, rows)  # not for an update that raises
@@ -340,7 +344,7 @@ def update_with_sums_of(
 
     own = [(None if gradient is None else as_array(gradient), variable) for gradient, variable in pairs]
     merge = Merge(called, run, given=(same_object(owner, type(owner).__name__),))
-    return tuple(run_merge(merge, [own, [as_array(value) for value in extra]]))
+    return tuple(run_merge(merge, [own, [as_array(value) for value in extra], iterator]))
 
 
 def note_summed(called: str, gradients: Sequence[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
 import jax
@@ -252,7 +252,8 @@ class Optimizer:
             present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
             check_gradients(present, called, in_replica=ambient().is_in_replica_context)
             if experimental_aggregate_gradients and not skip_gradients_aggregation:
-                absent = update_with_sums_of(pairs, values, update, called, self)
+                iterator = grads_and_vars if isinstance(grads_and_vars, Iterator) else None
+                absent = update_with_sums_of(pairs, values, update, called, self, iterator)
             else:
                 present, absent = with_gradients(pairs, called)
                 arrays = as_they_are([*(gradient for gradient, _ in present), *values], called)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -15,6 +15,7 @@ import optax
 
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
+from mirrored.collectives.summation import widen
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.variables import Variable
 
@@ -169,13 +170,15 @@ class Clipping:
 
 
 def _transformed(transform: optax.GradientTransformation, gradients: Gradients) -> Gradients:
-    clipped = transform.update(gradients, transform.init(gradients))[0]
+    wide = {name: widen(gradient) for name, gradient in gradients.items()}
+    clipped = transform.update(wide, transform.init(wide))[0]
     return {name: clipped[name].astype(gradient.dtype) for name, gradient in gradients.items()}
 
 
 def _clip_norm(gradient: jax.Array, bound: float) -> jax.Array:
-    norm = jnp.linalg.norm(jnp.ravel(gradient))
-    return jnp.where(norm <= bound, gradient, gradient / norm.astype(gradient.dtype) * bound)
+    wide = widen(gradient)  # The squares of float16 overflow from 256 on.
+    norm = jnp.linalg.norm(jnp.ravel(wide))
+    return jnp.where(norm <= bound, wide, wide / norm.astype(wide.dtype) * bound).astype(gradient.dtype)
 
 
 # Update rules of the named optimizers, as functions from a learning rate to an optax transform.
@@ -318,3 +321,18 @@ def not_copied(called: str, optimizer: Optimizer) -> ArgumentTypeError:
         remedy="create another optimizer with the same arguments; to transfer this one's state, save a "
         "mirrored.checkpoint.Checkpoint(model=..., optimizer=...) and restore it into the new objects",
     )
+
+
+# Checks of what the replicas pass.
+
+
+def check_iterators(iterators: Sequence[Any], called: str) -> None:
+    """Raises an error if replicas share an iterator: the first takes all pairs, and zeros stand for the others."""
+    shared = [one for one in iterators if one is not None]
+    if len(set(map(id, shared))) < len(shared):
+        raise ArgumentError(
+            called,
+            found=f"the replicas passed the same {type(shared[0]).__name__} object, which the first one has exhausted",
+            rule="every replica must pass its own pairs of a gradient and a variable",
+            remedy="create the pairs in the replica function: zip(gradients, variables)",
+        )

@@ -80,7 +80,7 @@ class Slots:
         several = np if isinstance(stacked, np.ndarray) else jnp
         head, tail = stacked[: self.full * self.local], stacked[self.full * self.local :]
         tail = tail.reshape(self.padded, self.local, *tail.shape[1:])[:, :-1]
-        return several.concatenate([head, tail.reshape(-1, *tail.shape[2:])])
+        return several.concatenate([head, _joined(tail)])
 
     def stacked(self, rows: Any) -> Any:
         """Converts an array with one row per replica to one row per slot; fills empty slots with the row before."""
@@ -90,7 +90,7 @@ class Slots:
         head, tail = rows[: self.full * self.local], rows[self.full * self.local :]
         tail = tail.reshape(self.padded, self.local - 1, *tail.shape[1:])
         tail = several.concatenate([tail, tail[:, -1:]], axis=1)
-        return several.concatenate([head, tail.reshape(-1, *tail.shape[2:])])
+        return several.concatenate([head, _joined(tail)])
 
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
         """Returns the id of the replica in slot `local` of a device, which may be given as a tracer.
@@ -115,3 +115,8 @@ class Slots:
         before = jax.lax.stop_gradient(own[-2:-1])
         last = jnp.where(jnp.reshape(is_real, (1,) * own.ndim), own[-1:], before)
         return jnp.concatenate([own[:-1], last])
+
+
+def _joined(rows: Any) -> Any:
+    """Returns ``[devices, local, ...]`` as ``[devices * local, ...]``; -1 would have no value for empty rows."""
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])

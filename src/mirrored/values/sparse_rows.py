@@ -12,6 +12,8 @@ import numpy as np
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._typing import HostArray, Operand
+from mirrored.errors import ArgumentError, StructureError
+from mirrored.values.index_checks import outside
 
 
 class SparseRows:
@@ -38,13 +40,31 @@ class SparseRows:
 
         Raises:
             ValueError: `dense_shape` is unknown.
+            StructureError: There is not one row per index.
+            ArgumentError: An index is out of range. Compiled code and devices other than CPUs ignore such rows.
         """
+        kind = type(self).__name__
         if self.dense_shape is None:
-            kind = type(self).__name__
             raise ValueError(f"Tensor conversion requested for {kind} without dense_shape: give dense_shape")
         shape = tuple(int(size) for size in self.dense_shape)
         values = jnp.asarray(self.values)
-        indices = without_wrapping(jnp.asarray(self.indices), shape[0])
+        indices = jnp.asarray(self.indices)
+        wanted = (*indices.shape, *shape[1:])
+        if values.shape != wanted:
+            raise StructureError(
+                f"{kind}.to_dense",
+                found=f"values of shape {values.shape} for indices of shape {indices.shape} and dense_shape {shape}",
+                rule=f"there must be one row for each index: here the shape {wanted}",
+                remedy="broadcast the values with jnp.broadcast_to, or correct the indices",
+            )
+        if found := outside(indices, shape[0]):
+            raise ArgumentError(
+                f"{kind}.to_dense",
+                found=found,
+                rule="an index must be 0 or more, and less than the first dimension of dense_shape",
+                remedy="correct the indices; negative ones do not count from the end",
+            )
+        indices = without_wrapping(indices, shape[0])
         return jnp.zeros(shape, values.dtype).at[indices].add(values, mode="drop")
 
 

@@ -19,7 +19,7 @@ from mirrored._jax.array_likes import has_registered, registered_read
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.placement import movable
-from mirrored._jax.traces import Tracer, eager
+from mirrored._jax.traces import Tracer, canonical_dtype, eager
 from mirrored.errors import ValuesError
 
 if TYPE_CHECKING:
@@ -32,9 +32,12 @@ def stack_components(
     """Stacks the components of this process's replicas into one array, which is sharded over all devices.
 
     Args:
-        components: The components, of one shape.
+        components: The components, of one shape and dtype.
         device_assignment: The assignment of the replicas to devices.
         is_tracked: Whether a tape watches a component, so that it must record the stacking.
+
+    Raises:
+        ValuesError: The shapes or dtypes of the components differ.
     """
     if has_registered(components):
         # Variables are read where the caller is: in a compiled function, their values are tracers.
@@ -42,6 +45,9 @@ def stack_components(
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
         raise unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
+    dtypes = [_dtype_of(component) for component in components]
+    if len(set(dtypes)) > 1:
+        raise unequal(f"components of dtypes {', '.join(map(str, dtypes))}")
     if is_tracked or any(is_live_box(component) for component in components):
         if device_assignment.spans_processes:
             raise _recorded()
@@ -56,13 +62,21 @@ def stack_components(
         return _stacked_over_devices(components, device_assignment)
 
 
+def _dtype_of(component: Any) -> Any:
+    dtype = getattr(component, "dtype", None)
+    if dtype is None:
+        return as_array(component).dtype
+    return canonical_dtype(dtype) if isinstance(dtype, np.dtype) else dtype  # keys have dtypes of their own
+
+
 def unequal(found: str) -> ValuesError:
     """Returns the error to raise if the components of a per-replica value cannot be stacked into one array."""
     return ValuesError(
         "PerReplica.stacked",
         found=found,
-        rule="only components of equal shape can be stacked into one array",
-        remedy="use the components separately in eager code, or pad them to equal shapes (last_batch='pad')",
+        rule="only components of equal shape and dtype can be stacked into one array",
+        remedy="use the components separately in eager code, pad them to equal shapes (last_batch='pad'), or convert "
+        "them to one dtype",
     )
 
 
@@ -128,7 +142,7 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
     (0.5 s for 64).
     """
     stacked_rows: jax.Array = jax.lax.with_sharding_constraint(
-        rows.reshape(num_replicas, -1, *rows.shape[1:]), sharding
+        rows.reshape(num_replicas, rows.shape[0] // num_replicas, *rows.shape[1:]), sharding
     )
     return stacked_rows
 
