@@ -105,3 +105,33 @@ def test_a_finished_transform_has_its_own_rate():
         Optimizer(optax.sgd(0.1), learning_rate=0.1)
     with pytest.raises(ArgumentError, match="optax.adam needs learning_rate="):
         Optimizer(optax.sgd)
+
+
+def _scheduled(step):
+    return 0.25 / (1.0 + step)
+
+
+@pytest.mark.parametrize(
+    "given", [lambda: 0.25, lambda: mr.Variable(0.25), lambda: _scheduled], ids=["number", "variable", "schedule"]
+)
+@pytest.mark.ways(replicas=(1, 3))
+@pytest.mark.first(6)
+def test_an_initial_state_that_contains_the_learning_rate(way, given):
+    """optax.rprop starts with steps of this size. A compiled first step gave them the size 0: it never trained."""
+    value, gradients = np.float32([1.0, 2.0]), np.float32([[1.0, -1.0], [2.0, 1.0], [0.5, 1.0], [1.0, -3.0]])
+    with way.strategy.scope():
+        variable = mr.Variable(value, name="v")
+        optimizer = Optimizer(optax.rprop, learning_rate=given())
+
+    def replica_step(gradient):
+        optimizer.apply_gradients([(gradient, variable)])
+
+    step = way.compile(lambda gradient: way.strategy.run(replica_step, args=(gradient,)))
+    rule = optax.rprop(0.25)
+    state = rule.init(value)
+    for gradient in gradients:
+        step(jnp.asarray(gradient))
+        updates, state = rule.update(jnp.asarray(gradient), state)
+        value = value + updates
+    np.testing.assert_allclose(variable.numpy(), value, rtol=1e-6)
+    np.testing.assert_allclose(optimizer.slots(variable)["step_sizes"].numpy(), state[0].step_sizes, rtol=1e-6)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mirrored._jax.traces import Tracer
 from mirrored.compilation.captured_objects import (
     ContainerSnapshot,
     Progress,
@@ -298,3 +299,34 @@ def _restore(generator: Any, before: Any) -> None:
 
 def _shared_states() -> tuple[Any, Any]:
     return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
+
+
+def refuse_result(value: object, called: str) -> None:
+    """Raises an error if an object that is no array cannot be the result of a compiled function.
+
+    Every call returns the same object, and its attributes do not become results of the program.
+
+    Args:
+        value: A leaf of the result.
+        called: The name of the function, for the message.
+
+    Raises:
+        ArgumentError: The object is an iterator, or has an array that the function computes as an attribute.
+    """
+    kind = type(value).__name__
+    if _is_iterator(value):
+        raise ArgumentError(
+            called,
+            found=f"the function returns an object of type {kind}, a Python iterator",
+            rule="a compiled function returns arrays in containers; every call would return the same iterator",
+            remedy="return a list or a tuple: list(...)",
+        )
+    attributes = attributes_of(value) if of_user(value) else {}
+    held = next((name for name, one in attributes.items() if isinstance(one, Tracer)), None)
+    if held is not None:
+        raise ArgumentError(
+            called,
+            found=f"the function returns an object of type {kind}, whose attribute {held!r} it computes",
+            rule="results are arrays in lists, tuples, dicts and classes that are registered with JAX",
+            remedy=f"register the class: jax.tree_util.register_dataclass({kind}) for a dataclass, or return a dict",
+        )

@@ -31,6 +31,7 @@ from mirrored._jax.trees import Structure
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
+from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import check_devices, check_ordered, several_processes
 from mirrored.compilation.signature import Arguments
 from mirrored.runtime.ambient import announce_read, within
@@ -218,6 +219,7 @@ class Program:
         if isinstance(leaf, np.ndarray):  # strings: every call returns this array, so it is read-only
             leaf = leaf.copy()
             leaf.flags.writeable = False
+        refuse_result(leaf, self._name)
         self._results.append(_Result(static=leaf))
         return None
 

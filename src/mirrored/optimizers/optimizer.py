@@ -366,7 +366,7 @@ class Optimizer:
             self._build_scalars()
             # Without listeners: tapes must not see the reads that initialize the slots.
             with within(listeners=()):
-                self._slots.build(variables, self._rate_at(self.iterations.read_value()))
+                self._slots.build(variables, lambda: self._rate_at(self.iterations.read_value()))
 
         once(make)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.optimizers.rules import Clipping, TransformFactory
+from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
 
 # Maps the leaves of an optax state to slots: per variable, or shared by variables that are updated together.
@@ -342,10 +343,11 @@ class Slots:
         """Returns those of the given variables for which the optimizer has no slot variables yet."""
         return [variable for variable in variables if id(variable) not in self._names]
 
-    def build(self, variables: Sequence[Variable], learning_rate: float | jax.Array | None) -> None:
+    def build(self, variables: Sequence[Variable], rate_now: Callable[[], jax.Array | None]) -> None:
         """Creates slot variables for those model variables that have none, as one group with a common step counter.
 
-        Context: cross-replica, or without a strategy.
+        Context: cross-replica, or without a strategy. `rate_now` returns the learning rate, None for an optax
+        transformation that has its own; some initial states contain it (`optax.rprop`).
 
         Raises:
             ArgumentError: Variables are added to a rule that keeps one state whose shape depends on all variables.
@@ -359,7 +361,7 @@ class Slots:
         cohort = len(set(self._cohorts.values()))
         layout = self._rule.layout(named)
         self._check_shared(named, layout.leaves)
-        state = self._initial_state(named, learning_rate)
+        state = self._initial_state(named, rate_now)
         made: dict[SlotKey, Variable] = {}
         for leaf, value in zip(layout.leaves, state, strict=True):
             key = slot_key(leaf.address, leaf.variable, cohort)
@@ -385,7 +387,7 @@ class Slots:
         """Returns the slot variables that an `UpdatePlan` reads and writes, in the order of the plan."""
         return [self._slots[key] for key in plan.slots]
 
-    def _initial_state(self, named: dict[str, Variable], learning_rate: float | jax.Array | None) -> list[jax.Array]:
+    def _initial_state(self, named: dict[str, Variable], rate_now: Callable[[], jax.Array | None]) -> list[jax.Array]:
         """Computes the initial state of these variables' slots eagerly, even inside a trace.
 
         In a trace it uses the stored values, that is, the variables' values when the compiled program starts.
@@ -397,8 +399,9 @@ class Slots:
             stored = {
                 name: named[name].stored() if isinstance(value, Tracer) else value for name, value in values.items()
             }
-            rate = 0.0 if isinstance(learning_rate, Tracer) else learning_rate
-            return self._rule.initial_state(stored, rate)
+            with within(store=None, listeners=()):
+                rate = rate_now()
+            return self._rule.initial_state(stored, 0.0 if isinstance(rate, Tracer) else rate)
 
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:
         """Returns the keys of variables in optax's trees, which are unique in this optimizer.
