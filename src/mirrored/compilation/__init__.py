@@ -6,6 +6,7 @@ One call of a compiled function:
 - `program`: traces the function once; variables that it reads become operands, and those that it assigns results.
 - `captured_objects`, `frozen_state`: refuse functions whose Python state tracing would freeze into constants or mutate.
 - `program_checks`: refuses strategies and devices that one program cannot combine, and variables as sizes or axes.
+- `scan`: the leaves of a program's result, and the `lax.scan` that runs several steps of a function in one program.
 - `dispatch`: donates the variables' buffers, stores the results in one C call, bounds the steps in flight.
 - `concrete`, `binding`: concrete functions, export, methods.
 - `retraces`: log messages about functions that are traced often.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 import weakref
@@ -33,10 +32,11 @@ from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
 from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import check_devices, check_ordered, several_processes
+from mirrored.compilation.scan import Result, Scan
 from mirrored.compilation.signature import Arguments
 from mirrored.runtime.ambient import announce_read, within
 from mirrored.runtime.component_reads import announced_components
-from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, read_again
+from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables.creation import settle_all, withheld
@@ -56,76 +56,6 @@ from mirrored.variables.state_lock import (
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
     from mirrored.variables.variable import Variable
-
-
-@dataclasses.dataclass(frozen=True)
-class _Result(Bookkeeping):
-    """One leaf of a program's result: a static object, or an array and the function that wraps it for the user.
-
-    Attributes:
-        is_array: Whether it is an array.
-        components: The number of components of a per-replica value in this process; 0 for other leaves.
-        wrap: Converts the array for the user.
-        static: The static object, if the leaf is not an array.
-    """
-
-    is_array: bool = False
-    components: int = 0
-    wrap: Callable[[Any], Any] | None = None
-    static: Any = None
-
-    @property
-    def is_per_replica(self) -> bool:
-        """Whether it is a per-replica value, one array with a leading dimension of replicas."""
-        return self.components > 0
-
-    def described(self, array: jax.ShapeDtypeStruct) -> Any:
-        """Returns the shape and dtype of this leaf, whose array is described by `array`."""
-        if not self.is_per_replica:
-            return array
-        return PerReplica([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scan:
-    """One `lax.scan` that runs several steps in one call, over one batch per step.
-
-    Attributes:
-        step: Computes a step from the variables' values, other captured arrays, and the arrays of a batch.
-        steps: The number of steps.
-        carry: The places of the assigned variables among the variables' values.
-        results: The results of a step that are arrays.
-        under_tape: See `Program`.
-    """
-
-    step: Callable[..., list[Any]]
-    steps: int
-    carry: Sequence[int]
-    results: Sequence[_Result]
-    under_tape: bool
-
-    def __call__(self, state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Traces the steps; returns the variables' last values, followed by the results of all steps.
-
-        Results have a leading dimension of steps; for per-replica results, it follows the dimension of replicas.
-        """
-        count = len(inputs) // self.steps
-        per_step = [jnp.stack(inputs[i::count]) for i in range(count)]
-
-        def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            now = list(state)
-            for place, value in zip(self.carry, carried, strict=True):
-                of_variable = self.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
-                now[place] = read_again(value, state[place]) if of_variable else value
-            outs = self.step(now, outer, xs)
-            return outs[: len(self.carry)], outs[len(self.carry) :]
-
-        last, results = jax.lax.scan(body, [state[place] for place in self.carry], per_step, length=self.steps)
-        moved = [
-            jnp.moveaxis(value, 0, 1) if result.is_per_replica else value
-            for value, result in zip(results, self.results, strict=True)
-        ]
-        return [*last, *moved]
 
 
 class Program:
@@ -164,7 +94,7 @@ class Program:
         self._donate = donate
         self._store = FunctionStore(under_tape=under_tape)
         self._name = str(getattr(function, "__name__", "function"))
-        self._results: list[_Result] = []
+        self._results: list[Result] = []
         self._out_treedef: Structure
         staged = self._stage(function)
         refuse_forgotten(self._store.new, self._name)
@@ -172,7 +102,7 @@ class Program:
         self._arrays = [jax.ShapeDtypeStruct(*one) for one in staged.results[len(self._store.staged) :]]
         self._compile(staged)
         # Fast path for the most common result: one array, which needs no wrapper.
-        self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef.treedef) and self._results == [_Result(True)]
+        self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef.treedef) and self._results == [Result(True)]
 
     def _stage(self, function: Callable[..., Any]) -> Staged:
         def flat(*arrays: Any) -> list[Any]:
@@ -202,7 +132,7 @@ class Program:
         if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
             device_assignment, made_by = leaf.device_assignment, leaf.made_by
             self._results.append(
-                _Result(
+                Result(
                     True,
                     len(device_assignment.addressable_replicas),
                     lambda array: PerReplica.from_stacked(array, device_assignment, made_by),
@@ -211,16 +141,16 @@ class Program:
             return leaf.stacked(device_assignment)
         if isinstance(leaf, Mirrored):
             count = leaf.num_replicas
-            self._results.append(_Result(is_array=True, wrap=lambda array: Mirrored(array, count)))
+            self._results.append(Result(is_array=True, wrap=lambda array: Mirrored(array, count)))
             return leaf.value
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not has_host_dtype(leaf):
-            self._results.append(_Result(is_array=True))
+            self._results.append(Result(is_array=True))
             return jnp.asarray(leaf)
         if isinstance(leaf, np.ndarray):  # strings: every call returns this array, so it is read-only
             leaf = leaf.copy()
             leaf.flags.writeable = False
         refuse_result(leaf, self._name)
-        self._results.append(_Result(static=leaf))
+        self._results.append(Result(static=leaf))
         return None
 
     def _compile(self, staged: Staged) -> None:
@@ -256,7 +186,7 @@ class Program:
         scan = None
         if self._steps is not None:
             arrays = [result for result in self._results if result.is_array]
-            scan = _Scan(step, self._steps, [places[id(v)] for v in assigned], arrays, self._store.under_tape)
+            scan = Scan(step, self._steps, [places[id(v)] for v in assigned], arrays, self._store.under_tape)
 
         # It refers to no `Program`: in a reference cycle the variables would wait for Python's collector.
         def program(*operands: Any) -> list[Any]:

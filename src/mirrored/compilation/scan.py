@@ -1,0 +1,83 @@
+"""The leaves of a program's result, and the scan that runs several steps of a function in one program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.runtime.variable_store import Bookkeeping, read_again
+from mirrored.values.distributed_values import PerReplica
+
+
+@dataclasses.dataclass(frozen=True)
+class Result(Bookkeeping):
+    """One leaf of a program's result: a static object, or an array and the function that wraps it for the user.
+
+    Attributes:
+        is_array: Whether it is an array.
+        components: The number of components of a per-replica value in this process; 0 for other leaves.
+        wrap: Converts the array for the user.
+        static: The static object, if the leaf is not an array.
+    """
+
+    is_array: bool = False
+    components: int = 0
+    wrap: Callable[[Any], Any] | None = None
+    static: Any = None
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Whether it is a per-replica value, one array with a leading dimension of replicas."""
+        return self.components > 0
+
+    def described(self, array: jax.ShapeDtypeStruct) -> Any:
+        """Returns the shape and dtype of this leaf, whose array is described by `array`."""
+        if not self.is_per_replica:
+            return array
+        return PerReplica([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """One `lax.scan` that runs several steps in one call, over one batch per step.
+
+    Attributes:
+        step: Computes a step from the variables' values, other captured arrays, and the arrays of a batch.
+        steps: The number of steps.
+        carry: The places of the assigned variables among the variables' values.
+        results: The results of a step that are arrays.
+        under_tape: See `Program`.
+    """
+
+    step: Callable[..., list[Any]]
+    steps: int
+    carry: Sequence[int]
+    results: Sequence[Result]
+    under_tape: bool
+
+    def __call__(self, state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """Traces the steps; returns the variables' last values, followed by the results of all steps.
+
+        Results have a leading dimension of steps; for per-replica results, it follows the dimension of replicas.
+        """
+        count = len(inputs) // self.steps
+        per_step = [jnp.stack(inputs[i::count]) for i in range(count)]
+
+        def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            now = list(state)
+            for place, value in zip(self.carry, carried, strict=True):
+                of_variable = self.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
+                now[place] = read_again(value, state[place]) if of_variable else value
+            outs = self.step(now, outer, xs)
+            return outs[: len(self.carry)], outs[len(self.carry) :]
+
+        last, results = jax.lax.scan(body, [state[place] for place in self.carry], per_step, length=self.steps)
+        moved = [
+            jnp.moveaxis(value, 0, 1) if result.is_per_replica else value
+            for value, result in zip(results, self.results, strict=True)
+        ]
+        return [*last, *moved]
