@@ -144,9 +144,13 @@ def test_reads_of_variables(bad):
 
 
 @BAD
-def test_indexed_slices_ignore_them(bad):
-    slices = tf.IndexedSlices(tf.constant([9.0, 5.0]), tf.constant([bad, 1]), dense_shape=(3,))
-    np.testing.assert_array_equal(tf.convert_to_tensor(slices), [0, 5, 0])
+def test_indexed_slices(bad):
+    def dense(index):
+        return tf.convert_to_tensor(tf.IndexedSlices(tf.constant([9.0, 5.0]), tf.stack([index, 1]), dense_shape=(3,)))
+
+    with pytest.raises(ArgumentError, match=rf"indices\[0\] = {bad}"):
+        dense(bad)
+    np.testing.assert_array_equal(tf.function(dense)(tf.constant(bad)), [0, 5, 0])
 
 
 SEGMENTS = ("sum", "prod", "mean", "max", "min")

@@ -29,7 +29,7 @@ from mirrored.checkpoint.objects import (
 )
 from mirrored.checkpoint.places import Attribute, Place, Root
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
-from mirrored.checkpoint.series_lock import SeriesLock, claim
+from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
 from mirrored.checkpoint.writing import Writer, actual, check_replaceable, write
 from mirrored.errors import ArgumentError, CheckpointError
@@ -232,8 +232,9 @@ class Checkpoint:
             check_replaceable(path, called)
             return claim(path.parent, series, called, writer)
 
-        def work(_: SeriesLock | None) -> None:
-            write(path, manifest)
+        def work(lock: SeriesLock | None) -> None:
+            with withdrawn_on_failure(lock, writer):
+                write(path, manifest)
 
         lock: SeriesLock | None = settled(called, "wait for the previous checkpoint", make_ready)
         if writes:

@@ -20,7 +20,7 @@ from mirrored.checkpoint.directory import checkpoints_in, number_of, without_man
 from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
 from mirrored.checkpoint.matching import RestoreStatus
 from mirrored.checkpoint.preemption import preemption
-from mirrored.checkpoint.series_lock import SeriesLock, claim
+from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
 from mirrored.checkpoint.writing import (
     KEPT,
@@ -275,7 +275,8 @@ class CheckpointManager:
         settled("CheckpointManager.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
     def _write(self, path: Path, manifest: Manifest) -> None:
-        write(path, manifest)
+        with withdrawn_on_failure(self._series, self._checkpoint):
+            write(path, manifest)
         self._tidy()
 
     def _tidy(self) -> None:

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,6 +58,7 @@ class SeriesLock:
         self._token = secrets.token_hex(8)
         self._open = _Open(path)
         self._writer: weakref.ref[object] | None = None
+        self._before: weakref.ref[object] | None = None
         self._former: weakref.WeakSet[object] = weakref.WeakSet()
         weakref.finalize(self, self._open.release)
         self._take(called)
@@ -87,9 +89,19 @@ class SeriesLock:
         if writer in self._former:
             raise _replaced(self._path, called)
         last = None if self._writer is None else self._writer()
-        if last is not None and last is not writer:
-            self._former.add(last)
+        if last is not writer:
+            self._before = self._writer
+            if last is not None:
+                self._former.add(last)
         self._writer = weakref.ref(writer)
+
+    def withdraw(self, writer: object) -> None:
+        """Undoes `write_by` for a writer whose checkpoint could not be written: it has replaced nothing."""
+        if self._writer is not None and self._writer() is writer:
+            self._writer = self._before
+            last = None if self._before is None else self._before()
+            if last is not None:
+                self._former.discard(last)
 
     def forget(self) -> None:
         """Closes the lock file in a forked child process, so that the child does not keep the parent's lock."""
@@ -159,6 +171,17 @@ class _Open:
 
 _held: weakref.WeakValueDictionary[tuple[int, int, str], SeriesLock] = weakref.WeakValueDictionary()
 _claiming = [threading.Lock()]
+
+
+@contextlib.contextmanager
+def withdrawn_on_failure(lock: SeriesLock | None, writer: object) -> Iterator[None]:
+    """Withdraws `writer` from the lock, if there is one, when the block that writes its checkpoint raises."""
+    try:
+        yield
+    except BaseException:
+        if lock is not None:
+            lock.withdraw(writer)
+        raise
 
 
 def claim(folder: Path, series: str, called: str, writer: object = None) -> SeriesLock | None:
