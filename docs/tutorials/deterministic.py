@@ -126,6 +126,9 @@ figure.tight_layout()
 # is divided into 4. JAX, jaxlib and the type of the device must stay the same, too. The program must draw its random
 # numbers from keys and its data from seeded shuffles.
 #
+# Keras' `fit` is an exception: with `deterministic=True` it computes the whole batch on the first device, so that its
+# losses have the bits of Keras without a strategy, with any number of replicas.
+#
 # ## A repetition has the same bits
 #
 # Two runs on the same devices are bit-identical. `mirrored.testing` has an assertion for it:
