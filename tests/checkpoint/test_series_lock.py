@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointManager, latest_checkpoint, manager, series_lock, writing
-from mirrored.checkpoint.series_lock import SeriesLock, claim
+from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
 from mirrored.errors import CheckpointError
 
 # A job that has saved, with a forked child as a loader of data would have, and that lives until it is killed.
@@ -244,3 +245,19 @@ def test_one_checkpoint_may_have_two_managers_and_a_single_checkpoint_several_wr
         managers[number % 2].wait()
         [first, second][number % 2].write(tmp_path / "one")
     assert len(managers[0].checkpoints) == 3
+
+
+def test_a_failed_write_counts_as_none(tmp_path):
+    first, second = Checkpoint(v=mr.Variable(1.0)), Checkpoint(v=mr.Variable(2.0))
+
+    def written(checkpoint, fails=False):
+        lock = claim(tmp_path, "ckpt", "Checkpoint.save", checkpoint)
+        with contextlib.suppress(OSError), withdrawn_on_failure(lock, checkpoint):
+            if fails:
+                raise OSError
+        return lock
+
+    locks = [written(first), written(second, fails=True), written(first), written(second), written(second, fails=True)]
+    assert all(lock is locks[0] for lock in locks)
+    with pytest.raises(CheckpointError, match="another Checkpoint of this program"):
+        written(first)  # the second one's write before its failed one has replaced the checkpoints

@@ -88,15 +88,14 @@ class SeriesLock:
         """
         if writer in self._former:
             raise _replaced(self._path, called)
-        last = None if self._writer is None else self._writer()
-        if last is not writer:
-            self._before = self._writer
-            if last is not None:
-                self._former.add(last)
+        self._before = self._writer
+        last = None if self._before is None else self._before()
+        if last is not None and last is not writer:
+            self._former.add(last)
         self._writer = weakref.ref(writer)
 
     def withdraw(self, writer: object) -> None:
-        """Undoes `write_by` for a writer whose checkpoint could not be written: it has replaced nothing."""
+        """Undoes the last `write_by` of a writer whose checkpoint could not be written, and so replaced nothing."""
         if self._writer is not None and self._writer() is writer:
             self._writer = self._before
             last = None if self._before is None else self._before()
