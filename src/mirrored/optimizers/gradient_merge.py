@@ -1,8 +1,7 @@
-"""Pairs gradients with variables, checks and sums the gradients over replicas, and applies one update everywhere."""
+"""Pairs gradients with variables, sums the gradients over replicas, and applies one update everywhere."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,7 +17,7 @@ from mirrored._typing import Operand, PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, StructureError, VariableError
-from mirrored.optimizers.rules import check_iterators
+from mirrored.optimizers.gradient_checks import Pair, check_iterators, no_gradients, with_gradients
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -27,9 +26,7 @@ from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable
 
-# Pairs gradients with variables, and checks them.
-
-Pair = tuple[Any, Variable]
+# Pairs gradients with variables.
 
 
 def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
@@ -174,80 +171,6 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
                 rule="an optimizer can update only mirrored variables of floating-point or complex numbers",
                 remedy="exclude it from the trained variables (trainable=False)",
             )
-
-
-def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tuple[str, ...]]:
-    """Returns the (gradient, variable) pairs that have a gradient, and the names of the variables without one.
-
-    Raises:
-        ArgumentError: No pair has a gradient.
-    """
-    present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    absent = tuple(variable.name for gradient, variable in pairs if gradient is None)
-    if not present:
-        raise no_gradients(absent, called)
-    return present, absent
-
-
-def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
-    """Returns the error for an optimizer update in which no variable has a gradient."""
-    return ArgumentError(
-        called,
-        found=f"No gradients provided for any variable: {', '.join(absent) or 'the list is empty'}",
-        rule="an update needs a gradient for at least one variable",
-        remedy="compute the loss from these variables under the tape; call tape.watch on those that are not trainable",
-    )
-
-
-def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> None:
-    """Warns that an optimizer update has no gradients for some variables."""
-    warnings.warn(
-        f"{called}: no gradient for {', '.join(names)}: the loss does not depend on these variables, "
-        "and they are not updated\n"
-        "  remedy: compute the loss from them in the tape's block, or omit them from the update",
-        UserWarning,
-        stacklevel=stacklevel + 1,
-    )
-
-
-def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> None:
-    """Checks that every gradient has its variable's shape and a compatible dtype, and reports all mismatches at once.
-
-    Raises:
-        StructureError: A gradient has another shape or dtype kind. The message names every such variable.
-    """
-    wrong = [problem for gradient, variable in pairs if (problem := _problem(gradient, variable, in_replica))]
-    if wrong:
-        raise StructureError(
-            called,
-            found="; ".join(wrong),
-            rule="a gradient must have its variable's shape and a floating-point dtype (complex for complex ones only)"
-            + ("; inside strategy.run it must be this replica's own array" if in_replica else ""),
-            remedy="pass the gradients in the order of the variables: zip(tape.gradient(loss, variables), variables)",
-        )
-
-
-def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
-    """Describes the mismatch of one gradient, or returns the empty string."""
-    wanted = f"{variable.dtype}{list(variable.component_shape)}"
-    if isinstance(gradient, PerReplica):
-        if in_replica:
-            return f"{variable.name}: a PerReplica value"
-        fits = gradient.component_shape == variable.component_shape
-        return "" if fits else f"{variable.name}: components of shape {gradient.component_shape} for {wanted}"
-    value = gradient.value if isinstance(gradient, Mirrored) else gradient
-    if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int | Variable):
-        return f"{variable.name}: a {type(value).__name__} for {wanted}"
-    shape = tuple(value.shape) if hasattr(value, "shape") else ()
-    dtype = value.dtype if hasattr(value, "dtype") else jnp.result_type(float)
-    if shape != variable.component_shape:
-        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
-    complex_for_real = jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(
-        variable.dtype, jnp.complexfloating
-    )
-    if complex_for_real or not jnp.issubdtype(dtype, jnp.inexact):
-        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
-    return ""
 
 
 def _has_arrays(tree: PyTree) -> bool:

@@ -13,17 +13,14 @@ import optax
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
+from mirrored.optimizers.gradient_checks import Pair, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.gradient_merge import (
-    Pair,
     as_pairs,
     as_they_are,
     as_variables,
-    check_gradients,
     once,
     scope_of,
     update_with_sums_of,
-    warn_of_missing,
-    with_gradients,
 )
 from mirrored.optimizers.rules import Clipping, LearningRate, LearningRateLike, copied, not_copied
 from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -321,18 +321,3 @@ def not_copied(called: str, optimizer: Optimizer) -> ArgumentTypeError:
         remedy="create another optimizer with the same arguments; to transfer this one's state, save a "
         "mirrored.checkpoint.Checkpoint(model=..., optimizer=...) and restore it into the new objects",
     )
-
-
-# Checks of what the replicas pass.
-
-
-def check_iterators(iterators: Sequence[Any], called: str) -> None:
-    """Raises an error if replicas share an iterator: the first takes all pairs, and zeros stand for the others."""
-    shared = [one for one in iterators if one is not None]
-    if len(set(map(id, shared))) < len(shared):
-        raise ArgumentError(
-            called,
-            found=f"the replicas passed the same {type(shared[0]).__name__} object, which the first one has exhausted",
-            rule="every replica must pass its own pairs of a gradient and a variable",
-            remedy="create the pairs in the replica function: zip(gradients, variables)",
-        )

@@ -1,0 +1,103 @@
+"""Checks the gradients that are passed to an optimizer: missing gradients, shapes, dtypes, shared iterators."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.errors import ArgumentError, StructureError
+from mirrored.values.distributed_values import Mirrored, PerReplica
+from mirrored.variables import Variable
+
+Pair = tuple[Any, Variable]
+
+
+def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tuple[str, ...]]:
+    """Returns the (gradient, variable) pairs that have a gradient, and the names of the variables without one.
+
+    Raises:
+        ArgumentError: No pair has a gradient.
+    """
+    present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    absent = tuple(variable.name for gradient, variable in pairs if gradient is None)
+    if not present:
+        raise no_gradients(absent, called)
+    return present, absent
+
+
+def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
+    """Returns the error for an optimizer update in which no variable has a gradient."""
+    return ArgumentError(
+        called,
+        found=f"No gradients provided for any variable: {', '.join(absent) or 'the list is empty'}",
+        rule="an update needs a gradient for at least one variable",
+        remedy="compute the loss from these variables under the tape; call tape.watch on those that are not trainable",
+    )
+
+
+def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> None:
+    """Warns that an optimizer update has no gradients for some variables."""
+    warnings.warn(
+        f"{called}: no gradient for {', '.join(names)}: the loss does not depend on these variables, "
+        "and they are not updated\n"
+        "  remedy: compute the loss from them in the tape's block, or omit them from the update",
+        UserWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> None:
+    """Checks that every gradient has its variable's shape and a compatible dtype, and reports all mismatches at once.
+
+    Raises:
+        StructureError: A gradient has another shape or dtype kind. The message names every such variable.
+    """
+    wrong = [problem for gradient, variable in pairs if (problem := _problem(gradient, variable, in_replica))]
+    if wrong:
+        raise StructureError(
+            called,
+            found="; ".join(wrong),
+            rule="a gradient must have its variable's shape and a floating-point dtype (complex for complex ones only)"
+            + ("; inside strategy.run it must be this replica's own array" if in_replica else ""),
+            remedy="pass the gradients in the order of the variables: zip(tape.gradient(loss, variables), variables)",
+        )
+
+
+def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
+    """Describes the mismatch of one gradient, or returns the empty string."""
+    wanted = f"{variable.dtype}{list(variable.component_shape)}"
+    if isinstance(gradient, PerReplica):
+        if in_replica:
+            return f"{variable.name}: a PerReplica value"
+        fits = gradient.component_shape == variable.component_shape
+        return "" if fits else f"{variable.name}: components of shape {gradient.component_shape} for {wanted}"
+    value = gradient.value if isinstance(gradient, Mirrored) else gradient
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int | Variable):
+        return f"{variable.name}: a {type(value).__name__} for {wanted}"
+    shape = tuple(value.shape) if hasattr(value, "shape") else ()
+    dtype = value.dtype if hasattr(value, "dtype") else jnp.result_type(float)
+    if shape != variable.component_shape:
+        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
+    complex_for_real = jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(
+        variable.dtype, jnp.complexfloating
+    )
+    if complex_for_real or not jnp.issubdtype(dtype, jnp.inexact):
+        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
+    return ""
+
+
+def check_iterators(iterators: Sequence[Any], called: str) -> None:
+    """Raises an error if replicas share an iterator: the first takes all pairs, and zeros stand for the others."""
+    shared = [one for one in iterators if one is not None]
+    if len(set(map(id, shared))) < len(shared):
+        raise ArgumentError(
+            called,
+            found=f"the replicas passed the same {type(shared[0]).__name__} object, which the first one has exhausted",
+            rule="every replica must pass its own pairs of a gradient and a variable",
+            remedy="create the pairs in the replica function: zip(gradients, variables)",
+        )
