@@ -191,15 +191,16 @@ print(len(jax.devices()), "devices; the loaded model is on", loaded.weights[0].v
 # %% [markdown]
 # ## What a custom loop has to do itself
 #
-# `fit` does four things that a custom loop has to do, and no message says so if it does not:
+# `fit` does three things that a custom loop has to do, and no message says so if it does not:
 #
 # - Batch normalization: `fit` uses the statistics of the whole batch. In a loop, write
 #   `keras.layers.BatchNormalization(synchronized=True)`; the plain layer uses those of the replica's part.
 # - Regularizers: add `mr.losses.scale_regularization_loss(sum(model.losses))`, as each replica adds its own.
 # - Weights of examples: `mr.losses.average_loss(loss_of(y, model(x), sample_weight=w))` divides by the number of
 #   examples, as `fit` does.
-# - Checkpoints: put the model, the optimizer and the iterator of the data into one `mr.checkpoint.Checkpoint`, see
-#   [the troubleshooting page](../troubleshooting.md).
+#
+# To resume a custom loop, put the model, the optimizer and the iterator of the data into one
+# `mr.checkpoint.Checkpoint`, see [the troubleshooting page](../troubleshooting.md).
 #
 # ## Next
 #

@@ -182,7 +182,7 @@ class DataflowRules:
 
 
 def is_empty(atom: Var | Literal) -> bool:
-    """Whether a value is an array without elements: it is equal on all devices, whatever it is computed from."""
+    """Returns whether a value is an array without elements, which is equal on all devices."""
     return 0 in getattr(atom.aval, "shape", ())
 
 

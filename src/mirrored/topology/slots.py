@@ -118,5 +118,5 @@ class Slots:
 
 
 def _joined(rows: Any) -> Any:
-    """Returns ``[devices, local, ...]`` as ``[devices * local, ...]``; -1 would have no value for empty rows."""
+    """Reshapes ``[devices, local, ...]`` to ``[devices * local, ...]``; a size of -1 is ambiguous for empty arrays."""
     return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
