@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import mirrored as mr
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, ContextError
 from mirrored.gradients import aggregate_gradients
 from mirrored.optimizers import Adam, Optimizer
 from optimizers.steps import step_of
@@ -184,3 +184,47 @@ def test_slots_made_inside_a_trace_compile_nothing_more_than_those_made_outside(
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert inside == outside > 0
+
+
+@pytest.mark.parametrize("in_replicas", [False, True], ids=["before run", "in replicas"])
+@pytest.mark.parametrize("rule", ["schedule_free", "adam"])
+@pytest.mark.ways(replicas=(1, 2, 4))
+@pytest.mark.first(4)
+def test_the_first_step_assigns_the_variable_before_the_update(way, rule, in_replicas):
+    """The initial state of `optax.contrib.schedule_free` holds the parameters; in compiled steps, it held old ones."""
+    transform = optax.contrib.schedule_free_sgd(0.1) if rule == "schedule_free" else optax.adam(0.1)
+    with way.strategy.scope():
+        variable = mr.Variable([1.0, 2.0], name="v")
+        optimizer = Optimizer(transform)
+
+    def double() -> None:
+        variable.assign(variable * 2.0)
+
+    def replica_step(gradient: Any) -> None:
+        if in_replicas:
+            double()
+        optimizer.apply_gradients([(gradient, variable)], skip_gradients_aggregation=True)
+
+    def step(gradient: Any) -> None:
+        if not in_replicas:
+            double()
+        way.strategy.run(replica_step, args=(gradient,))
+
+    gradients = np.float32([[1.0, -1.0], [0.5, 2.0], [-1.0, 0.25]])
+    compiled = way.compile(step)
+    if rule == "schedule_free" and not way.is_eager:
+        with pytest.raises(ContextError, match="'v' was assigned earlier") as caught:
+            compiled(jnp.asarray(gradients[0]))
+        assert "optimizer.build(variables)" in str(caught.value)
+        np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+        variable.assign(variable * 2.0)
+        optimizer.build([variable])
+        variable.assign(variable / 2.0)
+    value = np.float32([2.0, 4.0])
+    state = transform.init(value)
+    for k, gradient in enumerate(gradients):
+        compiled(jnp.asarray(gradient))
+        value = value * 2.0 if k else value
+        updates, state = transform.update(jnp.asarray(gradient), state, value)
+        value = np.asarray(value + updates)
+    np.testing.assert_allclose(variable.numpy(), value, rtol=1e-5)

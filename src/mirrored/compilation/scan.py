@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored.runtime.variable_store import Bookkeeping, read_again
+from mirrored.runtime.staged_values import read_again
+from mirrored.runtime.variable_store import Bookkeeping
 from mirrored.values.distributed_values import PerReplica
 
 

@@ -17,7 +17,8 @@ from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.optimizers.rules import Clipping, TransformFactory
-from mirrored.runtime.ambient import within
+from mirrored.optimizers.slot_checks import check_is_independent, check_shapes
+from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable
 
 # Maps the leaves of an optax state to slots: per variable, or shared by variables that are updated together.
@@ -240,7 +241,7 @@ class UpdateRule:
             for cohort in sorted(set(plan.cohorts)):
                 members = plan.members(cohort)
                 keys = [slot_key(leaf.address, leaf.variable, cohort) for leaf in layout.leaves]
-                _check_shapes(layout.leaves, [before[key].shape for key in keys])
+                check_shapes(layout.leaves, [before[key].shape for key in keys])
                 state = layout.pack([before[key] for key in keys])
                 updates, state = update(dict(clipped), state, dict(old), **extra)
                 new.update(_applied({name: old[name] for name in members}, updates))
@@ -248,19 +249,6 @@ class UpdateRule:
                     if leaf.variable is None or leaf.variable in members:
                         after[key] = value
             return [new[name] for name in plan.names], [after[key] for key in plan.slots]
-
-
-def _check_shapes(leaves: Sequence[SlotLeaf], found: Sequence[tuple[int, ...]]) -> None:
-    """Raises an error if a variable has changed its shape: its slots would be broadcast silently."""
-    for leaf, shape in zip(leaves, found, strict=True):
-        if leaf.shape != shape:
-            raise StructureError(
-                "Optimizer.apply_gradients",
-                found=f"the slot {leaf.label!r} of variable {leaf.variable!r} has the shape {shape}, and needs "
-                f"{leaf.shape}: the variable has changed its shape",
-                rule="the slots of an optimizer have the shape that the variable had in the first update",
-                remedy="create a new optimizer after the change of shape, or use one without slots, such as plain SGD",
-            )
 
 
 def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
@@ -391,8 +379,13 @@ class Slots:
         """Computes the initial state of these variables' slots eagerly, even inside a trace.
 
         In a trace it uses the stored values, that is, the variables' values when the compiled program starts.
+
+        Raises:
+            ContextError: The trace has assigned a variable before, and the initial state depends on its value.
         """
         values = {name: variable.read_value() for name, variable in named.items()}
+        store = ambient().store if any(isinstance(value, Tracer) for value in values.values()) else None
+        assigned = [name for name, variable in named.items() if store is not None and store.is_assigned(variable)]
         # Under JAX's default cache key. The key of the current trace is unique to that trace, so with it JAX would
         # compile every jitted helper again and keep an entry that is never reused.
         with eager(), caches.using(None):
@@ -401,6 +394,8 @@ class Slots:
             }
             with within(store=None, listeners=()):
                 rate = rate_now()
+            if assigned:
+                check_is_independent(self._rule.factory(rate).init, stored, assigned)
             return self._rule.initial_state(stored, 0.0 if isinstance(rate, Tracer) else rate)
 
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:

@@ -170,6 +170,10 @@ class ReadListener(Protocol):
         """Called before one or several variables are assigned."""
         ...
 
+    def on_reassign(self, variable: ReadableVariable, value: object) -> None:
+        """Called before a framework that differentiates assignments, as Flax NNX does, assigns `value`."""
+        ...
+
     def tracks(self, value: object) -> bool:
         """Returns whether this listener records operations on the array `value`, as a gradient tape does."""
         ...
@@ -206,3 +210,9 @@ def announce_write() -> None:
     """Notifies this thread's listeners that variables are about to be assigned."""
     for listener in ambient().listeners:
         listener.on_write()
+
+
+def announce_reassignment(variable: ReadableVariable, value: object) -> None:
+    """Notifies this thread's listeners that a framework that differentiates assignments assigns `value`."""
+    for listener in ambient().listeners:
+        listener.on_reassign(variable, value)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -29,10 +29,9 @@ from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
+from mirrored.runtime.staged_values import of_variable, restoring_item
 
-K = TypeVar("K")
 T = TypeVar("T")
-V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
@@ -99,17 +98,21 @@ class VariableStore(abc.ABC):
         captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested
             transforms (`jit`, `scan`, ...) may close over what it returns: JAX hoists it out of them as a constant.
         base_trace: The JAX trace that the store belongs to.
+        outer: The store of the function or block around a run or block.
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
             then has the derivative of the variable (see `read_again`).
         rereads: Whether a value was read after an assignment.
+        differentiated: The variables, by `id`, whose newest assignment has a derivative (see `on_reassign`).
     """
 
     captures: bool
     base_trace: Any = None
+    outer: VariableStore | None = None
     num_local: int = 1
     under_tape: bool = False
     rereads: bool = False
+    differentiated: Set[int] = frozenset()
     _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
 
     def or_undone(self, call: Callable[[], T]) -> T:
@@ -142,6 +145,10 @@ class VariableStore(abc.ABC):
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
         """Returns a function that later resets `variable` to the value that it has in this store now."""
 
+    def is_assigned(self, variable: VariableLike) -> bool:
+        """Returns whether a variable was assigned here, or before in the function around this run or block."""
+        return self.outer is not None and self.outer.is_assigned(variable)
+
     def outermost(self) -> VariableStore:
         """Returns the variable store of the enclosing function or `run`, even from inside a branch or loop body."""
         return self
@@ -156,6 +163,22 @@ class VariableStore(abc.ABC):
     def on_write(self) -> None:
         """Makes JAX retrace jitted functions that may have captured the old value of an assigned variable."""
         caches.renew()
+
+    def on_reassign(self, variable: ReadableVariable, value: object) -> None:
+        """Notes whether an assignment is one that a tape around this run or function differentiates."""
+        if self.under_tape:
+            self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
+
+    def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
+        """Returns the newest assigned value of a variable for a read.
+
+        Its gradients flow to the value that the variable had before, which `before` returns, as an assignment has no
+        derivative; or on through the assignment, if it was made by a framework that differentiates assignments.
+        """
+        self.rereads = True
+        if not self.under_tape or id(variable) in self.differentiated:
+            return newest
+        return of_variable(variable, newest, before)
 
     def tracks(self, value: object) -> bool:
         """Returns False: a variable store, unlike a tape, does not record operations."""
@@ -188,22 +211,6 @@ class VariableStore(abc.ABC):
         """
 
 
-@jax.custom_jvp
-def read_again(newest: jax.Array, before: jax.Array) -> Any:
-    """Returns a variable's newly assigned value unchanged, and routes its gradients to the variable's old value.
-
-    An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
-    to the inputs of the assigned value. A tape around a compiled function or run sees all of that as one operation with
-    the variable as an operand, so the operand `before` carries the gradient.
-    """
-    return newest
-
-
-@read_again.defjvp
-def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return primals[0], tangents[1]
-
-
 class FunctionStore(VariableStore):
     """The variable store of a compiled function during its trace; holds the values that the function reads and assigns.
 
@@ -230,9 +237,7 @@ class FunctionStore(VariableStore):
 
     def whole(self, variable: VariableLike) -> Any:
         if id(variable) in self.staged:
-            self.rereads = True
-            newest = self.staged[id(variable)][1]
-            return of_variable(variable, newest, self._before) if self.under_tape else newest
+            return self.reread(variable, self.staged[id(variable)][1], self._before)
         return self._before(variable)
 
     def _before(self, variable: VariableLike) -> Any:
@@ -245,6 +250,9 @@ class FunctionStore(VariableStore):
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self.note(variable)
         self.staged[id(variable)] = Held(variable, value)
+
+    def is_assigned(self, variable: VariableLike) -> bool:
+        return id(variable) in self.staged
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
         return restoring_item(self.staged, id(variable), self.staged.get(id(variable)))
@@ -260,26 +268,9 @@ class FunctionStore(VariableStore):
         self.new.append(variable)
 
 
-def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
-    """Returns a function that sets a dict item to the value `item`; if `item` is None, removes the dict item."""
-
-    def restore() -> None:
-        if item is None:
-            items.pop(key, None)
-        else:
-            items[key] = item
-
-    return restore
-
-
 def is_under_tape(here: Ambient) -> bool:
     """Returns whether a tape listens to reads of variables in a thread with this context."""
     return any(not isinstance(listener, VariableStore) for listener in here.listeners)
-
-
-def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any], Any]) -> Any:
-    """Returns a newly assigned value, with its gradients routed to the old value if the dtype is differentiable."""
-    return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
 @dataclasses.dataclass
@@ -338,9 +329,7 @@ class ReplicaStore(VariableStore):
         entry = self.staged.get(id(variable))
         if entry is None or entry.locals[replica] is None:
             return self.before(variable, replica)
-        self.rereads = True
-        newest = entry.locals[replica]
-        return of_variable(variable, newest, lambda one: self.before(one, replica)) if self.under_tape else newest
+        return self.reread(variable, entry.locals[replica], lambda one: self.before(one, replica))
 
     def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
@@ -353,8 +342,7 @@ class ReplicaStore(VariableStore):
         if entry.whole is None:
             components = [self.local(variable, replica) for replica in range(self.num_local)]
             entry.whole = self.join(variable, components, entry.where)
-        self.rereads = True
-        return of_variable(variable, entry.whole, self.whole_before) if self.under_tape else entry.whole
+        return self.reread(variable, entry.whole, self.whole_before)
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
@@ -364,6 +352,9 @@ class ReplicaStore(VariableStore):
 
     def created(self, variable: VariableLike) -> None:
         self.new.append(variable)
+
+    def is_assigned(self, variable: VariableLike) -> bool:
+        return id(variable) in self.staged or super().is_assigned(variable)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
         entry = self.staged.get(id(variable))

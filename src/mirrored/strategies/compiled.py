@@ -97,6 +97,7 @@ class _Run:
         assert here.store is not None
         self._outer_store = here.store
         self._outermost = here.store.outermost()
+        self._runner.store.outer = here.store
         self._runner.store.under_tape = is_under_tape(here) or self._outermost.under_tape
         self._as_written = self._runner.as_written and self._device_assignment.num_replicas > 1
         self._fixed_order = self._as_written and self._runner.store.under_tape
@@ -128,6 +129,8 @@ class _Run:
             if not PLACEHOLDERS.isdisjoint(eqn.primitive.name for eqn, *_ in equations):
                 body = fuse(body, self._runner, axes)
         self._outermost.rereads |= self._runner.store.rereads
+        self._outer_store.differentiated -= self._runner.store.staged.keys()
+        self._outer_store.differentiated |= self._runner.store.differentiated
         analysis = self._analysis(body)
         body = self._without_gradients(self._without_enclosed(body, analysis), analysis)
         if self._fixed_order:

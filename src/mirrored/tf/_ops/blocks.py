@@ -21,7 +21,8 @@ from jax import lax
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore, is_under_tape, of_variable
+from mirrored.runtime.staged_values import of_variable
+from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore, is_under_tape
 
 # A variable's id, and the local replica that reads or assigns its component; None for a variable as a whole.
 Key = tuple[int, int | None]
@@ -50,6 +51,7 @@ class BlockStore(VariableStore):
     """
 
     captures = True
+    outer: VariableStore
 
     def __init__(self, outer: VariableStore) -> None:
         self.outer = outer
@@ -58,6 +60,9 @@ class BlockStore(VariableStore):
         self.entries: dict[Key, CaptureTracer] = {}
         self._where: dict[Key, str] = {}
         self.under_tape = is_under_tape(ambient()) or outer.under_tape
+
+    def is_assigned(self, variable: VariableLike) -> bool:
+        return any(key[0] == id(variable) for key in self.staged) or super().is_assigned(variable)
 
     def outermost(self) -> VariableStore:
         return self.outer.outermost()
