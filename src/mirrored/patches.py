@@ -95,6 +95,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Optimizer.update",
             "Pytree._check_valid_context",
             "Pytree._setattr",
+            "SpectralNorm.__init__",
             "Variable.__getattr__",
             "Variable.__init__",
             "Variable._can_update",

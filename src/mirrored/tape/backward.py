@@ -20,8 +20,9 @@ from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient
 from mirrored.tape import catalogue
+from mirrored.tape.no_derivative import Key, NoDerivative
 from mirrored.tape.operation import Operation
-from mirrored.tape.record import Key, NoDerivative, Record, Recorder
+from mirrored.tape.record import Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
 from mirrored.values.distributed_values import PerReplica, is_padded
 

@@ -16,15 +16,9 @@ from mirrored._jax.local_collectives import fill_stores, reset_stores, stores_ke
 from mirrored._jax.traces import Tracer, is_eval_below
 from mirrored._typing import Leaf
 from mirrored.tape import catalogue
+from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.operation import Operation, linearize
-from mirrored.tape.record import (
-    FailedRecord,
-    Key,
-    LinearPullbackRecord,
-    PartialAliasRecord,
-    PullbackRecord,
-    closed_over,
-)
+from mirrored.tape.record import FailedRecord, LinearPullbackRecord, PartialAliasRecord, PullbackRecord
 
 if TYPE_CHECKING:
     from mirrored._jax.jaxprs import Primitive

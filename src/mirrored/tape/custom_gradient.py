@@ -21,7 +21,8 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeEr
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
 from mirrored.runtime.merge import is_refusal, runs_in_place
 from mirrored.tape.backward import is_variable
-from mirrored.tape.record import Key, Pulled, Record, Runner, closed_over, completed
+from mirrored.tape.no_derivative import Key, closed_over
+from mirrored.tape.record import Pulled, Record, Runner, completed
 from mirrored.tape.trace import TapeTrace
 
 T = TypeVar("T")
@@ -313,6 +314,9 @@ class _Collector:
         return False
 
     def on_write(self) -> None:
+        pass
+
+    def on_reassign(self, variable: ReadableVariable, value: object) -> None:
         pass
 
 

@@ -30,7 +30,7 @@ from mirrored.tape.backward import (
     whole_leaves,
     zeros_like_source,
 )
-from mirrored.tape.record import Key
+from mirrored.tape.no_derivative import Key
 from mirrored.tape.recording import Recording
 from mirrored.tape.trace import TapeTrace
 

@@ -28,8 +28,9 @@ from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored.analysis.dataflow import reached_results
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.overlay_store import assignments_apart
+from mirrored.tape.no_derivative import Key
 from mirrored.tape.operation import linearize_with
-from mirrored.tape.record import Key, Pulled, Record, Runner, no_cotangent
+from mirrored.tape.record import Pulled, Record, Runner, no_cotangent
 
 if TYPE_CHECKING:
     from mirrored.tape.trace import TapeTrace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,8 @@ from mirrored._jax.inlining import JaxprProgram, program_of
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
 from mirrored.analysis.dataflow import reached_results
-from mirrored.errors import TapeError
+from mirrored.runtime.ambient import ambient
+from mirrored.tape.no_derivative import Key, NoDerivative, closed_over
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 
 if TYPE_CHECKING:
@@ -25,59 +25,12 @@ if TYPE_CHECKING:
     from mirrored.runtime.ambient import ReadableVariable
     from mirrored.tape.trace import TapeTrace
 
-Key = int
 Pulled = Iterable[tuple[int, Any]]
 _ONLY: tuple[bool, ...] = (True,)
 Runner = Callable[[Operation, Sequence[Any]], Sequence[Any]]
 
 _keys = itertools.count(1)
 new_key: Callable[[], Key] = _keys.__next__
-
-
-@dataclasses.dataclass(frozen=True)
-class NoDerivative:
-    """The inputs with respect to which a recorded operation has no derivative, and the cause to report in errors.
-
-    A gradient through the operation raises an error if it is requested for a source on which such a value depends.
-
-    Attributes:
-        keys: The keys of the values.
-        name: The name of the operation.
-        failure: The reason why there is no derivative.
-        remedy: The remedy in the error message.
-    """
-
-    keys: Sequence[Key]
-    name: str
-    failure: Exception | str
-    remedy: str = (
-        "use lax.scan, or lax.fori_loop with a fixed number of steps, instead of lax.while_loop, which tapes "
-        "differentiate only in eager code, outside of mirrored.function, jit and vmap; "
-        "define a gradient with custom_gradient; or exclude the operation with stop_gradient"
-    )
-
-    def error(self) -> TapeError:
-        """Returns the error for a gradient that needs a derivative which the recorded operation does not have."""
-        error = TapeError(
-            "GradientTape.gradient",
-            found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
-            rule="a target can depend on a source only through operations that have a derivative",
-            remedy=self.remedy,
-        )
-        error.__cause__ = self.failure if isinstance(self.failure, Exception) else None
-        return error
-
-
-def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
-    """Returns a `NoDerivative` for the values that a custom-derivative function closes over."""
-    return NoDerivative(
-        keys,
-        name,
-        "the function closes over a watched value or reads a watched variable, and its custom derivative rule has no "
-        "cotangent for that value",
-        "pass the value as an argument of the function, for instance f(x, w.read_value()), and return its cotangent "
-        "from the rule; or, if it needs no gradient, close over stop_gradient(value)",
-    )
 
 
 class Record:
@@ -344,13 +297,24 @@ class Recorder:
             its id is not reused.
         variables: The variables that were read or watched, by `id`, with their keys.
         reads: The traced reads of variables, by the `id` of the tracer that the variable's store gave.
+        reassigned: Variables that a framework which differentiates assignments has assigned a tracked value, by `id`
+            and replica, with the key of the value.
         explicit: The ids of variables that were passed to `watch`.
         watch_accessed_variables: Whether reading a trainable variable watches it.
         persistent: Whether records keep their inputs, which are needed to differentiate gradients that are computed
             inside the tape's own block.
     """
 
-    __slots__ = ("explicit", "known", "persistent", "reads", "records", "variables", "watch_accessed_variables")
+    __slots__ = (
+        "explicit",
+        "known",
+        "persistent",
+        "reads",
+        "reassigned",
+        "records",
+        "variables",
+        "watch_accessed_variables",
+    )
 
     def __init__(self, persistent: bool, watch_accessed_variables: bool) -> None:
         self.persistent = persistent
@@ -359,6 +323,7 @@ class Recorder:
         self.known: dict[int, tuple[Key, Any]] = {}
         self.variables: dict[int, tuple[Key, Any]] = {}
         self.reads: dict[int, Read] = {}
+        self.reassigned: dict[tuple[int, Any], tuple[Key, Any]] = {}
         self.explicit: set[int] = set()
 
     def forget(self) -> None:
@@ -366,6 +331,7 @@ class Recorder:
         self.records.clear()
         self.known.clear()
         self.reads.clear()
+        self.reassigned.clear()
 
     def key_of(self, value: object, owner: TapeTrace) -> Key | None:
         """Returns the key by which the tape identifies a tracked array; None if the array is not tracked."""
@@ -392,6 +358,15 @@ class Recorder:
     def watches(self, variable: ReadableVariable) -> bool:
         """Returns whether the tape watches `variable`, so that its reads are recorded."""
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
+
+    def reassign(self, variable: ReadableVariable, value: object, owner: TapeTrace) -> None:
+        """Notes that a framework that differentiates assignments has assigned `value` to `variable`."""
+        key = self.key_of(value, owner)
+        place = (id(variable), ambient().replica)
+        if key is None:
+            self.reassigned.pop(place, None)
+        else:
+            self.reassigned[place] = (key, variable)
 
     def variable_key(self, variable: ReadableVariable) -> Key:
         """Returns the key of `variable` on the tape, under which the cotangents of all its reads are summed."""
@@ -423,7 +398,8 @@ class Recorder:
             value = Box(owner, value, key)
         else:
             self.known[id(value)] = (key, value)
-        record = AliasRecord((self.variable_key(variable),))
+        assigned = self.reassigned.get((id(variable), ambient().replica)) if self.reassigned else None
+        record = AliasRecord((self.variable_key(variable) if assigned is None else assigned[0],))
         record.out_keys = (key,)
         self.records.append(record)
         return value

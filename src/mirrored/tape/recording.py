@@ -230,6 +230,11 @@ class Recording:
     def on_write(self) -> None:
         """Does nothing when variables are assigned: the tape keeps the values that were read before."""
 
+    def on_reassign(self, variable: ReadableVariable, value: object) -> None:
+        """Notes an assignment by a framework that differentiates assignments, if the tape tracks the assigned value."""
+        if self._trace.recorder is not None:
+            self._recorder.reassign(variable, value, self._trace)
+
     def tracks(self, value: object) -> bool:
         """Returns whether the tape tracks the array `value`, i.e. records operations on the array.
 

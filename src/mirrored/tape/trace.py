@@ -25,8 +25,9 @@ from mirrored._jax.local_collectives import binder, is_from_jax
 from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, recording_parent, share_identity, swap_trace
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
+from mirrored.tape.no_derivative import Key
 from mirrored.tape.operation import Operation, QuickRules
-from mirrored.tape.record import AliasRecord, Key, Record, RuleRecord, new_key, owned_operand, partial_record
+from mirrored.tape.record import AliasRecord, Record, RuleRecord, new_key, owned_operand, partial_record
 
 if TYPE_CHECKING:
     import jax

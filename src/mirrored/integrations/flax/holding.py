@@ -242,7 +242,7 @@ def adopt_made_in_scope(value: object) -> None:
             adopt(variable, "/".join(map(str, path)))
 
 
-# Metrics whose state is mirrored instead of one component per replica.
+# Metrics and layers whose state is mirrored instead of one component per replica.
 
 _mirrors_statistics: contextvars.ContextVar[bool] = contextvars.ContextVar("_mirrors_statistics", default=False)
 # The name in the metadata of an NNX variable, which copies of the variable keep.
@@ -251,7 +251,7 @@ _MIRRORED_STATISTIC: Final = "mirrored_statistic"
 
 @contextlib.contextmanager
 def mirrored_statistics() -> Iterator[None]:
-    """Makes metrics that are created in a ``with`` block store their states in `mirrored` variables."""
+    """Makes metrics and layers that are created in a ``with`` block store their states in mirrored variables."""
     token = _mirrors_statistics.set(True)
     try:
         yield
@@ -261,11 +261,12 @@ def mirrored_statistics() -> Iterator[None]:
 
 def _made(variable: NNXVariable[Any], value: Array | HostArray, name: str) -> Variable:
     name = name or type(variable).__name__
-    if isinstance(variable, MetricState):
+    if isinstance(variable, (MetricState, nnx.BatchStat)):
         metadata = metadata_of(variable)
         if _mirrors_statistics.get() or _MIRRORED_STATISTIC in metadata:
             metadata[_MIRRORED_STATISTIC] = True
             return Variable(value, trainable=False, name=name)
+    if isinstance(variable, MetricState):
         return statistic_of(value, name, VariableAggregation.SUM)
     trainable = isinstance(variable, nnx.Param)
     shared = trainable or isinstance(variable, (nnx.OptState, nnx.RngState))

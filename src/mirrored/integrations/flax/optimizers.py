@@ -17,7 +17,7 @@ from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, is_nested, is_ours
 from mirrored.optimizers.gradient_merge import note_summed
 from mirrored.patches import replace
-from mirrored.runtime.ambient import ambient
+from mirrored.runtime.ambient import ambient, announce_reassignment
 from mirrored.strategies import get_replica_context
 from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
@@ -51,14 +51,25 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
             )
         if grads is None or not _is_distributed(model):
             _check_belongs(model, grads)
-            return update(self, model, grads, **kwargs) if grads is not None else update(self, model, **kwargs)
+            given = (model,) if grads is None else (model, grads)
+            return _as_constants(model, update(self, *given, **kwargs))
         for variable in jax.tree.leaves(self, is_leaf=_is_nnx_variable):
             if _is_nnx_variable(variable) and not is_ours(held(variable)):
                 adopt(variable, type(variable).__name__)
         gradients = _filled(nnx.state(grads, self.wrt), nnx.state(model, self.wrt))
-        return update(self, model, _summed(gradients), **kwargs)
+        return _as_constants(model, update(self, model, _summed(gradients), **kwargs))
 
     return update_over_replicas
+
+
+def _as_constants(model: PyTree, result: Any) -> Any:
+    """Tells the open tapes that they do not differentiate an optimizer's update, and returns `result`."""
+    if ambient().listeners:
+        for variable in jax.tree.leaves(model, is_leaf=_is_nnx_variable):
+            content = held(variable) if isinstance(variable, nnx.Param) else None
+            if isinstance(content, Variable):
+                announce_reassignment(content, None)
+    return result
 
 
 def _filled(grads: PyTree, parameters: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""Computes statistics over all replicas for `BatchNorm` of NNX and Linen, and for `nnx.metrics.Welford`."""
+"""Statistics of all replicas: those of `BatchNorm` of NNX and Linen, `nnx.SpectralNorm` and `nnx.metrics.Welford`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _WELFORD: Final = "nnx.metrics.Welford.update"
 
 
 def connect_statistics() -> None:
-    """Patches the statistics of `BatchNorm` of NNX and Linen, and the state of `nnx.metrics.Welford`."""
+    """Patches the statistics of `BatchNorm`, and the state of `nnx.SpectralNorm` and `nnx.metrics.Welford`."""
     for layer, module in (("nnx.BatchNorm", normalization), ("linen.BatchNorm", linen_normalization)):
         replace("flax", module, "_compute_stats", _over_replicas(layer, module._compute_stats))
     replace("flax", metrics.Welford, "__init__", _of_all_replicas(metrics.Welford.__init__))
+    replace("flax", normalization.SpectralNorm, "__init__", _of_all_replicas(normalization.SpectralNorm.__init__))
     replace("flax", metrics.Welford, "update", _merged(metrics.Welford.update))
 
 
@@ -109,9 +110,11 @@ def _global_statistics(
 
 
 def _of_all_replicas(init: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `Welford.__init__`: the metric's state is mirrored, because its mean is no sum over replicas.
+    """Wraps the ``__init__`` of a class whose state is mirrored.
 
-    So every way of reading the state gives that of all replicas: `compute`, `mirrored.unmirror`, a copy, a checkpoint.
+    The mean of `Welford` is no sum over replicas, so its state is that of all replicas, however it is read: by
+    `compute`, by `mirrored.unmirror`, in a copy or a checkpoint. `SpectralNorm` computes its state from its kernel
+    alone, so the values of all replicas are equal.
     """
 
     @functools.wraps(init)

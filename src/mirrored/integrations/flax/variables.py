@@ -32,7 +32,7 @@ from mirrored.integrations.flax.holding import (
 from mirrored.integrations.flax.private import metadata_of
 from mirrored.integrations.flax.random_state import ReplicaKey, assign_random_state, borrowed
 from mirrored.patches import replace
-from mirrored.runtime.ambient import ambient
+from mirrored.runtime.ambient import ambient, announce_reassignment
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
         content.assign(value)
     else:
         array = as_array(value)
-        content.assign(array if array.dtype == content.dtype else array.astype(content.dtype), read_value=False)
+        array = array if array.dtype == content.dtype else array.astype(content.dtype)
+        if isinstance(variable, nnx.Param):
+            announce_reassignment(content, array)
+        content.assign(array, read_value=False)
 
 
 def _name_of(content: Variable | ReplicaKey) -> str:

@@ -1,0 +1,56 @@
+"""`NoDerivative`: why a recorded operation has no derivative with respect to a value, and the error that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mirrored.errors import TapeError
+
+Key = int
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDerivative:
+    """The inputs with respect to which a recorded operation has no derivative, and the cause to report in errors.
+
+    A gradient through the operation raises an error if it is requested for a source on which such a value depends.
+
+    Attributes:
+        keys: The keys of the values.
+        name: The name of the operation.
+        failure: The reason why there is no derivative.
+        remedy: The remedy in the error message.
+    """
+
+    keys: Sequence[Key]
+    name: str
+    failure: Exception | str
+    remedy: str = (
+        "use lax.scan, or lax.fori_loop with a fixed number of steps, instead of lax.while_loop, which tapes "
+        "differentiate only in eager code, outside of mirrored.function, jit and vmap; "
+        "define a gradient with custom_gradient; or exclude the operation with stop_gradient"
+    )
+
+    def error(self) -> TapeError:
+        """Returns the error for a gradient that needs a derivative which the recorded operation does not have."""
+        error = TapeError(
+            "GradientTape.gradient",
+            found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
+            rule="a target can depend on a source only through operations that have a derivative",
+            remedy=self.remedy,
+        )
+        error.__cause__ = self.failure if isinstance(self.failure, Exception) else None
+        return error
+
+
+def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
+    """Returns a `NoDerivative` for the values that a custom-derivative function closes over."""
+    return NoDerivative(
+        keys,
+        name,
+        "the function closes over a watched value or reads a watched variable, and its custom derivative rule has no "
+        "cotangent for that value",
+        "pass the value as an argument of the function, for instance f(x, w.read_value()), and return its cotangent "
+        "from the rule; or, if it needs no gradient, close over stop_gradient(value)",
+    )
