@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from mirrored._jax.traces import CaptureTracer
 from mirrored.errors import VariableError
-from mirrored.runtime.variable_store import Bookkeeping, Held
+from mirrored.runtime.staged_values import Bookkeeping, Held
 
 # Snapshots of plain Python containers, which detect whether elements were removed and can restore them.
 

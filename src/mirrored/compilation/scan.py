@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored.runtime.staged_values import read_again
-from mirrored.runtime.variable_store import Bookkeeping
+from mirrored.runtime.staged_values import Bookkeeping, read_again
 from mirrored.values.distributed_values import PerReplica
 
 

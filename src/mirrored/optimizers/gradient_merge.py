@@ -17,7 +17,7 @@ from mirrored._typing import Operand, PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, StructureError, VariableError
-from mirrored.optimizers.gradient_checks import Pair, check_iterators, no_gradients, with_gradients
+from mirrored.optimizers.checks import Pair, check_iterators, no_gradients, with_gradients
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner

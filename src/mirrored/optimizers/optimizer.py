@@ -13,7 +13,7 @@ import optax
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
-from mirrored.optimizers.gradient_checks import Pair, check_gradients, warn_of_missing, with_gradients
+from mirrored.optimizers.checks import Pair, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.gradient_merge import (
     as_pairs,
     as_they_are,

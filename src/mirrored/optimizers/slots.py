@@ -16,8 +16,8 @@ from mirrored._jax.constants import with_constants
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, StructureError
+from mirrored.optimizers.checks import check_is_independent, check_shapes
 from mirrored.optimizers.rules import Clipping, TransformFactory
-from mirrored.optimizers.slot_checks import check_is_independent, check_shapes
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable
 

@@ -24,7 +24,7 @@ from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 
 if TYPE_CHECKING:
-    from mirrored.runtime.variable_store import VariableLike
+    from mirrored.runtime.staged_values import VariableLike
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     if merge.nested is None and is_outside(runner):
         return list(runner.run_merge(merge, payload))
     if runner.in_place:
-        if not _is_transformed(runner):
+        if recording_parent(current_trace()) is runner.base_trace:
             return list(runner.run_merge(merge, payload))
         if merge.nested is None:
             raise refused(merge)
@@ -138,10 +138,6 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
 def is_outside(runner: ReplicaRunner) -> bool:
     """Returns whether the caller computes eagerly although `run` is traced, as in a `tf.init_scope` block."""
     return is_eval(current_trace()) and not is_eval(recording_parent(runner.base_trace))
-
-
-def _is_transformed(runner: ReplicaRunner) -> bool:
-    return recording_parent(current_trace()) is not runner.base_trace
 
 
 _UNDER_TRANSFORM: Final = "it was called under a JAX transform inside the replica function"

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.variable_store import VariableLike, VariableStore
+from mirrored.runtime.staged_values import VariableLike
+from mirrored.runtime.variable_store import VariableStore
 
 if TYPE_CHECKING:
     from mirrored.runtime.replica_runner import ReplicaRunner

@@ -1,26 +1,101 @@
-"""Values that a run or function has assigned and not committed: their derivatives, and how to undo an assignment."""
+"""Values that a run or function has assigned to variables and not committed yet, and their derivatives."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from mirrored.runtime.ambient import ReadableVariable
 
-class HasDtype(Protocol):
-    """Protocol of variables, as far as this module uses them."""
+
+class VariableLike(ReadableVariable, Protocol):
+    """Protocol of variables, as far as variable stores use them."""
+
+    name: str
+    device_assignment: Any
+    per_replica: bool
+
+    @property
+    def component_shape(self) -> tuple[int, ...]:
+        """The shape of one replica's copy of the variable."""
+        ...
 
     @property
     def dtype(self) -> Any:
         """The dtype of one replica's copy of the variable."""
         ...
 
+    def stored(self) -> Any:
+        """Returns the whole stored value: one mirrored array, or a stacked array with one row per replica."""
+        ...
 
-K = TypeVar("K")
-T = TypeVar("T")
-V = TypeVar("V", bound=HasDtype)
+    def stored_component(self, replica: int) -> Any:
+        """Returns one replica's stored component of the variable, on that replica's device."""
+        ...
+
+    def store(self, value: jax.Array) -> None:
+        """Replaces the variable's whole stored value."""
+        ...
+
+    def stored_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the stored value, including the replica axis if there is one."""
+        ...
+
+    def mark_shared(self) -> None:
+        """Marks the value's device buffers as used by other code, so that a step copies instead of donating them."""
+        ...
+
+    def lose(self, why: str) -> None:
+        """Marks the variable's value as lost, because the step that was to compute it has failed."""
+        ...
+
+
+class Bookkeeping:
+    """Marker base class of mirrored's containers, whose references to variables do not count as uses of them."""
+
+
+class Created(list[Any], Bookkeeping):
+    """The list of the variables that the user's function has created during a trace."""
+
+
+class Held(NamedTuple):
+    """A variable with its current value in a trace: the tracer of its old value, or the newest assigned value."""
+
+    variable: VariableLike
+    value: Any
+
+
+@dataclasses.dataclass
+class StagedAssignment(Bookkeeping):
+    """The uncommitted values that the local replicas of a `run` have assigned to one variable.
+
+    Attributes:
+        variable: The variable.
+        locals: The newest component of each local replica; None for a replica that has not assigned it.
+        where: The line of the last assignment of each component.
+        whole: The value for all replicas, which a merge has assigned, or which was joined from the components at a read
+            and kept. None if a replica has assigned the variable since.
+    """
+
+    variable: VariableLike
+    locals: list[Any]
+    where: list[str]
+    whole: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured(Bookkeeping):
+    """What a capture tracer stands for: the value of a variable, or of one replica's component of the variable."""
+
+    variable: VariableLike
+    local: int | None
+
+    def __str__(self) -> str:
+        return f"variable {self.variable.name!r}"
 
 
 @jax.custom_jvp
@@ -39,18 +114,6 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
     return primals[0], tangents[1]
 
 
-def of_variable(variable: V, newest: jax.Array, before: Callable[[V], Any]) -> Any:
+def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[VariableLike], Any]) -> Any:
     """Returns a newly assigned value, with its gradients routed to the old value if the dtype is differentiable."""
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
-
-
-def restoring_item(items: dict[K, T], key: K, item: T | None) -> Callable[[], None]:
-    """Returns a function that sets a dict item to the value `item`; if `item` is None, removes the dict item."""
-
-    def restore() -> None:
-        if item is None:
-            items.pop(key, None)
-        else:
-            items[key] = item
-
-    return restore

@@ -20,7 +20,7 @@ import abc
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence, Set
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,66 +29,11 @@ from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
-from mirrored.runtime.staged_values import of_variable, restoring_item
+from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, of_variable
 
+K = TypeVar("K")
 T = TypeVar("T")
-
-
-class VariableLike(ReadableVariable, Protocol):
-    """Protocol of variables, as far as variable stores use them."""
-
-    name: str
-    device_assignment: Any
-    per_replica: bool
-
-    @property
-    def component_shape(self) -> tuple[int, ...]:
-        """The shape of one replica's copy of the variable."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of one replica's copy of the variable."""
-        ...
-
-    def stored(self) -> Any:
-        """Returns the whole stored value: one mirrored array, or a stacked array with one row per replica."""
-        ...
-
-    def stored_component(self, replica: int) -> Any:
-        """Returns one replica's stored component of the variable, on that replica's device."""
-        ...
-
-    def store(self, value: jax.Array) -> None:
-        """Replaces the variable's whole stored value."""
-        ...
-
-    def stored_shape(self) -> tuple[int, ...]:
-        """Returns the shape of the stored value, including the replica axis if there is one."""
-        ...
-
-    def mark_shared(self) -> None:
-        """Marks the value's device buffers as used by other code, so that a step copies instead of donating them."""
-        ...
-
-    def lose(self, why: str) -> None:
-        """Marks the variable's value as lost, because the step that was to compute it has failed."""
-        ...
-
-
-class Bookkeeping:
-    """Marker base class of mirrored's containers, whose references to variables do not count as uses of them."""
-
-
-class Created(list[Any], Bookkeeping):
-    """The list of the variables that the user's function has created during a trace."""
-
-
-class Held(NamedTuple):
-    """A variable with its current value in a trace: the tracer of its old value, or the newest assigned value."""
-
-    variable: VariableLike
-    value: Any
+V = TypeVar("V")
 
 
 class VariableStore(abc.ABC):
@@ -268,27 +213,21 @@ class FunctionStore(VariableStore):
         self.new.append(variable)
 
 
+def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
+    """Returns a function that sets a dict item to the value `item`; if `item` is None, removes the dict item."""
+
+    def restore() -> None:
+        if item is None:
+            items.pop(key, None)
+        else:
+            items[key] = item
+
+    return restore
+
+
 def is_under_tape(here: Ambient) -> bool:
     """Returns whether a tape listens to reads of variables in a thread with this context."""
     return any(not isinstance(listener, VariableStore) for listener in here.listeners)
-
-
-@dataclasses.dataclass
-class StagedAssignment(Bookkeeping):
-    """The uncommitted values that the local replicas of a `run` have assigned to one variable.
-
-    Attributes:
-        variable: The variable.
-        locals: The newest component of each local replica; None for a replica that has not assigned it.
-        where: The line of the last assignment of each component.
-        whole: The value for all replicas, which a merge has assigned, or which was joined from the components at a read
-            and kept. None if a replica has assigned the variable since.
-    """
-
-    variable: VariableLike
-    locals: list[Any]
-    where: list[str]
-    whole: Any = None
 
 
 class ReplicaStore(VariableStore):
@@ -369,17 +308,6 @@ class ReplicaStore(VariableStore):
                 variable, [None] * self.num_local, [""] * self.num_local
             )
         return entry
-
-
-@dataclasses.dataclass(frozen=True)
-class Captured(Bookkeeping):
-    """What a capture tracer stands for: the value of a variable, or of one replica's component of the variable."""
-
-    variable: VariableLike
-    local: int | None
-
-    def __str__(self) -> str:
-        return f"variable {self.variable.name!r}"
 
 
 class LocalReplicas(Protocol):

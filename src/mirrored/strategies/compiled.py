@@ -33,8 +33,9 @@ from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import StructureError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.component_reads import announced_components
-from mirrored.runtime.variable_store import Captured, FunctionStore, is_under_tape
-from mirrored.runtime.variable_store import StagedAssignment as Assigned
+from mirrored.runtime.staged_values import Captured
+from mirrored.runtime.staged_values import StagedAssignment as Assigned
+from mirrored.runtime.variable_store import FunctionStore, is_under_tape
 from mirrored.strategies import fixed_order_runs
 from mirrored.strategies.checks import (
     OutSpecs,

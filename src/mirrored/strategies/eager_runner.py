@@ -31,7 +31,8 @@ from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.lockstep import LockStep, carry
 from mirrored.runtime.merge import Merge
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.runtime.variable_store import ReplicaStore, StagedAssignment
+from mirrored.runtime.staged_values import StagedAssignment
+from mirrored.runtime.variable_store import ReplicaStore
 from mirrored.strategies.checks import OutSpecs, as_array, checked_components, would_differ
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded

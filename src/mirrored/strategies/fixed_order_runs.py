@@ -20,7 +20,7 @@ from mirrored.collectives.stacked import reduce_stacked
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import announce_read
-from mirrored.runtime.variable_store import Captured
+from mirrored.runtime.staged_values import Captured
 from mirrored.strategies.tracing_runner import Passed
 from mirrored.topology.device_assignment import AXIS
 

@@ -22,7 +22,8 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
 from mirrored.runtime.merge import Merge, is_outside, refused
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.runtime.variable_store import Bookkeeping, Captured, TracedReplicaStore
+from mirrored.runtime.staged_values import Bookkeeping, Captured
+from mirrored.runtime.variable_store import TracedReplicaStore
 from mirrored.strategies.checks import is_given
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.padding import scope_of

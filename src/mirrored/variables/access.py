@@ -137,8 +137,10 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
     An eager `jax.grad` or `jax.vmap` computes at once, with the current value. It may read variables that have no
     gradient and belong to no strategy, such as the loss scale of a Keras optimizer.
     """
+    if here.listeners or (store is not None and store.captures):
+        return
     trace = recording_parent(current_trace())
-    if here.listeners or (store is not None and store.captures) or is_eval(trace):
+    if is_eval(trace):
         return
     if not variable.trainable and variable.device_assignment is None and is_eval_below(trace):
         return

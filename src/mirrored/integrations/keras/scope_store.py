@@ -9,8 +9,8 @@ from mirrored._jax.traces import Trace
 from mirrored._typing import Operand
 from mirrored.integrations.keras.drawing import step_keys
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.staged_values import restoring_item
-from mirrored.runtime.variable_store import VariableLike, VariableStore
+from mirrored.runtime.staged_values import VariableLike
+from mirrored.runtime.variable_store import VariableStore, restoring_item
 from mirrored.variables import Variable
 from mirrored.variables.access import check_readable, check_writable
 

@@ -21,8 +21,8 @@ from jax import lax
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.staged_values import of_variable
-from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore, is_under_tape
+from mirrored.runtime.staged_values import Bookkeeping, Held, VariableLike, of_variable
+from mirrored.runtime.variable_store import VariableStore, is_under_tape
 
 # A variable's id, and the local replica that reads or assigns its component; None for a variable as a whole.
 Key = tuple[int, int | None]

@@ -1,18 +1,22 @@
-"""Checks the gradients that are passed to an optimizer: missing gradients, shapes, dtypes, shared iterators."""
+"""Checks of gradients (missing ones, shapes, dtypes, shared iterators) and of an optimizer's slots."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.errors import ArgumentError, StructureError
+from mirrored.analysis.dataflow import reached_results
+from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from mirrored.optimizers.slots import SlotLeaf
 
 Pair = tuple[Any, Variable]
 
@@ -100,4 +104,39 @@ def check_iterators(iterators: Sequence[Any], called: str) -> None:
             found=f"the replicas passed the same {type(shared[0]).__name__} object, which the first one has exhausted",
             rule="every replica must pass its own pairs of a gradient and a variable",
             remedy="create the pairs in the replica function: zip(gradients, variables)",
+        )
+
+
+def check_shapes(leaves: Sequence[SlotLeaf], found: Sequence[tuple[int, ...]]) -> None:
+    """Raises an error if a variable has changed its shape: its slots would be broadcast silently."""
+    for leaf, shape in zip(leaves, found, strict=True):
+        if leaf.shape != shape:
+            raise StructureError(
+                "Optimizer.apply_gradients",
+                found=f"the slot {leaf.label!r} of variable {leaf.variable!r} has the shape {shape}, and needs "
+                f"{leaf.shape}: the variable has changed its shape",
+                rule="the slots of an optimizer have the shape that the variable had in the first update",
+                remedy="create a new optimizer after the change of shape, or use one without slots, such as plain SGD",
+            )
+
+
+def check_is_independent(init: Callable[..., Any], stored: Mapping[str, Any], assigned: Sequence[str]) -> None:
+    """Raises an error if the initial state depends on the values of variables that the trace has assigned before.
+
+    The state is computed from the stored values, because the assigned ones do not exist before the program runs.
+
+    Args:
+        init: The `init` of the optax transformation.
+        stored: The stored values of the variables, by name.
+        assigned: The names of the variables that were assigned.
+    """
+    names = sorted(stored)  # as `jax.make_jaxpr` flattens a dict
+    jaxpr = jax.make_jaxpr(init)(dict(stored)).jaxpr
+    if any(reached_results(jaxpr, [names.index(name) for name in assigned])):
+        raise ContextError(
+            "Optimizer.apply_gradients",
+            found=f"{', '.join(map(repr, assigned))} was assigned earlier in the compiled function that creates the "
+            "optimizer's slots, and their initial values depend on the value of the variable",
+            rule="slots are created from the values that the variables have when the compiled function is called",
+            remedy="call optimizer.build(variables) before the first compiled step, after the assignment",
         )
