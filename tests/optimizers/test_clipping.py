@@ -41,6 +41,13 @@ def test_global_clipnorm_bounds_all_together():
     np.testing.assert_allclose(clipped["b"], [0.0, 6.0], rtol=1e-6)
 
 
+def test_complex_gradients_are_clipped_by_norm_only():
+    gradients = {"z": jnp.array([3.0 + 4.0j])}
+    np.testing.assert_allclose(Clipping(clipnorm=1.0).apply(gradients)["z"], [0.6 + 0.8j], rtol=1e-6)
+    with pytest.raises(ArgumentError, match="a gradient of dtype complex64 for variable 'z'"):
+        Clipping(clipvalue=1.0).apply(gradients)
+
+
 @pytest.mark.parametrize("bound", [{"clipvalue": 1.0}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}], ids=str)
 def test_clipping_uses_no_deprecated_function(bound):
     with warnings.catch_warnings():

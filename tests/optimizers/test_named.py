@@ -107,6 +107,16 @@ def test_weight_decay_leaves_masked_variables_out():
     np.testing.assert_allclose([kernel.numpy(), bias.numpy()], [0.95, 1.0], rtol=1e-6)
 
 
+def test_a_mask_of_weight_decay_names_every_variable():
+    kernel, bias = mr.Variable(1.0, name="kernel"), mr.Variable(1.0, name="bias")
+    incomplete = AdamW(0.1, weight_decay=0.5, weight_decay_mask={"kernel": True})
+    with pytest.raises(ArgumentError, match="no entry for 'bias'"):
+        incomplete.apply_gradients([(0.0, kernel), (0.0, bias)])
+    complete = AdamW(0.1, weight_decay=0.5, weight_decay_mask={"kernel": True, "bias": False, "other": True})
+    complete.apply_gradients([(0.0, kernel), (0.0, bias)])
+    np.testing.assert_allclose([kernel.numpy(), bias.numpy()], [0.95, 1.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [SGD, Momentum, Adam, AdamW, Adagrad, RMSprop, Lion, Lamb])
 def test_decay_is_decoupled(kind):
     variable = mr.Variable([2.0, 2.0])

@@ -144,6 +144,8 @@ def test_plain_values(two):
         ("SUM", "0", "axis='0'"),
         ("SUM", 1.5, "axis=1.5"),
         ("SUM", True, "axis=True"),
+        ("SUM", (0, 0), r"axis=\(0, 0\) names a dimension .* twice"),
+        ("MEAN", (0, -1), r"axis=\(0, -1\) names a dimension .* twice"),
     ],
     ids=str,
 )
@@ -151,6 +153,15 @@ def test_bad_arguments(two, op, axis, message):
     x = per_replica(two, [[1.0, 2.0], [3.0, 4.0]])
     with pytest.raises(ArgumentError, match=message):
         two.reduce(op, x, axis=axis)
+
+
+@pytest.mark.parametrize("axis", ["0", 1.5, True, None], ids=str)
+def test_an_axis_of_gather_is_an_integer(two, axis):
+    with pytest.raises(ArgumentError, match=rf"Strategy.gather: axis={axis!r}\n.*must be an integer"):
+        two.gather(per_replica(two, [[1.0], [3.0]]), axis=axis)
+    with pytest.raises(ArgumentError, match=rf"ReplicaContext.all_gather: axis={axis!r}\n.*must be an integer"):
+        two.run(lambda: mr.get_replica_context().all_gather(jnp.ones(1), axis))
+    assert two.gather(per_replica(two, [[1.0], [3.0]]), axis=np.int32(0)).tolist() == [1.0, 3.0]
 
 
 def test_axis_is_required(two):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -161,12 +161,24 @@ class Clipping:
     def apply(self, gradients: Gradients) -> Gradients:
         """Returns the gradients clipped to the given bounds, with unchanged shapes and dtypes."""
         if self.clipvalue is not None:
+            _refuse_complex(gradients)
             return _transformed(optax.clip(self.clipvalue), gradients)
         if self.global_clipnorm is not None:
             return _transformed(optax.clip_by_global_norm(self.global_clipnorm), gradients)
         if self.clipnorm is not None:
             return {name: _clip_norm(gradient, self.clipnorm) for name, gradient in gradients.items()}
         return gradients
+
+
+def _refuse_complex(gradients: Gradients) -> None:
+    for name, gradient in gradients.items():
+        if jnp.issubdtype(gradient.dtype, jnp.complexfloating):
+            raise ArgumentError(
+                "Optimizer.apply_gradients",
+                found=f"clipvalue, and a gradient of dtype {gradient.dtype} for variable {name!r}",
+                rule="complex numbers have no order, so they cannot be clipped by value",
+                remedy="clip by norm: clipnorm= or global_clipnorm=",
+            )
 
 
 def _transformed(transform: optax.GradientTransformation, gradients: Gradients) -> Gradients:
@@ -204,7 +216,24 @@ class Decay:
 
     def transforms(self, scale: float | jax.Array = 1.0) -> list[optax.GradientTransformation]:
         """Returns ``[optax.add_decayed_weights(rate * scale, mask)]``, or an empty list if decay is disabled."""
-        return [] if self.rate is None else [optax.add_decayed_weights(self.rate * scale, self.mask)]
+        if self.rate is None:
+            return []
+        return [optax.add_decayed_weights(self.rate * scale, None if self.mask is None else self._mask_of)]
+
+    def _mask_of(self, parameters: Mapping[str, Any]) -> Any:
+        mask = self.mask(parameters) if callable(self.mask) else self.mask
+        if not isinstance(mask, Mapping):
+            return mask
+        missing = [name for name in parameters if name not in mask]
+        if missing:
+            raise ArgumentError(
+                "Optimizer.apply_gradients",
+                found=f"weight_decay_mask has no entry for {', '.join(map(repr, missing))}",
+                rule="the mask says of every variable whether it decays",
+                remedy=f"add the entry, for instance {{{missing[0]!r}: False}}; or pass a function from the dict of "
+                "parameters to a dict of bools",
+            )
+        return {name: mask[name] for name in parameters}
 
 
 def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformation:

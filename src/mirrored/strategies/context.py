@@ -25,7 +25,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.strategies.gathered_shapes import check_gathered
+from mirrored.strategies.gathered_shapes import as_axis, check_gathered
 from mirrored.strategies.merge_call import call_merged, enclosed_by, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures
@@ -175,6 +175,7 @@ class ReplicaContext:
         TensorFlow: `tf.distribute.ReplicaContext.all_gather`.
         """
         self._check("ReplicaContext.all_gather")
+        axis = as_axis("ReplicaContext.all_gather", axis)
         leaves, treedef = structures.flatten(value, also=SparseRows)
         for leaf in leaves:
             refuse_rows("ReplicaContext.all_gather", leaf)

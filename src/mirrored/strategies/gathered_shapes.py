@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import shape_error
+
+
+def as_axis(called: str, axis: Any) -> int:
+    """Returns `axis` as an int; raises ArgumentError if it is not an integer, such as an int or an integer scalar."""
+    try:
+        if not isinstance(axis, (bool, np.bool_)):
+            return operator.index(axis)
+    except TypeError:
+        pass
+    raise ArgumentError(
+        called,
+        found=f"axis={axis!r}",
+        rule="axis must be an integer, the dimension along which values are concatenated",
+        remedy="pass axis=0",
+    )
 
 
 def check_gathered(called: str, shapes: Sequence[tuple[int, ...]], axis: int, what: str) -> None:

@@ -24,7 +24,7 @@ from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.component_reads import component_of, stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.strategies.gathered_shapes import check_gathered
+from mirrored.strategies.gathered_shapes import as_axis, check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
@@ -308,6 +308,13 @@ def _check_axes(called: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> N
                 if shape
                 else "pass axis=None to combine the scalars of the replicas",
             )
+    if len({axis % len(shape) for axis in axes}) < len(axes):
+        raise ArgumentError(
+            called,
+            found=f"axis={axes} names a dimension of components of shape {shape} twice",
+            rule="every dimension can be combined once",
+            remedy="name every dimension once",
+        )
 
 
 def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> int:
@@ -330,6 +337,7 @@ def _mean_dtype(value: PerReplica) -> Any:
 
 def gather_structure(strategy: Strategy, value: object, axis: int) -> Any:
     """Concatenates the replicas' components of each leaf of a pytree."""
+    axis = as_axis("Strategy.gather", axis)
     leaves, treedef = structures.flatten(value, also=SparseRows)
     for leaf in leaves:
         refuse_rows("Strategy.gather", leaf)
