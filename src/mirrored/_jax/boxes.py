@@ -106,7 +106,7 @@ class Owner(Protocol):
 
 
 class Box(jax.Array):
-    """An array that an eager tape tracks: a `jax.Array` that wraps the concrete array and the tape's key for it.
+    """An array that a tape tracks: a `jax.Array` that wraps the concrete array and the tape's key for it.
 
     Attributes:
         payload: The concrete array.
@@ -190,6 +190,10 @@ def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
     differentiated: Any = object.__new__(_ad.JVPTracer)
     differentiated.tangent = None
     return [("value", differentiated)]
+
+
+# JAX calls `full_lower` on the operands that it executes eagerly. A stand-in gets there if no tape's trace has resolved
+# it. It then gives the concrete value, and no tape records the operation.
 
 
 class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]

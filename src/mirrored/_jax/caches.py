@@ -62,6 +62,10 @@ from mirrored._jax.private import util as _util
 # In the first context, a tuple token `(_TRACE, n)` marks the trace of a compiled function; its other tokens are strings
 # or None. In the second context, the token of a replica may be a tuple, too.
 #
+# Code that runs while all tapes are suspended (`TapeTrace.under_parent`, `Operation.rule`, the backward pass) or that
+# computes eagerly inside a trace uses the default token None, so it shares its traces with code outside of tapes.
+# `Recording._is_traced_for_later` takes the token None as the sign that the tape is suspended on purpose.
+#
 # Programs of `mirrored.function` are cached separately, without tokens (`Function._program`). No key contains the value
 # of a variable, which is an operand of the program.
 
@@ -275,14 +279,14 @@ class _Replicas:
 
 @dataclasses.dataclass(frozen=True)
 class OwnTraces:
-    """A tracing-cache token that belongs to a single replica of a single compiled `run`."""
+    """A tracing-cache token that belongs to a single replica of a single `run` in a trace."""
 
     run: int
     local: int
 
 
 def traced_run(replicas: int) -> list[OwnTraces]:
-    """Returns the tokens under which the local replicas of one compiled `Strategy.run` cache traces."""
+    """Returns the tokens under which the local replicas of one `Strategy.run` in a trace cache traces."""
     run = next(_serial)
     return [OwnTraces(run, local) for local in range(replicas)]
 
@@ -381,8 +385,8 @@ def forget_tokens(tokens: Set[Hashable]) -> None:
 
     A JAX cache cannot evict a single trace, only all traces of a function. JAX traces the function again when it is
     called under another token. The caches of shapes and shardings cannot evict single entries. They are cleared as a
-    whole, because every trace adds about 200 entries that no other trace finds; JAX refills them in less than a
-    millisecond.
+    whole: their keys contain the token, so every trace adds about 200 entries that no other trace finds. JAX refills
+    them in less than a millisecond.
     """
     for cache in _shape_caches():
         cache.cache_clear()

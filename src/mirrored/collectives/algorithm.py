@@ -103,8 +103,9 @@ class CrossDeviceOps(abc.ABC):
     ) -> list[list[Any]]:
         """Reduces each array over all replicas; returns the result once for every replica of this device.
 
-        The results of an array are equal, but each is differentiated separately: it receives the cotangent of its own
-        replica. The gradient is the `all_reduce` of these cotangents by the same operation in the same order of sums.
+        The results of an array are equal. Those of a sum or mean are differentiated separately: each receives the
+        cotangent of its own replica, and the gradient is the `all_reduce` of these by the same operation in the same
+        order of sums. A custom reduction is computed once per device, and JAX adds the cotangents of its copies.
         """
         op = as_reduce_op(op)
         lists = [checked(op, components) for components in arrays]

@@ -47,9 +47,10 @@ class OrderedTree(CrossDeviceOps):
 
     Floats of at most 16 bits are summed in float32 and rounded once.
 
-    The gradient is a sum by the same tree. A reduction function of the user gets the same stack of components on any
-    number of devices (`stack_each`), but its gradient is not bit-identical: JAX first adds the cotangents of a device's
-    replicas, in its own order, and only then does the tree sum them over devices.
+    The gradient is a sum by the same tree, for a tape around a compiled run by `strategies.fixed_order_runs`. A
+    reduction function of the user gets the same stack of components on any number of devices (`stack_each`), but its
+    gradient is not bit-identical: JAX first adds the cotangents of a device's replicas, in its own order, and only then
+    does the tree sum them over devices.
 
     For equal bits the bodies of runs and merges must be behind boundaries, too (`strategies.compiled`,
     `ReplicaRunner.isolated`), replica ids must be an input, and XLA must compile the program without merging or

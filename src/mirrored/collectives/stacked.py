@@ -73,6 +73,9 @@ def _reduction(
     return over_devices(body, device_assignment, num_inputs, equal=True)
 
 
+# Process-wide: an entry keeps the algorithm, the device assignment and the compiled program alive until it is replaced.
+
+
 @functools.lru_cache(maxsize=256)
 def _compiled_reduction(
     algorithm: CrossDeviceOps, op: ReduceOp, device_assignment: DeviceAssignment, num_inputs: int

@@ -182,7 +182,8 @@ class Function(Code):
             raise exhausted(self._name) from end
 
     def _program(self, arguments: Arguments, here: Ambient) -> Program:
-        # The key holds the strategies themselves, not their ids, because a new object can have the id of a deleted one.
+        # A `Function` never evicts a program. The key holds the strategies themselves, not their ids, because a new
+        # object can have the id of a deleted one. So strategies and variables live at least as long as the function.
         # The trace settings are those on which JAX's own caches depend: x64, matmul precision, mesh, ...
         key = (arguments.key, here.strategies, here.replica is None, trace_settings(), sizes_of_resizables())
         program = self._programs.get(key)

@@ -86,7 +86,8 @@ class Program:
         owner: Any = None,
         under_tape: bool = False,
     ) -> None:
-        # A weak reference, because JAX's caches keep programs alive for longer than the user keeps the function.
+        # A weak reference: the function holds its programs, and in a reference cycle the function, its programs and
+        # their variables would wait for Python's collector.
         self._owner = None if owner is None else weakref.ref(owner)
         self._recorded: Program | None = None
         self._arguments = arguments
@@ -298,7 +299,7 @@ class Program:
         return outs
 
     def _store_new(self, outs: Sequence[Any]) -> None:
-        """Stores the new values of variables; keeps the old ones until the step has succeeded, unless it may donate."""
+        """Stores the new values of variables; if `_keeps`, keeps the old ones until the step has succeeded."""
         if self._keeps and not isinstance(outs[-1], Tracer):
             note_step(self._assigned, outs, outs[-1], waits=self._several is None)
         store_all(self._assigned, outs)
@@ -344,6 +345,7 @@ class Program:
             if self._recorded is None:
                 make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
                 self._recorded = without_turns(lambda: make(function, self._arguments))
+                # As in calls without a tape: a program that donates keeps no old values, at its user's choice.
                 self._recorded._keeps = self._keeps
         return self._recorded
 

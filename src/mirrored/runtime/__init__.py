@@ -1,8 +1,9 @@
 """The state of code in a strategy's scope or `run`: current strategy and replica, variable stores, replica threads.
 
 - `ambient`: one object per thread with the current strategy, replica, variable store, replica runner and listeners.
-- `variable_store`: where a variable is read from and written to in a run or a traced function.
-- `staged_values`: their derivatives, and how to undo an assignment.
+- `variable_store`: where a variable is read from and written to in a run or a traced function; undoes
+  assignments.
+- `staged_values`: the values that a store has staged, and their derivatives.
 - `overlay_store`: a store over another one, for a function that is differentiated.
 - `merge`: `run_merge`, the only way from replica to cross-replica context; undoes the assignments of a merge that
   raises.

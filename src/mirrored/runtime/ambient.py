@@ -171,7 +171,10 @@ class ReadListener(Protocol):
         ...
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Called before a framework that differentiates assignments, as Flax NNX does, assigns `value`."""
+        """Called before a framework that differentiates assignments, as Flax NNX does, assigns `value`.
+
+        None means that the variable's newest assignment has no derivative (the update of an optimizer).
+        """
         ...
 
     def tracks(self, value: object) -> bool:

@@ -4,8 +4,9 @@ A tape records a merge (`merge_call`, a collective) as one operation, which `jax
 While `jax.vjp` differentiates a function, the values that the function assigns are tracers of that differentiation.
 Stored in a variable, or in the store of the enclosing run, they would leak from the transform. An overlay store
 collects them instead, and reads of the assigned variables return them. The differentiated function returns the
-collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differentiation is complete, JAX has computed
-the concrete values of these results, and `settle` assigns them to the variables in the store below.
+collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differentiation is complete, these results are
+values of the enclosing trace (concrete arrays in eager code), and `settle` assigns them to the variables in the store
+below.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class OverlayStore(VariableStore):
         If there is no underlying store, and for a plain variable in an eager run, it replaces the stored value.
 
         Args:
-            values: The concrete values for the tracers that `values` has returned, in the same order.
+            values: The values, in the enclosing trace, of the tracers that `values` has returned, in the same order.
         """
         for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
             if self._below is None or (variable.device_assignment is None and not self._below.captures):

@@ -8,6 +8,9 @@
   the enclosing store.
 - `OverlayStore` (`mirrored.runtime.overlay_store`): for a function that JAX differentiates. It holds assignments back
   until the differentiation is complete.
+- `BlockStore` (`mirrored.tf._ops.blocks`): for a *block*, the body of a loop or branch of `mirrored.tf`. Its
+  assignments become carries or results of the loop or branch.
+- `ScopeStore` (`mirrored.integrations.keras.scope_store`): for a Keras `StatelessScope`.
 
 Staged values reach the variables' storage only if the run or function succeeds. A failure leaves variables unchanged.
 There is one exception: in an eager run of several replicas, a plain variable (one of no strategy) has no staged values.

@@ -5,6 +5,7 @@
 - `strategy`, `mirrored`: the public classes; `scope`, `current`: the current strategy.
 - `compiled`: traces the replica function on one device's local replicas (`tracing_runner`), fuses their loops and
   branches (`fusing`), checks the body (`analysis`), and binds one `shard_map`.
+- `fixed_order_runs`: compiles runs with bit-identical results for a tape around the call.
 - `padding`: prevents empty slots, to which no replica belongs, from having an effect.
 - `eager`: runs the replica function in Python, one replica after another, and commits what they assigned
   (`eager_runner`).

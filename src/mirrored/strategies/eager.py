@@ -58,6 +58,8 @@ def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Executes a single-replica `run` inside a trace or other `run`; undoes its assignments after an exception."""
+    # The token of an own run, as in `run_compiled`: a helper may close over an array that this run has stored in a
+    # module's attribute, and a later run must not reuse that trace.
     with caches.for_replica(*caches.traced_run(1)):
         return or_undone(lambda: fn(*args, **kwargs))
 

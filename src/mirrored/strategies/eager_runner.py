@@ -53,9 +53,11 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 # Provenance in eager runs: a leaf of the result is one plain value if all replicas return the same Python object, else
 # a `PerReplica`. Three tables, by id, contain the exceptions; they keep their objects alive, so that no id is reused.
 # - `_outer_by_copy`: a replica gets a copy of an array that is given to all replicas (an argument of `run`, a result of
-#   `merge_call`) and is committed to several devices or to another one. If all replicas return copies of one original,
-#   the leaf is the original. (An original that is committed to the device of one replica is passed to that replica as
-#   it is. Then not all replicas return copies, and the leaf is a `PerReplica`.)
+#   `merge_call`) if a tape tracks the array, or if it is committed to several devices or to another one. If all
+#   replicas return copies of one original, the leaf is the original. If a tape in the replica records the
+#   `merge_call`, the replica gets a box of its own, which is in no table: the leaf is a `PerReplica`. (An original
+#   that is committed to the device of one replica is passed to that replica as it is. Then not all replicas return
+#   copies, and the leaf is a `PerReplica`.)
 # - `_separated`: arrays that count as each replica's own (results of an all-reduce, components of variables), although
 #   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
 # - `_outer`, with several processes: data from outside the run. Data that was made in the run may differ.

@@ -109,7 +109,11 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Creates a differentiable operation that applies a JAX primitive with given parameters; does not cache it."""
+    """Creates a differentiable operation that applies a JAX primitive with given parameters; does not cache it.
+
+    Compiler options among the parameters show that the primitive is a program compiled as written (`AsWritten`). JAX
+    refuses them in a nested `jit`, so the operation compiles its forward and backward programs as written instead.
+    """
     nested = without_compiler_options(params)
     as_written, params = nested is not params, nested
     if primitive.multiple_results:

@@ -194,8 +194,8 @@ def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> l
     for number, (position, cotangent) in enumerate(zip(merge_pullback.watched, pull(*present), strict=True)):
         if reached[number]:
             all_cotangents[position] = cotangent
-    # Each replica receives a separate object. The provenance of values is tracked by object identity, so one object in
-    # all replicas would count as one value.
+    # Each replica receives a separate object. An eager run compares results by object identity (`eager_runner`), so one
+    # object in all replicas would count as one value.
     return _split([None if value is None else another_object(value) for value in all_cotangents], merge_pullback.sizes)
 
 

@@ -221,6 +221,8 @@ class Recording:
 
         This is the case for the bodies of `shard_map` and `custom_vjp`. It is also the case for derivative rules, which
         JAX traces when the call is differentiated, and caches.
+
+        None means that the read does not concern this tape: the read returns the value as it is.
         """
         if is_deriving():
             return True if self._trace.eager else None

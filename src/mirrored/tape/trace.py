@@ -3,8 +3,9 @@
 If no operand is watched, the primitive runs under the parent trace and is not recorded. Otherwise the forward program
 of its rule runs under the parent trace, and a record keeps the residuals for the backward pass.
 
-Under an eager parent, tracked results are boxes (`mirrored._jax.boxes`). Under any other parent (a compiled function,
-an outer tape, `vmap`), results are values of the parent, and the tape tracks them by identity.
+Results that are concrete arrays become boxes (`mirrored._jax.boxes`): all tracked results under an eager parent, and
+under an outer tape those that the outer tape does not track. All other results (tracers, boxes of an outer tape) are
+values of the parent, and the tape tracks them by identity.
 """
 
 from __future__ import annotations

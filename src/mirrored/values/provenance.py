@@ -1,4 +1,7 @@
-"""`Makers` and `Batch`: where a per-replica value comes from, for messages."""
+"""`Makers` and `Batch`: where a per-replica value comes from, for warnings.
+
+`strategies.eager_runner` has another kind of provenance: object identity, which decides whether a result is one value.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from typing import Any
 
 
 class _Provenance:
-    """Base class of records of where a per-replica value came from, for use in error messages.
+    """Base class of records of where a per-replica value came from, for use in warnings.
 
     In a pytree they are part of the structure (the auxiliary data), so that they survive flatten and unflatten. All
-    instances are equal and hash alike, so provenance never makes two structures unequal or causes a retrace.
+    instances are equal and hash alike, so provenance never makes two structures unequal or causes a retrace. The price:
+    a structure that JAX has cached keeps the provenance of its first value. A value that `jax.jit` returns may have
+    that of another value, so a warning may be missing or unfounded.
     """
 
     __slots__ = ()
@@ -22,7 +27,10 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions passed to `Strategy.run` that produced a value, to warn if one of the functions gets the value."""
+    """The functions (code objects) passed to `Strategy.run` through which replicated values became this value.
+
+    If one of them gets the value as an argument, a model's state has probably diverged (`checks.warn_if_fed_back`).
+    """
 
     __slots__ = ("functions",)
 
@@ -31,7 +39,10 @@ class Makers(_Provenance):
 
 
 class Batch(_Provenance):
-    """Records whether a per-replica value came from a `run` whose replicas had different numbers of examples."""
+    """Records whether a per-replica value came from a `run` whose replicas had different numbers of examples.
+
+    `Strategy.reduce(MEAN, ...)` then warns: a mean of such per-replica means weighs the examples unequally.
+    """
 
     __slots__ = ("is_uneven",)
 

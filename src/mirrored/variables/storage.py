@@ -365,5 +365,9 @@ class VariableStorage(Awaiting):
         self._shared = True
 
     def lose(self, why: str) -> None:
-        """Marks the variable's value as lost, because the step that was to compute it has failed."""
+        """Marks the variable's value as lost, because the step that was to compute it has failed.
+
+        It also marks the value as shared. A donating step reads `_array` directly and does not check `is_lost`, but it
+        copies shared values by `taken`, which raises `LostStateError`.
+        """
         self._lost, self._components, self._shared = (self._array, why), None, True
