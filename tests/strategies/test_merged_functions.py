@@ -288,3 +288,31 @@ def test_a_merged_function_under_a_tape_may_update_variables(devices: int, repli
     gradients = strategy.experimental_local_results(run(replica))
     assert [float(gradient) for gradient in gradients] == [2.0] * len(gradients)
     assert float(variable) == 3.0 + sum(range(replicas))
+
+
+@pytest.mark.parametrize("under_tape", [False, True], ids=["no tape", "tape"])
+@pytest.mark.ways(replicas=(2, 4))
+def test_a_merge_reads_the_component_that_a_run_in_it_has_assigned_on_another_replica(way, under_tape):
+    """Under a tape in a compiled run, the merge read the components of its own device: replicas diverged, silently."""
+    with way.strategy.scope():
+        on_read = mr.VariableSynchronization.ON_READ
+        count = mr.Variable(0.0, trainable=False, synchronization=on_read, aggregation=mr.VariableAggregation.SUM)
+        factor = mr.Variable(1.0)
+    last = way.num_replicas - 1
+
+    def number() -> Any:
+        return jnp.float32(mr.get_replica_context().replica_id_in_sync_group)
+
+    def merged(strategy: Any, value: Any) -> Any:
+        strategy.run(lambda: count.assign(number() + 1.0))
+        return [jnp.asarray(count.values[last]), count.read_value()]
+
+    def replica_step() -> Any:
+        with mr.GradientTape() if under_tape else contextlib.nullcontext():
+            return mr.get_replica_context().merge_call(merged, args=(factor * 2.0,))
+
+    component, total = way.compile(lambda: way.strategy.run(replica_step))()
+    for result, expected in ((component, last + 1.0), (total, (last + 1) * (last + 2) / 2)):
+        results = [float(one) for one in way.strategy.experimental_local_results(result)]
+        assert results == [expected] * len(results)
+    assert [float(one) for one in count.values] == [k + 1.0 for k in range(way.num_replicas)]

@@ -40,8 +40,8 @@ class OverlayStore(VariableStore):
     # `VariableStore` documents the methods of the interface.
 
     def __init__(self, below: VariableStore | None, runner: ReplicaRunner | None) -> None:
-        self._below = below
-        self._runner: Any = runner  # used only if `_is_eager`
+        self._below = self.outer = below
+        self._runner: Any = runner
         # (id of a variable, local replica) -> the variable, the assigned value, and the line of the assignment. The
         # replica is None for a value of all replicas. A variable has either such an entry or entries per replica.
         self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
@@ -102,8 +102,10 @@ class OverlayStore(VariableStore):
         locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
         if not variable.per_replica:
             return locals_[0]
-        stacked = jnp.stack(locals_)
-        return self._runner.device_assignment.slots.stacked(stacked) if self._is_eager() else stacked
+        if self._is_eager():
+            return self._runner.device_assignment.slots.stacked(jnp.stack(locals_))
+        # In a compiled run, the entries are the components of this device's replicas.
+        return jnp.stack(locals_ if self._runner is None else self._runner.all_components(locals_))
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self.note(variable)
@@ -126,6 +128,9 @@ class OverlayStore(VariableStore):
                 part = whole[1][self._row_of(other)] if variable.per_replica else whole[1]
                 self._staged[id(variable), other] = (variable, part, whole[2])
         self._staged[id(variable), replica] = (variable, value, where)
+
+    def is_assigned(self, variable: VariableLike) -> bool:
+        return any(key[0] == id(variable) for key in self._staged) or super().is_assigned(variable)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
         before = {key: held for key, held in self._staged.items() if key[0] == id(variable)}

@@ -46,7 +46,7 @@ class VariableStore(abc.ABC):
         captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested
             transforms (`jit`, `scan`, ...) may close over what it returns: JAX hoists it out of them as a constant.
         base_trace: The JAX trace that the store belongs to.
-        outer: The store of the function or block around a run or block.
+        outer: The store of the function or block around a run or block, or below an overlay.
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
             then has the derivative of the variable (see `read_again`).
