@@ -69,7 +69,7 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
     losses = _losses(per_example, "average_loss")
     total, count = _total_and_count(losses, sample_weight)
     if context is not None and context.num_replicas_in_sync > 1:
-        count = _over_replicas(count, context)
+        count = over_replicas(count, context)
     return _quotient(total, count).astype(losses.dtype)
 
 
@@ -178,7 +178,7 @@ def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.where(masked, jax.lax.stop_gradient(known), known) * weights
 
 
-def _over_replicas(count: int | jax.Array, context: ReplicaContext) -> Any:
+def over_replicas(count: int | jax.Array, context: ReplicaContext) -> Any:
     """Returns the sum of all replicas' counts.
 
     In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the

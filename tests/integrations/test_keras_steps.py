@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mirrored as mr
 import mirrored.tf as tf
 from integrations.keras_models import scope
 from mirrored.errors import ReplicaDivergenceError
@@ -141,6 +143,70 @@ def test_inherited_steps(replicas: int | None) -> None:
     np.testing.assert_allclose(model.predict(X, verbose=0), plain + 1.0, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model.test_on_batch(X, Y), [loss, mae], rtol=1e-5)
     np.testing.assert_allclose(model.train_on_batch(X, Y), [loss, mae], rtol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [None, "l2"], ids=["no penalty", "penalty"])
+@pytest.mark.parametrize("rows", [9, 7, 2])
+@pytest.mark.parametrize(("replicas", "options"), [(1, {}), (2, {}), (4, {}), (4, {"deterministic": True})], ids=str)
+@pytest.mark.first(3)
+def test_uneven_batches_have_the_updates_of_one_device(
+    replicas: int, options: dict[str, Any], rows: int, penalty: str | None
+) -> None:
+    """A replica without examples had a loss of shape (0,), so the logs were NaN or a penalty raised a TypeError.
+
+    The update was that of the mean of the replicas' means.
+    """
+
+    def trained(kind: type[Any], around: Any, run_eagerly: bool) -> tuple[Any, ...]:
+        keras.utils.set_random_seed(0)
+        with around:
+            inputs = keras.Input((3,))
+            model = kind(inputs, keras.layers.Dense(1, kernel_regularizer=penalty)(inputs))
+            model.compile(keras.optimizers.SGD(RATE), "mse", metrics=["mae"], run_eagerly=run_eagerly)
+        given = {"batch_size": rows, "shuffle": False, "verbose": 0}
+        logs = model.fit(X[:rows], Y[:rows], epochs=2, validation_data=(X[:rows], Y[:rows]), **given).history
+        return model.get_weights(), logs, model.evaluate(X[:rows], Y[:rows], batch_size=rows, verbose=0)
+
+    expected = trained(keras.Model, scope(None), run_eagerly=False)
+    for run_eagerly in (False, True):
+        strategy = mr.MirroredStrategy(jax.devices()[:replicas], **options)
+        weights, logs, evaluated = trained(Delegating, strategy.scope(), run_eagerly)
+        for one, other in zip(weights, expected[0], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert logs.keys() == expected[1].keys()
+        for name, values in logs.items():
+            np.testing.assert_allclose(values, expected[1][name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(evaluated, expected[2], rtol=1e-5)
+
+
+class Delegating(keras.Model):
+    """Overrides the steps only to call them."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+    def test_step(self, data: Any) -> Any:
+        return super().test_step(data)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean"])
+@pytest.mark.parametrize("shape", [(0, 1), (0, 5, 1)], ids=str)
+def test_the_loss_of_a_replica_without_examples_is_a_scalar(shape: tuple[int, ...], reduction: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        weight = mr.Variable(2.0)
+    loss_fn = keras.losses.MeanSquaredError(reduction=reduction)
+
+    def replica_step() -> Any:
+        with mr.GradientTape() as tape:
+            loss = loss_fn(jnp.zeros(shape), jnp.zeros(shape) * weight) / 8.0
+        return loss, tape.gradient(loss, weight, unconnected_gradients="zero")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=UserWarning)  # of the reduction
+        results = strategy.run(replica_step)
+    for result in results:
+        assert [np.asarray(one).tolist() for one in strategy.experimental_local_results(result)] == [0.0, 0.0]
 
 
 class TwoOptimizers(keras.Model):

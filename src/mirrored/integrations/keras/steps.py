@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -34,7 +34,9 @@ from mirrored.integrations.keras.private import (
     loss_tracker_of,
     losses_module,
 )
+from mirrored.losses import over_replicas
 from mirrored.patches import replace
+from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.tape import GradientTape
 from mirrored.values.distributed_values import DistributedValues
@@ -46,7 +48,18 @@ if TYPE_CHECKING:
 
 keras = load()
 KINDS: Final = ("train", "test", "predict")
-_in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_step", default=False)
+_share: contextvars.ContextVar[_Share | None] = contextvars.ContextVar("_share", default=None)
+
+
+class _Share(NamedTuple):
+    """The number of examples of a replica in a step, and of all replicas."""
+
+    local: int
+    total: float
+
+    @property
+    def is_whole(self) -> bool:
+        return self.local == self.total
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
@@ -139,7 +152,7 @@ def _step_of(model: Model, kind: str, strategy: Strategy) -> Callable[..., Any]:
     called = method if convert is None else convert(method)
 
     def replica_step(batch: PyTree) -> Any:
-        with _scaled_losses():
+        with _scaled_losses(_share_of(batch)):
             return called(batch)
 
     def run(batch: PyTree) -> Any:
@@ -162,35 +175,57 @@ def _concatenated(strategy: Strategy, value: Any) -> Any:
     return np.asarray(strategy.gather(value, axis=0) if _is_per_replica(value) else value)
 
 
-# Scales the losses of one replica: on TensorFlow, Keras divides the means of losses by the number of replicas, because
-# the optimizer sums their gradients.
+# Scales the losses of one replica. On TensorFlow, Keras divides the means of losses by the number of replicas, because
+# the optimizer sums their gradients. Here it multiplies them by the replica's share of the examples, which is the same
+# for even batches; for uneven ones the sum is the mean over the global batch, as on one device.
 
 
 @contextmanager
-def _scaled_losses() -> Iterator[None]:
-    token = _in_step.set(True)
+def _scaled_losses(share: _Share) -> Iterator[None]:
+    token = _share.set(share)
     try:
         yield
     finally:
-        _in_step.reset(token)
+        _share.reset(token)
 
 
 def in_step() -> bool:
-    """Returns whether a TensorFlow-style step is running, in which each loss is divided by the number of replicas."""
-    return _in_step.get()
+    """Returns whether a TensorFlow-style step is running, in which each loss is scaled to its part of the mean."""
+    return _share.get() is not None
 
 
-def _replicas() -> int:
-    context = get_replica_context() if _in_step.get() else None
-    return 1 if context is None else context.num_replicas_in_sync
+def _share_of(batch: PyTree) -> _Share:
+    context = get_replica_context()
+    assert context is not None
+    sizes = (leaf.shape[0] for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", ()))
+    local = next(sizes, 1)
+    return _Share(local, float(over_replicas(local, context)) if context.num_replicas_in_sync > 1 else local)
 
 
 def _scale(value: Any) -> Any:
-    return value if _replicas() == 1 else value * (1.0 / _replicas())
+    share = _share.get()
+    return value if share is None or share.is_whole else value * (share.local / max(share.total, 1))
 
 
 def _unscale(value: Any) -> Any:
-    return value if _replicas() == 1 else value * float(_replicas())
+    share = _share.get()
+    return value if share is None or share.is_whole else value * (share.total / max(share.local, 1))
+
+
+def _reducing(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Keras' reduction of losses, so that the loss of a replica without examples is a scalar 0.
+
+    Keras takes a dimension of size 0 for one that is not known yet, and returns the losses as they are. In TensorFlow
+    the number of examples is known only when the step runs, so the loss of an empty replica is 0 there.
+    """
+
+    @functools.wraps(reduce_values)
+    def reducing(values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size") -> Any:
+        if ambient().replica is None or reduction in (None, "none") or tuple(values.shape) != (0,):
+            return reduce_values(values, sample_weight, reduction)
+        return keras.ops.sum(values)
+
+    return reducing
 
 
 def connect_steps(model_class: type[Model]) -> None:
@@ -198,6 +233,7 @@ def connect_steps(model_class: type[Model]) -> None:
 
     Does the same for `test_step` and `predict_step`.
     """
+    replace("keras", losses_module, "reduce_values", _reducing(losses_module.reduce_values))
     replace("keras", losses_module, "scale_loss_for_distribution", _scale)
     replace("keras", losses_module, "unscale_loss_for_distribution", _unscale)
     additional = model_class._aggregate_additional_loss
