@@ -123,12 +123,42 @@ def half_precision_in_jit(x: Any) -> Any:
     return jax.jit(lambda x: mean(x.astype(jnp.float16) * 8000))(x)
 
 
+def _taped(x: Any) -> Any:
+    """A gradient whose loss contains collectives of each kind; the callers put the tape into a transform."""
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        gathered = jnp.sum(mr.get_replica_context().all_gather(jnp.atleast_1d(x), axis=0) ** 2)
+        y = jnp.sum(total(x * x) * jnp.sin(x)) + gathered * mr.losses.average_loss(x**2, sample_weight=jnp.abs(x))
+    return tape.gradient(y, x)
+
+
+def tape_in_scan(x: Any) -> Any:
+    return lax.scan(lambda c, y: (c + _taped(c * 0.1 + y), None), x, jnp.arange(3.0))[0]
+
+
+def tape_in_jit(x: Any) -> Any:
+    return jax.jit(_taped)(x)
+
+
+def tape_in_cond(x: Any) -> Any:
+    return lax.cond(jnp.sum(total(x)) > 0, _taped, lambda x: -x, x)
+
+
+def tape_in_vmap(x: Any) -> Any:
+    return jax.vmap(_taped)(x)
+
+
+def tape_in_checkpoint(x: Any) -> Any:
+    return jax.checkpoint(_taped)(x)
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
         *(in_jit, in_nested_jit, in_scan, in_fori_loop, in_while_loop, in_cond, in_switch, in_a_branch_of_a_loop),
         *(in_vmap, in_grad, in_hessian, in_grad_of_scan, in_checkpoint, gathered_in_scan, gradient_of_gather),
         *(taped_scan, taped_jit, average_loss_in_grad, median_in_jit, half_precision_in_jit),
+        *(tape_in_scan, tape_in_jit, tape_in_cond, tape_in_vmap, tape_in_checkpoint),
     )
 }
 

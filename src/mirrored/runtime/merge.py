@@ -126,7 +126,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     trace = current_trace()
     if trace is runner.base_trace:
         return list(runner.run_merge(merge, payload))
-    if isinstance(trace, RecordsMerges):
+    if isinstance(trace, RecordsMerges) and (merge.nested is None or recording_parent(trace) is runner.base_trace):
         return trace.process_merge(merge, payload)
     if merge.nested is None:
         raise refused(merge)
