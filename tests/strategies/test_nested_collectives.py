@@ -127,7 +127,7 @@ def _taped(x: Any) -> Any:
     """A gradient whose loss contains collectives of each kind; the callers put the tape into a transform."""
     with mr.GradientTape() as tape:
         tape.watch(x)
-        gathered = jnp.sum(mr.get_replica_context().all_gather(jnp.atleast_1d(x), axis=0) ** 2)
+        gathered = jnp.sum(mr.get_replica_context().all_gather(x, axis=0) ** 2)
         y = jnp.sum(total(x * x) * jnp.sin(x)) + gathered * mr.losses.average_loss(x**2, sample_weight=jnp.abs(x))
     return tape.gradient(y, x)
 
@@ -145,7 +145,7 @@ def tape_in_cond(x: Any) -> Any:
 
 
 def tape_in_vmap(x: Any) -> Any:
-    return jax.vmap(_taped)(x)
+    return jax.vmap(_taped)(jnp.stack([x, 2 * x]))
 
 
 def tape_in_checkpoint(x: Any) -> Any:
