@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import mirrored as mr
+from mirrored.integrations.flax.holding import held
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 RATE, STEPS = 0.1, 3
@@ -144,3 +145,67 @@ def test_updates_of_an_optimizer_are_not_differentiated(compiled: bool) -> None:
     got = (mr.function(steps) if compiled else steps)()
     for one, want in zip(values(got), values(expected), strict=True):
         np.testing.assert_allclose(one, want, rtol=1e-5, atol=1e-6)
+
+
+def two_parameters() -> tuple[Any, Any, list[Any], mr.MirroredStrategy]:
+    """Returns parameters of values 3 and 1, and the variables behind them."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        first, second = nnx.Param(jnp.array(3.0)), nnx.Param(jnp.array(1.0))
+    return first, second, [held(first), held(second)], strategy
+
+
+def numbers(gradients: list[Any]) -> list[float | None]:
+    return [None if one is None else float(one) for one in gradients]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("later", ["assign", "update"])
+def test_a_later_assignment_ends_the_derivative(later: str, compiled: bool) -> None:
+    first, second, variables, _ = two_parameters()
+    optimizer = mr.optimizers.SGD(1.0)
+
+    def forward() -> Any:
+        second.set_value(first.get_value() * 2)
+        if later == "assign":
+            variables[1].assign(5.0)
+        else:
+            optimizer.apply_gradients([(jnp.array(1.0), variables[1])])
+        return second.get_value() ** 2
+
+    def inside() -> Any:
+        with mr.GradientTape() as tape:
+            loss = forward()
+        return tape.gradient(loss, variables, unconnected_gradients="zero")
+
+    with mr.GradientTape() as tape:
+        loss = (mr.function(forward) if compiled else forward)()
+    assert numbers(tape.gradient(loss, variables)) == [None, 10.0]
+    assert numbers((mr.function(inside) if compiled else inside)()) == [0.0, 10.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_derivative_reaches_the_next_run_and_code_after_it(compiled: bool) -> None:
+    first, second, variables, strategy = two_parameters()
+
+    def forward() -> Any:
+        strategy.run(lambda: second.set_value(first.get_value() * 2))
+        return strategy.reduce("MEAN", strategy.run(lambda: second.get_value() ** 2), axis=None)
+
+    with mr.GradientTape(persistent=True) as tape:
+        loss = (mr.function(forward) if compiled else forward)()
+        after = second.get_value() ** 2
+    assert numbers(tape.gradient(loss, variables)) == numbers(tape.gradient(after, variables)) == [24.0, None]
+
+
+def test_a_derivative_reaches_the_next_of_several_steps_per_call() -> None:
+    first, second, variables, _ = two_parameters()
+
+    def step(x: Any) -> Any:
+        loss = second.get_value() ** 2 * x
+        second.set_value(first.get_value() * 2)
+        return loss
+
+    with mr.GradientTape() as tape:
+        loss = mr.function(step, steps_per_call=2)([(jnp.array(1.0),)] * 2)[1]
+    assert numbers(tape.gradient(loss, variables, unconnected_gradients="zero")) == [24.0, 0.0]

@@ -156,3 +156,19 @@ def test_values_for_none_are_refused_instead_of_lost() -> None:
     assert "assign(model, values)" in str(caught.value)
     mr.assign(model, jax.tree.map(lambda a: a + 1, arrays))  # the remedy: functions and None are left alone
     np.testing.assert_array_equal(model.weight.numpy(), before + 1)
+
+
+def test_assign_is_atomic_and_compares_the_structure():
+    params = mr.mirror({"a": jnp.zeros(2), "b": jnp.ones(2)})
+
+    def now():
+        return [params[name].numpy().tolist() for name in ("a", "b")]
+
+    with pytest.raises(VariableError, match="shape"):
+        mr.assign(params, {"a": jnp.full(2, 5.0), "b": jnp.zeros(3)})
+    assert now() == [[0.0, 0.0], [1.0, 1.0]]
+    with pytest.raises(StructureError, match="one value for each leaf"):
+        mr.assign(params, {"b": jnp.full(2, 7.0), "c": jnp.full(2, 8.0)})
+    assert now() == [[0.0, 0.0], [1.0, 1.0]]
+    mr.assign(params, {"a": params["b"], "b": params["a"]})
+    assert now() == [[1.0, 1.0], [0.0, 0.0]]

@@ -34,7 +34,7 @@ from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import check_devices, check_ordered, several_processes
 from mirrored.compilation.scan import Result, Scan
 from mirrored.compilation.signature import Arguments
-from mirrored.runtime.ambient import announce_read, within
+from mirrored.runtime.ambient import announce_read, announce_reassignment, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values import structures
@@ -187,7 +187,9 @@ class Program:
         scan = None
         if self._steps is not None:
             arrays = [result for result in self._results if result.is_array]
-            scan = Scan(step, self._steps, [places[id(v)] for v in assigned], arrays, self._store.under_tape)
+            carry = [places[id(v)] for v in assigned]
+            derived = {places[key] for key in self._store.differentiated} if self._store.under_tape else set(carry)
+            scan = Scan(step, self._steps, carry, arrays, derived)
 
         # It refers to no `Program`: in a reference cycle the variables would wait for Python's collector.
         def program(*operands: Any) -> list[Any]:
@@ -328,8 +330,9 @@ class Program:
             if together:
                 self._met.passed(payload_of(outs[-1]))
             self._store_new([*map(payload_of, outs)])
-            for variable in self._assigned:
+            for variable, value in zip(self._assigned, outs, strict=False):
                 variable.mark_shared()
+                announce_reassignment(variable, value if id(variable) in self._store.differentiated else None)
         return self._wrapped(outs[len(self._assigned) :])
 
     def _under_tape(self) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -50,14 +50,15 @@ class Scan:
         steps: The number of steps.
         carry: The places of the assigned variables among the variables' values.
         results: The results of a step that are arrays.
-        under_tape: See `Program`.
+        derived: The places of the variables whose values keep their derivatives from one step to the next. Those of
+            the others have the derivatives of the variables, for a tape around the call (see `read_again`).
     """
 
     step: Callable[..., list[Any]]
     steps: int
     carry: Sequence[int]
     results: Sequence[Result]
-    under_tape: bool
+    derived: Set[int]
 
     def __call__(self, state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Traces the steps; returns the variables' last values, followed by the results of all steps.
@@ -70,7 +71,7 @@ class Scan:
         def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             now = list(state)
             for place, value in zip(self.carry, carried, strict=True):
-                of_variable = self.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
+                of_variable = place not in self.derived and jnp.issubdtype(value.dtype, jnp.inexact)
                 now[place] = read_again(value, state[place]) if of_variable else value
             outs = self.step(now, outer, xs)
             return outs[: len(self.carry)], outs[len(self.carry) :]

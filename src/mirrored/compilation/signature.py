@@ -285,7 +285,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
             continue
         dynamic.append(place)
         arrays.append(array)
-        key.append((type(leaf) is PerReplica, array.shape, *_type_of(array)))
+        key.append((_layout_of(leaf, device_assignment), array.shape, *_type_of(array)))
     return Arguments(treedef, leaves, dynamic, arrays, tuple(key), (args, kwargs))
 
 
@@ -359,7 +359,7 @@ def quick_key(value: Any, arrays: list[Any]) -> Hashable:
             return None
         stacked = value.stacked(value.device_assignment)
         inner = quick_key(stacked, arrays)
-        return None if inner is None else (PerReplica, inner)
+        return None if inner is None else (value.device_assignment, inner)
     if kind in _PLAIN:
         return (kind, value)
     if kind is tuple or kind is list:
@@ -401,6 +401,13 @@ def _array_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Any:
     if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray)):
         return leaf.value
     return None
+
+
+def _layout_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Hashable:
+    """Returns the part of the key that says of which replicas an argument holds the values."""
+    if isinstance(leaf, PerReplica):
+        return leaf.device_assignment or device_assignment
+    return leaf.num_replicas if isinstance(leaf, Mirrored) else None
 
 
 def _type_of(array: Any) -> tuple[Hashable, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,6 +22,8 @@ from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
+from mirrored.variables.access import assign_all
+from mirrored.variables.state_lock import together
 
 if TYPE_CHECKING:
     from mirrored.strategies import Strategy
@@ -148,20 +150,33 @@ def assign(tree: PyTree, values: PyTree) -> None:
 
     TensorFlow: no equivalent.
     """
-    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
-    given, other = jax.tree.flatten(values, is_leaf=_is_leaf)
-    if len(leaves) != len(given):
+    places, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    given, other = jax.tree_util.tree_flatten_with_path(values, is_leaf=_is_leaf)
+    both = zip(places, given, strict=False)
+    if len(places) != len(given) or not all(_is_same_place(path, other_path) for (path, _), (other_path, _) in both):
         raise StructureError(
             "mirrored.assign",
             found=f"values has the structure {other}, the tree has {structure}",
             rule="values must have one value for each leaf of the tree",
             remedy="compute the values from mirrored.unmirror(tree)",
         )
-    for variable, value in zip(leaves, given, strict=True):
+    pairs = [(variable, value) for (_, variable), (_, value) in zip(places, given, strict=True)]
+    for variable, value in pairs:
         _check_kept(variable, value)
-    for variable, value in zip(leaves, given, strict=True):
-        if isinstance(variable, Variable) and value is not variable:
-            variable.assign(value, read_value=False)
+    changed = [(one, value) for one, value in pairs if isinstance(one, Variable) and value is not one]
+    # All values are read before the first assignment: `values` may hold variables of `tree` at other places.
+    now = [value.read_value() if isinstance(value, Variable) else value for _, value in changed]
+    variables = [variable for variable, _ in changed]
+    if ambient().replica is None:
+        together(lambda: assign_all(variables, now))
+    else:
+        assign_all(variables, now)  # If it raises, the run undoes all assignments.
+
+
+def _is_same_place(path: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Returns whether two leaves have the same names; containers of other types may have positions instead."""
+    names, others = ([getattr(key, "key", getattr(key, "name", None)) for key in one] for one in (path, other))
+    return all(a == b for a, b in zip(names, others, strict=False) if isinstance(a, str) and isinstance(b, str))
 
 
 def _check_kept(leaf: object, value: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -166,14 +166,15 @@ class ReadListener(Protocol):
         """
         ...
 
-    def on_write(self) -> None:
-        """Called before one or several variables are assigned."""
+    def on_write(self, variables: Sequence[ReadableVariable]) -> None:
+        """Called before variables are assigned."""
         ...
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Called before a framework that differentiates assignments, as Flax NNX does, assigns `value`.
+        """Called after a framework that differentiates assignments, as Flax NNX does, has assigned `value`.
 
-        None means that the variable's newest assignment has no derivative (the update of an optimizer).
+        None means that the variable's newest assignment has no derivative (the update of an optimizer). Nor has any
+        other assignment.
         """
         ...
 
@@ -209,13 +210,13 @@ def is_tracked(value: object) -> bool:
     return any(listener.tracks(value) for listener in ambient().listeners)
 
 
-def announce_write() -> None:
+def announce_write(variables: Sequence[ReadableVariable]) -> None:
     """Notifies this thread's listeners that variables are about to be assigned."""
     for listener in ambient().listeners:
-        listener.on_write()
+        listener.on_write(variables)
 
 
 def announce_reassignment(variable: ReadableVariable, value: object) -> None:
-    """Notifies this thread's listeners that a framework that differentiates assignments assigns `value`."""
+    """Notifies this thread's listeners that a framework that differentiates assignments has assigned `value`."""
     for listener in ambient().listeners:
         listener.on_reassign(variable, value)

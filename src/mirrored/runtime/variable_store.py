@@ -108,14 +108,15 @@ class VariableStore(abc.ABC):
             caches.note_read()
         return value
 
-    def on_write(self) -> None:
+    def on_write(self, variables: Sequence[ReadableVariable]) -> None:
         """Makes JAX retrace jitted functions that may have captured the old value of an assigned variable."""
         caches.renew()
+        if self.differentiated:
+            self.differentiated -= set(map(id, variables))
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
         """Notes whether an assignment is one that a tape around this run or function differentiates."""
-        if self.under_tape:
-            self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
+        self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
         """Returns the newest assigned value of a variable for a read.

@@ -313,7 +313,7 @@ class _Collector:
         """Returns False, because this listener does not record operations."""
         return False
 
-    def on_write(self) -> None:
+    def on_write(self, variables: Sequence[ReadableVariable]) -> None:
         pass
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:

@@ -297,8 +297,9 @@ class Recorder:
             its id is not reused.
         variables: The variables that were read or watched, by `id`, with their keys.
         reads: The traced reads of variables, by the `id` of the tracer that the variable's store gave.
-        reassigned: Variables that a framework which differentiates assignments has assigned a tracked value, by `id`
-            and replica, with the key of the value.
+        reassigned: Variables that a framework which differentiates assignments has assigned a tracked value, by `id`,
+            with the key of the value by local replica. The replica is None for an assignment outside of replicas, and
+            the key is None for a later assignment in one replica that has no derivative.
         explicit: The ids of variables that were passed to `watch`.
         watch_accessed_variables: Whether reading a trainable variable watches it.
         persistent: Whether records keep their inputs, which are needed to differentiate gradients that are computed
@@ -323,7 +324,7 @@ class Recorder:
         self.known: dict[int, tuple[Key, Any]] = {}
         self.variables: dict[int, tuple[Key, Any]] = {}
         self.reads: dict[int, Read] = {}
-        self.reassigned: dict[tuple[int, Any], tuple[Key, Any]] = {}
+        self.reassigned: dict[int, tuple[Any, dict[int | None, Key | None]]] = {}
         self.explicit: set[int] = set()
 
     def forget(self) -> None:
@@ -360,13 +361,19 @@ class Recorder:
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
 
     def reassign(self, variable: ReadableVariable, value: object, owner: TapeTrace) -> None:
-        """Notes that a framework that differentiates assignments has assigned `value` to `variable`."""
+        """Notes the newest assignment of a variable: that of a tracked value, which has a derivative, or another."""
         key = self.key_of(value, owner)
-        place = (id(variable), ambient().replica)
-        if key is None:
-            self.reassigned.pop(place, None)
-        else:
-            self.reassigned[place] = (key, variable)
+        replica = _local_replica()
+        if replica is None:
+            self.reassigned.pop(id(variable), None)
+        if key is not None or id(variable) in self.reassigned:
+            self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
+
+    def _assigned(self, variable: ReadableVariable) -> Key | None:
+        """Returns the key of the tracked value that a variable holds, if its assignment has a derivative."""
+        _, keys = self.reassigned.get(id(variable), (None, {}))
+        replica = _local_replica()
+        return keys.get(0 if replica is None and None not in keys else replica, keys.get(None))
 
     def variable_key(self, variable: ReadableVariable) -> Key:
         """Returns the key of `variable` on the tape, under which the cotangents of all its reads are summed."""
@@ -398,8 +405,8 @@ class Recorder:
             value = Box(owner, value, key)
         else:
             self.known[id(value)] = (key, value)
-        assigned = self.reassigned.get((id(variable), ambient().replica)) if self.reassigned else None
-        record = AliasRecord((self.variable_key(variable) if assigned is None else assigned[0],))
+        assigned = self._assigned(variable) if self.reassigned else None
+        record = AliasRecord((self.variable_key(variable) if assigned is None else assigned,))
         record.out_keys = (key,)
         self.records.append(record)
         return value
@@ -414,6 +421,11 @@ class Recorder:
         if type(value) is Box:
             return value.payload if value.owner is owner else Box(value.owner, value.payload, value.key)
         return value if owner.is_concrete(value) else owner.copied(value)
+
+
+def _local_replica() -> int | None:
+    replica = ambient().replica
+    return None if replica is None else replica.local_index
 
 
 def owned_operand(operand: Operand) -> Any:

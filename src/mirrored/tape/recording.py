@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -229,8 +229,14 @@ class Recording:
         # Code that suspends the tape on purpose also resets its token.
         return True if caches.current() is not None and is_cut_off(current_trace()) else None
 
-    def on_write(self) -> None:
-        """Does nothing when variables are assigned: the tape keeps the values that were read before."""
+    def on_write(self, variables: Sequence[ReadableVariable]) -> None:
+        """Notes that later reads of the variables have the variables' own derivatives.
+
+        The tape keeps the values that were read before.
+        """
+        if self._recorder.reassigned:
+            for variable in variables:
+                self._recorder.reassign(variable, None, self._trace)
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
         """Notes an assignment by a framework that differentiates assignments, if the tape tracks the assigned value."""

@@ -250,7 +250,7 @@ def write(assignment: Assignment, value: object) -> Any:
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
     """Assigns each of several variables its own value, as `Variable.assign` does."""
-    announce_write()
+    announce_write(variables)
     here, where, trace = ambient(), user_line(), recording_parent(current_trace())
     for variable, value in zip(variables, map(operand_of, values), strict=True):
         _write(Assignment(variable, "assign", where, f"{variable.name}.assign", read_value=False), value, here, trace)

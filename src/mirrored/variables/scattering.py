@@ -186,7 +186,7 @@ class Scattering:
                 return self.assign(new)
         # All replicas have computed the same value from the gathered rows, so each stages it without aggregation.
         check_writable(self, store, f"{self.name}.{method}")
-        announce_write()
+        announce_write((self,))
         store.set_local(self, here.replica.local_index, new, user_line())
         return self.read_value()
 

@@ -336,7 +336,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self._update("assign_sub", delta, read_value)
 
     def _update(self, method: str, value: object, read_value: bool) -> Any:
-        announce_write()
+        announce_write((self,))
         assignment = access.Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
         new = access.write(assignment, access.operand_of(value))
         if not read_value:
@@ -347,7 +347,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
         """Assigns one replica's component by `assign`, `assign_add` or `assign_sub` (named by `method`)."""
-        announce_write()
+        announce_write((self,))
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
         new = write_component(assignment, replica, access.operand_of(value))

@@ -96,9 +96,9 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
     else:
         array = as_array(value)
         array = array if array.dtype == content.dtype else array.astype(content.dtype)
+        content.assign(array, read_value=False)
         if isinstance(variable, nnx.Param):
             announce_reassignment(content, array)
-        content.assign(array, read_value=False)
 
 
 def _name_of(content: Variable | ReplicaKey) -> str:

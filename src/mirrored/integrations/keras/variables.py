@@ -258,7 +258,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         if self.mirrored is None:
             self.back(value)
         else:
-            announce_write()
+            announce_write((self.mirrored,))
             _assign(self, self.mirrored, value)
 
     def back(self, value: Operand) -> None:
