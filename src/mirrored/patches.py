@@ -87,6 +87,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "keras._tf_keras.keras.layers.experimental",
             "keras.src.backend.compute_output_spec",
             "keras.src.losses.loss.reduce_values",
+            "keras.src.losses.loss.reduce_weighted_values",
             "keras.src.losses.loss.scale_loss_for_distribution",
             "keras.src.losses.loss.unscale_loss_for_distribution",
         }

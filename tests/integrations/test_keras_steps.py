@@ -189,6 +189,75 @@ class Delegating(keras.Model):
         return super().test_step(data)
 
 
+class WithLayers(Delegating):
+    """A model whose loss depends on masks, weights, a loss of a layer, or the statistics of batches."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        norm = keras.layers.BatchNormalization(center=False, scale=False)
+        self.before = norm if kind == "statistics" else keras.layers.Masking(0.0)
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if self.kind == "statistics":
+            self.before(x, training=training)
+        if self.kind == "loss of a layer":
+            self.add_loss(0.1 * keras.ops.mean(x))
+        return self.dense(self.before(x) if self.kind == "mask" else x)
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+@pytest.mark.parametrize("kind", ["mask", "weights", "loss of a layer", "statistics"])
+@pytest.mark.first(3)
+def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: str, rows: int) -> None:
+    """A masked mean divided by the valid entries of one replica; the means of a replica without examples were NaN."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(8, 3, width)).astype("float32") for width in (2, 1))
+    x[0, 1:], x[1, 1:], x[4, 2:] = 0.0, 0.0, 0.0
+    if kind == "weights":
+        x, y = x[:, 2], y[:, 2]
+    weights = np.float32([0.0, 0.0, 0.5, 2.0, 0.25, 1.0, 1.0, 3.0])
+    reduction = "mean_with_sample_weight" if kind == "weights" else "sum_over_batch_size"
+
+    def trained(replicas: int) -> tuple[Any, ...]:
+        with scope(replicas):
+            model = WithLayers(kind)
+            model.compile(keras.optimizers.SGD(RATE), keras.losses.MeanSquaredError(reduction=reduction))
+        given = {"sample_weight": weights[:rows]} if kind == "weights" else {}
+        logs = model.fit(x[:rows], y[:rows], batch_size=rows, epochs=2, shuffle=False, verbose=0, **given).history
+        assert np.isfinite(np.concatenate([one.ravel() for one in model.get_weights()])).all()
+        return model.dense.get_weights(), logs["loss"]
+
+    expected = trained(1)
+    found = trained(4)
+    for one, other in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["schedule", "function"])
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_a_replaced_schedule_or_a_function_changes_the_rate_of_eager_steps(given: str, replicas: int | None) -> None:
+    rates = [1.0]
+    constant = keras.optimizers.schedules.PiecewiseConstantDecay
+    with scope(replicas):
+        strategy = mr.get_strategy()
+        variable = keras.Variable(np.float32(10.0))
+        optimizer = keras.optimizers.SGD(constant([1000], [1.0, 1.0]) if given == "schedule" else lambda: rates[0])
+        optimizer.build([variable])
+
+    def step() -> None:
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(1.0 / (replicas or 1)), variable)]))
+
+    step()
+    if given == "schedule":
+        optimizer.learning_rate = constant([1000], [0.1, 0.1])
+    rates[0] = 0.1
+    step()
+    np.testing.assert_allclose(np.asarray(variable.value), 8.9, rtol=1e-6)
+
+
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean"])
 @pytest.mark.parametrize("shape", [(0, 1), (0, 5, 1)], ids=str)
 def test_the_loss_of_a_replica_without_examples_is_a_scalar(shape: tuple[int, ...], reduction: str) -> None:

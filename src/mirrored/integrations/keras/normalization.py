@@ -85,6 +85,9 @@ def _over_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
         context = get_replica_context()
         if self.synchronized and context is not None and context.num_replicas_in_sync > 1:
             return _global_moments(context, inputs, mask, reduction_axes_of(self))
+        if context is not None and 0 in inputs.shape:
+            # A replica without examples: their mean is NaN. The moving statistics stay as they are.
+            return self.moving_mean.value, self.moving_variance.value
         # Keras' method rejects the flag on the JAX backend.
         self.synchronized, given = False, self.synchronized
         try:

@@ -13,6 +13,7 @@ from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.compilation.signature import Identity
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, StructureError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import (
@@ -267,21 +268,32 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
             warnings.filterwarnings("ignore", "Gradients do not exist")
             return optimizer.stateless_apply(slots, full, values)
 
-    if not is_eval(current_trace()) or ambient().listeners:
+    settings = _settings(optimizer)
+    if not is_eval(current_trace()) or ambient().listeners or settings is None:
         return update
     cache = optimizer.__dict__.setdefault("_mirrored_updates", {})
-    key = (present, _settings(optimizer))
+    key = (present, settings)
     if key not in cache:
         cache[key] = jax.jit(update)
     return cache[key]  # type: ignore[no-any-return]
 
 
-def _settings(optimizer: Optimizer) -> tuple[Any, ...]:
-    """Returns the scalar settings of an optimizer and of those that it wraps (`LossScaleOptimizer`), by name."""
+def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
+    """Returns the settings of an optimizer and of those that it wraps (`LossScaleOptimizer`), by name.
+
+    Returns None if the learning rate is a function, whose result may change without notice.
+    """
     found: list[Any] = []
     for name, value in vars(optimizer).items():
         if isinstance(value, (bool, int, float, str)):
             found.append((name, value))
+        elif isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+            found.append((name, Identity(value)))
         elif isinstance(value, keras.optimizers.Optimizer):
-            found.append((name, _settings(value)))
+            inner = _settings(value)
+            if inner is None:
+                return None
+            found.append((name, inner))
+        elif name == "_learning_rate" and callable(value) and not hasattr(value, "dtype"):
+            return None
     return tuple(found)

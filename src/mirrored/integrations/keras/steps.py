@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import distributed
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from mirrored.strategies import Strategy
 
 keras = load()
+_MEAN: Final = "sum_over_batch_size"
 KINDS: Final = ("train", "test", "predict")
 _share: contextvars.ContextVar[_Share | None] = contextvars.ContextVar("_share", default=None)
 
@@ -204,12 +206,41 @@ def _share_of(batch: PyTree) -> _Share:
 
 def _scale(value: Any) -> Any:
     share = _share.get()
-    return value if share is None or share.is_whole else value * (share.local / max(share.total, 1))
+    if share is None or share.is_whole:
+        return value
+    # Without examples, the mean of a layer's `add_loss` is NaN. `where` gives 0 with a gradient of 0. The optimizer of
+    # this replica would refuse to update without gradients.
+    return value * (share.local / share.total) if share.local else jnp.where(False, value, jnp.zeros_like(value))
 
 
 def _unscale(value: Any) -> Any:
     share = _share.get()
     return value if share is None or share.is_whole else value * (share.total / max(share.local, 1))
+
+
+def _by_weights(reduce_weighted_values: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Keras' weighted reduction, so that a weighted mean has the weights of all replicas in its divisor.
+
+    Keras divides by the sum of the replica's own weights or mask, and `_scale` multiplies by its share of the examples.
+    """
+
+    @functools.wraps(reduce_weighted_values)
+    def by_weights(
+        values: Any, sample_weight: Any = None, mask: Any = None, reduction: str = _MEAN, dtype: Any = None
+    ) -> Any:
+        loss = reduce_weighted_values(values, sample_weight, mask, reduction, dtype)
+        share = _share.get()
+        weighted = reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None)
+        if share is None or share.is_whole or not (weighted or (mask is not None and reduction in (_MEAN, "mean"))):
+            return loss
+        weights = losses_module.apply_mask(sample_weight, mask, "float32", reduction) if weighted else mask
+        own = jax.lax.stop_gradient(jnp.sum(jnp.asarray(weights, "float32")))
+        context = get_replica_context()
+        assert context is not None
+        factor = own * share.total / jnp.maximum(over_replicas(own, context) * share.local, 1e-12)
+        return loss * factor.astype(loss.dtype)
+
+    return by_weights
 
 
 def _reducing(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,6 +264,7 @@ def connect_steps(model_class: type[Model]) -> None:
 
     Does the same for `test_step` and `predict_step`.
     """
+    replace("keras", losses_module, "reduce_weighted_values", _by_weights(losses_module.reduce_weighted_values))
     replace("keras", losses_module, "reduce_values", _reducing(losses_module.reduce_values))
     replace("keras", losses_module, "scale_loss_for_distribution", _scale)
     replace("keras", losses_module, "unscale_loss_for_distribution", _unscale)
