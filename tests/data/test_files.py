@@ -3,13 +3,18 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from data.readings import assert_resumes_everywhere, read
-from mirrored.data import Dataset
+from mirrored.data import AutoShardPolicy, Dataset, Options
+from mirrored.data.pipeline.dataset_source import DatasetSource
 from mirrored.data.pipeline.files import TFRecordWriter, masked_crc
+from mirrored.data.sources import WorkerShare, as_source
 from mirrored.errors import DataFileError
 
 RECORDS = [b"one", b"", b"three\x00\x00", bytes(range(256))]
@@ -72,6 +77,39 @@ def test_listed_files_are_shuffled_unless_told_otherwise(tmp_path: Path) -> None
     assert {tuple(sorted(order)) for order in orders} == {
         tuple(sorted(os.fsencode(tmp_path / str(number)) for number in range(8)))
     }
+
+
+class TestFilesOfWorkers:
+    @staticmethod
+    def parts(tmp_path: Path, make: Callable[[list[Path]], Dataset]) -> list[Any]:
+        """Reads twice what each of two workers reads of ``make(files)``, with `AutoShardPolicy.FILE`."""
+        names = [tmp_path / f"{number}" for number in range(4)]
+        for number, name in enumerate(names):
+            name.write_text(f"{number}\n")
+        options = Options()
+        options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+        whole = as_source(make(names).with_options(options), None, "test")
+        found = []
+        for worker in range(2):
+            source = whole.of_worker(WorkerShare(worker, (0, 1), 1, 2), "test")
+            assert isinstance(source, DatasetSource)
+            found.append([np.ravel(read(source.dataset)).tolist() for _ in range(2)])
+        return found
+
+    @pytest.mark.parametrize("kind", ["items", "sequence", "folder", "snapshot"])
+    def test_a_cache_keeps_the_elements_of_its_worker(self, tmp_path: Path, kind: str) -> None:
+        def cached(names: list[Path]) -> Dataset:
+            if kind == "items":
+                paths = Dataset.from_tensor_slices([str(name) for name in names])
+                return paths.map(lambda path: int(Path(path.decode()).read_text())).cache().batch(2)
+            numbers = Dataset.from_text_lines(names).map(int)
+            if kind == "snapshot":
+                return numbers.snapshot(tmp_path / "kept").batch(2)
+            return numbers.cache(tmp_path / "kept" if kind == "folder" else "").batch(2)
+
+        assert self.parts(tmp_path, cached) == [[[0, 2], [0, 2]], [[1, 3], [1, 3]]]
+        if kind in ("folder", "snapshot"):
+            assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["worker-0-of-2", "worker-1-of-2"]
 
 
 class TestFaults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
@@ -23,10 +23,14 @@ class Cached(OneParent, CursorTransformation):
     Attributes:
         items: The elements by index, for each set of seeds. A restored position has its own seeds.
         complete: All elements of a sequential dataset, for each set of seeds.
+
+    A copy of the operation, such as the one that reads a worker's files, starts with an empty cache.
     """
 
-    items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(default_factory=dict)
-    complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(default_factory=dict)
+    keeps_elements: ClassVar[bool] = True
+
+    items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(init=False, default_factory=dict)
+    complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(init=False, default_factory=dict)
 
     def open(self, run: Run) -> Rows:
         rows = rows_of(self.parent, pinned(run))

@@ -162,7 +162,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             filename: "" caches in memory. Any other value names a cache folder. The first iteration writes it before it
                 returns the first element. If the folder exists, for example from an earlier run of the program, the
                 steps before `cache` do not run. A position restored where the folder does not exist writes the same
-                elements again, with the seeds of the run that saved it.
+                elements again, with the seeds of the run that saved it. With `AutoShardPolicy.FILE` each worker has a
+                folder of its own in it.
 
         TensorFlow: There `filename` is the prefix of several file names, written while the elements are returned.
         """

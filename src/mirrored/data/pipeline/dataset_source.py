@@ -15,7 +15,7 @@ from mirrored.data.elements import Element
 from mirrored.data.options import AutoShardPolicy
 from mirrored.data.pipeline.batching import is_batched
 from mirrored.data.pipeline.dataset import Dataset
-from mirrored.data.pipeline.files import files_of_worker
+from mirrored.data.pipeline.files import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind
@@ -85,7 +85,9 @@ class DatasetSource(Source):
         self.refuse_unbatched(called)
         dataset = self.dataset
         # The first batch has the global batch size, and the structure of the empty batches.
-        first = next(dataset.take(1).as_numpy_iterator(), None)
+        # It is read without caches: with FILE, they would keep elements of files that other workers read.
+        whole = type(dataset)(without_caches(dataset.node)) if policy is AutoShardPolicy.FILE else dataset
+        first = next(whole.take(1).as_numpy_iterator(), None)
         if policy is AutoShardPolicy.FILE:
             worker, workers = share.processes.index(share.process), len(share.processes)
             dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))

@@ -301,26 +301,53 @@ def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
             rule="each worker must have at least one file that no other worker reads",
             remedy="use AutoShardPolicy.DATA (or AUTO), or split the data into at least as many files as workers",
         )
-    replaced: Node = _replaced(node, {id(step) for step in found}, worker, workers)
-    return replaced
+    wanted = {id(step) for step in found}
+
+    def shard(step: Node) -> Node | None:
+        if id(step) not in wanted:
+            return None
+        if isinstance(step, FileSource):
+            return dataclasses.replace(step, files=step.files[worker::workers])
+        return Sliced(step, worker, None, workers)
+
+    copy: Node = _rewritten(node, shard, lambda step: step.fields_of_worker(worker, workers))
+    return copy
 
 
-def _replaced(node: Any, wanted: set[int], worker: int, workers: int) -> Any:
-    if id(node) in wanted:
-        if isinstance(node, FileSource):
-            return dataclasses.replace(node, files=node.files[worker::workers])
-        return Sliced(node, worker, None, workers)
+def without_caches(node: Node) -> Node:
+    """Returns a copy of a pipeline without its caches, so that reading it does not fill them."""
+
+    def parent_of_cache(step: Node) -> Node | None:
+        return without_caches(step.parents[0]) if step.keeps_elements else None
+
+    copy: Node = _rewritten(node, parent_of_cache, lambda _: {})
+    return copy
+
+
+def _rewritten(node: Any, replacement: Callable[[Node], Node | None], further: Callable[[Node], dict[str, Any]]) -> Any:
+    """Returns a pipeline in which some operations are replaced, and those that read them are copied.
+
+    Args:
+        node: The last operation of the pipeline.
+        replacement: Returns what takes the place of an operation; None if it stays.
+        further: Returns other fields that change in an operation that is copied.
+    """
+    replaced = replacement(node)
+    if replaced is not None:
+        return replaced
 
     def renewed(value: object) -> Any:
         if isinstance(value, Node):
-            return _replaced(value, wanted, worker, workers)
+            return _rewritten(value, replacement, further)
         if isinstance(value, tuple) and any(isinstance(one, Node) for one in value):
             return tuple(renewed(one) for one in value)
         return value
 
     fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
     changed = {name: renewed(value) for name, value in fields.items()}
-    return node if all(changed[name] is fields[name] for name in fields) else dataclasses.replace(node, **changed)
+    if all(changed[name] is fields[name] for name in fields):
+        return node
+    return dataclasses.replace(node, **{**changed, **further(node)})
 
 
 def _files_in(node: Node) -> int:

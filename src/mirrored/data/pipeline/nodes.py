@@ -87,6 +87,8 @@ class Node(abc.ABC):
 
     makes_datasets: ClassVar[bool] = False
     """Whether a function of the step makes datasets whose elements it returns."""
+    keeps_elements: ClassVar[bool] = False
+    """Whether the step is a cache: it keeps the elements of its parent for later passes."""
 
     @property
     def varies(self) -> bool:
@@ -129,6 +131,11 @@ class Node(abc.ABC):
 
     def kept_seeds(self) -> dict[int, int]:
         """Returns the random seeds stored in this operation's cache file, if any, keyed by `id(operation)`."""
+        return {}
+
+    def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
+        """Returns the fields that differ between the workers' copies of this operation, if each reads its own files."""
+        del worker, workers
         return {}
 
     def cursor(self, run: Run) -> Cursor:

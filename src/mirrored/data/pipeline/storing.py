@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -341,9 +341,14 @@ class Kept(StreamStep, CursorNode):
         stored: The file, after it was opened; it is opened or written again if it was deleted or replaced.
     """
 
+    keeps_elements: ClassVar[bool] = True
+
     folder: str
     called: str
-    stored: list[Stored] = dataclasses.field(default_factory=list)
+    stored: list[Stored] = dataclasses.field(init=False, default_factory=list)
+
+    def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
+        return {"folder": os.path.join(self.folder, f"worker-{worker}-of-{workers}")}
 
     def open_cursor(self, run: Run) -> Cursor:
         return PositionCursor(_rows_in(self._open(run)))
