@@ -111,6 +111,25 @@ class TestFilesOfWorkers:
         if kind in ("folder", "snapshot"):
             assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["worker-0-of-2", "worker-1-of-2"]
 
+    def test_combined_files(self, tmp_path: Path) -> None:
+        def zipped(names: list[Path]) -> Dataset:
+            lines = Dataset.from_text_lines(names)
+            return Dataset.zip((lines.map(int), lines.map(int))).map(lambda a, b: a * 10 + b).batch(4)
+
+        def concatenated(names: list[Path]) -> Dataset:
+            lines = Dataset.from_text_lines(names).map(int)
+            return lines.concatenate(lines).batch(4)
+
+        assert self.parts(tmp_path, zipped) == [[[0, 22]] * 2, [[11, 33]] * 2]
+        assert self.parts(tmp_path, concatenated) == [[[0, 2, 0, 2]] * 2, [[1, 3, 1, 3]] * 2]
+
+    def test_a_shuffle_used_twice_has_two_orders(self, tmp_path: Path) -> None:
+        def zipped(names: list[Path]) -> Dataset:
+            lines = Dataset.from_tensor_slices([str(name) for name in names] * 16).shuffle(64, seed=1)
+            return Dataset.zip((lines, lines)).map(lambda a, b: int(a != b)).batch(4)
+
+        assert all(1 in ones for ones, _ in self.parts(tmp_path, zipped))
+
 
 class TestFaults:
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:

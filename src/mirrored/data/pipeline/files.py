@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import operator
 import os
 import struct
 import zlib
@@ -324,23 +325,39 @@ def without_caches(node: Node) -> Node:
     return copy
 
 
-def _rewritten(node: Any, replacement: Callable[[Node], Node | None], further: Callable[[Node], dict[str, Any]]) -> Any:
+def _rewritten(
+    node: Any,
+    replacement: Callable[[Node], Node | None],
+    further: Callable[[Node], dict[str, Any]],
+    copies: dict[int, Any] | None = None,
+) -> Any:
     """Returns a pipeline in which some operations are replaced, and those that read them are copied.
 
     Args:
         node: The last operation of the pipeline.
         replacement: Returns what takes the place of an operation; None if it stays.
         further: Returns other fields that change in an operation that is copied.
+        copies: What has taken the place of each operation so far, by its `id`: a shared operation stays shared.
     """
-    replaced = replacement(node)
-    if replaced is not None:
-        return replaced
+    copies = {} if copies is None else copies
+    if id(node) not in copies:
+        replaced = replacement(node)
+        copies[id(node)] = _copy(node, replacement, further, copies) if replaced is None else replaced
+    return copies[id(node)]
 
+
+def _copy(
+    node: Any,
+    replacement: Callable[[Node], Node | None],
+    further: Callable[[Node], dict[str, Any]],
+    copies: dict[int, Any],
+) -> Any:
     def renewed(value: object) -> Any:
         if isinstance(value, Node):
-            return _rewritten(value, replacement, further)
+            return _rewritten(value, replacement, further, copies)
         if isinstance(value, tuple) and any(isinstance(one, Node) for one in value):
-            return tuple(renewed(one) for one in value)
+            parts = [renewed(one) for one in value]
+            return value if all(map(operator.is_, parts, value)) else type(value)(parts)
         return value
 
     fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
