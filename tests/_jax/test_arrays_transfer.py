@@ -37,10 +37,19 @@ def test_the_result_is_an_ordinary_array() -> None:
 def test_integers_that_need_64_bits_do_not_wrap(value: np.ndarray) -> None:
     device = jax.devices()[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
-    for transfer in (as_array, lambda x: put(x, device), lambda x: put_rows(x, sharding, [device])):
+    transfers = as_array, lambda x: put(x, device), lambda x: put(x, None), lambda x: put_rows(x, sharding, [device])
+    for transfer in transfers:
         with pytest.raises(ArgumentError, match=r"do not fit into u?int32\n.*64-bit mode"):
             transfer(value)
         with jax.enable_x64(True):
             np.testing.assert_array_equal(transfer(value), value)
         np.testing.assert_array_equal(transfer(value // 2**20), value // 2**20)
     assert as_array(value[:0]).shape == (0,)
+    for where in (device, None):
+        with pytest.raises(ArgumentError, match="do not fit into"):
+            put(value[-1], where)
+
+
+@pytest.mark.parametrize("on_default", [False, True])
+def test_the_byte_order_does_not_change_the_values(on_default: bool) -> None:
+    assert put(np.arange(3).astype(">i4"), None if on_default else jax.devices()[0]).tolist() == [0, 1, 2]

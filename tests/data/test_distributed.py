@@ -87,6 +87,15 @@ class TestShares:
         element = next(iter(strategy_of(2).experimental_distribute_dataset(Dataset.range(4).batch(4), options)))
         assert {device for share in element.values for device in share.devices()} == {jax.devices("cpu")[0]}
 
+    @pytest.mark.parametrize("replicas", [0, 1, 2])
+    def test_integers_that_need_64_bits_are_refused(self, replicas: int) -> None:
+        strategy = strategy_of(replicas) if replicas else mr.get_strategy()
+        numbers = Dataset.range(2**40, 2**40 + 4)
+        with pytest.raises(ArgumentError, match="do not fit into int32"):
+            next(iter(strategy.experimental_distribute_dataset(numbers.batch(2))))
+        with pytest.raises(ArgumentError, match="do not fit into int32"):
+            next(iter(strategy.distribute_datasets_from_function(lambda _: numbers)))
+
     @pytest.mark.parametrize("policy", list(AutoShardPolicy))
     def test_on_one_worker_no_policy_changes_them(self, policy: AutoShardPolicy) -> None:
         options = Options()

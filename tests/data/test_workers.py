@@ -53,6 +53,10 @@ try:
     distribute_dataset(Strategy, policy(Dataset.range(8).batch(4), AutoShardPolicy.FILE))
 except ArgumentError as error:
     found["file"] = error.found
+try:
+    mine(distribute_dataset(Strategy, Dataset.range(2**40, 2**40 + 8).batch(4)))
+except ArgumentError as error:
+    found["large"] = error.rule
 print("FOUND", json.dumps(found))
 """
 
@@ -91,3 +95,4 @@ def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
     assert first["off"] == second["off"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert (first["from function"], second["from function"]) == ([[0, 2], [4, 6]], [[1, 3], [5, 7]])
     assert "a dataset of no files" in first["file"]
+    assert first["large"] == second["large"] == "integers on devices have 32 bits, unless JAX's 64-bit mode is on"

@@ -235,8 +235,12 @@ def _is_canonical(array: np.ndarray) -> bool:
     return type(array) is np.ndarray and array.dtype == canonical_dtype(array.dtype)
 
 
-def _canonical(array: np.ndarray) -> np.ndarray:
-    """Converts an array to the dtype that it has on devices."""
+def canonical(array: np.ndarray) -> np.ndarray:
+    """Converts an array to the dtype that it has on devices.
+
+    Raises:
+        ArgumentError: The array is masked, or integers of 64 bits do not fit into 32.
+    """
     if _is_canonical(array):
         return array
     refuse_masked(array)
@@ -269,7 +273,7 @@ def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devi
         devices: Its devices.
     """
     if not _is_canonical(parts[0]):
-        parts = [_canonical(part) for part in parts]
+        parts = [canonical(part) for part in parts]
     aval = _aval((len(parts) * parts[0].shape[0], *parts[0].shape[1:]), parts[0].dtype)
     return _put(aval, sharding, parts, devices, all(map(is_owned, parts)))
 
@@ -280,10 +284,16 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
     Args:
         value: A NumPy array, or another value that `jax.device_put` accepts.
         device: A device of this process, or None for the default one.
+
+    Raises:
+        ArgumentError: The array is masked, or integers of 64 bits do not fit into 32.
     """
-    if device is None or not isinstance(value, np.ndarray):
-        return jax.device_put(owned(value), device)  # type: ignore[no-any-return]
-    value = _canonical(value)
+    if not isinstance(value, np.ndarray):
+        check_fit(value)
+        return jax.device_put(value, device)  # type: ignore[no-any-return]
+    value = canonical(value)
+    if device is None:
+        return jax.device_put(owned(value))  # type: ignore[no-any-return]
     aval = _aval(value.shape, value.dtype)
     return _put(aval, jax.sharding.SingleDeviceSharding(device), [value], [device], is_owned(value))
 
@@ -327,7 +337,7 @@ def as_array(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     check_fit(value, dtype)
     host = owned(value)
     if dtype is None and isinstance(host, np.ndarray) and not host.dtype.isnative:
-        host = _canonical(host)
+        host = canonical(host)
     array: jax.Array = jnp.asarray(host, dtype)
     return array
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import aligned_empty, is_host_dtype, owned, put, put_parts
+from mirrored._jax.arrays import aligned_empty, canonical, is_host_dtype, owned, put, put_parts
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import HostArray
 from mirrored.data.elements import Element
@@ -252,7 +252,7 @@ class Placer:
         if sharding.is_fully_addressable:
             placed = [put_parts(self._parts(leaf), sharding, self.device_assignment.devices) for leaf in rows]
         else:
-            copies = [self.device_assignment.slots.stacked(owned(leaf)) for leaf in rows]
+            copies = [self.device_assignment.slots.stacked(owned(canonical(leaf))) for leaf in rows]
             placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in copies]
         return [PerReplica.from_stacked(array, self.device_assignment) for array in placed]
 
