@@ -114,6 +114,23 @@ def test_padding_and_dropping_resume_too(rule: Any) -> None:
         assert [str(element) for element in restored] == whole[stop:]
 
 
+@pytest.mark.parametrize(
+    ("after", "expected"), [(6, [[4, 5], [6, 7, 8, 9, 10, 11]]), (3, [[4, 5], [6, 7, 8], [9, 10, 11]])]
+)
+def test_dropping_keeps_the_rest_of_a_batch_of_another_size(after: int, expected: list[list[int]]) -> None:
+    strategy = strategy_of(2)
+
+    def reading(size: int) -> Any:
+        dataset = Dataset.range(13).batch(size)
+        return iter(strategy.experimental_distribute_dataset(dataset, InputOptions(last_batch="drop")))
+
+    saved = reading(4)
+    assert numbers(next(saved), strategy) == [0, 1, 2, 3]
+    restored = reading(after)
+    restored.set_state(saved.get_state())
+    assert [numbers(batch, strategy) for batch in restored] == expected
+
+
 def test_batches_that_anybody_yields_resume_by_counting() -> None:
     batches = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]
     strategy = strategy_of(2)

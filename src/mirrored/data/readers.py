@@ -165,14 +165,14 @@ class GlobalBatches:
     def read(self) -> tuple[Any, int]:
         """Reads the next global batch; returns the batch, padded if requested, and its number of real examples."""
         while True:
-            batch, count = self._next_batch()
+            batch, count, whole = self._next_batch()
             if self._may_be_rows:
                 self._look_for_rows(batch, count)
             if self._full is None:
                 self._full = count
             if self._samples is not None and is_power_of_two(self._count + 1):
                 self._samples[self._count + 1] = tree_map(owned, batch)
-            if self._rule == "drop" and count < self._full:
+            if self._rule == "drop" and whole < self._full:
                 continue
             self._count += 1
             result = self._padded(batch, count) if self._rule == "pad" else batch
@@ -210,7 +210,11 @@ class GlobalBatches:
                 self._source.batching,
             )
 
-    def _next_batch(self) -> tuple[Element, int]:
+    def _next_batch(self) -> tuple[Element, int, int]:
+        """Returns a batch without the examples to skip, its number of examples, and that number with the skipped ones.
+
+        A full batch of which a restored position has used a part is the rest of that batch: it is not dropped.
+        """
         while True:
             try:
                 batch = next(self._cursor)
@@ -221,14 +225,14 @@ class GlobalBatches:
             count = batch_size(batch, "Strategy.experimental_distribute_dataset", self._source.batching)
             if self._to_skip == 0:
                 self._consumed += count
-                return batch, count
+                return batch, count, count
             skipped = min(self._to_skip, count)
             self._to_skip -= skipped
             if self._full is None:
                 self._full = count
             if skipped < count:
                 self._consumed += count - skipped
-                return tree_map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
+                return tree_map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped, count
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
         """Splits a global batch, and moves each per-replica batch to its replica's device."""
