@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -218,3 +219,35 @@ def test_a_relative_folder_stays_where_it_is_when_the_program_changes_its_workin
     manager.wait()
     assert (names(manager), manager.directory) == (["ckpt-1", "ckpt-2"], str(tmp_path / "a" / "run"))
     assert visible(tmp_path / "b") == []
+
+
+@pytest.mark.parametrize("max_to_keep", [1, 2])
+def test_a_clock_behind_that_of_earlier_checkpoints_does_not_make_a_new_one_the_oldest(
+    tmp_path, monkeypatch, v, max_to_keep
+):
+    now = time.time_ns
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: now() + 600 * 10**9)
+        manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=max_to_keep)
+        for step in (1, 2):
+            manager.save(step)
+        manager.wait()
+    for step in (3, 4):
+        v.assign(float(step))
+        path = manager.save(step)
+        assert (manager.latest_checkpoint, latest_checkpoint(tmp_path)) == (path, path)
+        v.assign(-1.0)
+        assert manager.restore_latest() == step
+        assert v.numpy() == step
+    assert names(manager) == ["ckpt-3", "ckpt-4"][-max_to_keep:]
+
+
+def test_a_checkpoint_is_newer_than_those_of_a_clock_ahead(tmp_path, monkeypatch, v):
+    now = time.time_ns
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: now() + 600 * 10**9)
+        Checkpoint(v=v).save(tmp_path / "a")
+    for name in ("b", "c"):
+        path = str(tmp_path / name)
+        Checkpoint(v=v).write(path)
+        assert latest_checkpoint(tmp_path) == path

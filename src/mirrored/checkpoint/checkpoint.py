@@ -11,6 +11,7 @@ from typing import Any
 
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.deferred import NoticingDict, NoticingList, noticing
+from mirrored.checkpoint.directory import following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.immutable_parts import log_replaced, log_unassigned
@@ -234,7 +235,7 @@ class Checkpoint:
 
         def work(lock: SeriesLock | None) -> None:
             with withdrawn_on_failure(lock, writer):
-                write(path, manifest)
+                write(path, following(path, manifest))
 
         lock: SeriesLock | None = settled(called, "wait for the previous checkpoint", make_ready)
         if writes:

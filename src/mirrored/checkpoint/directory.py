@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 from pathlib import Path
 
-from mirrored.checkpoint.manifest import ARRAYS, is_checkpoint, read_manifest
+from mirrored.checkpoint.manifest import ARRAYS, FILE, Manifest, is_checkpoint, read_manifest
 from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual, settle
 from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
@@ -33,13 +35,34 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
     TensorFlow: `tf.train.get_checkpoint_state(directory).all_model_checkpoint_paths`.
     """
     settle()
-    folder = Path(directory)
+    return [path for _, path in _aged(Path(directory), name)]
+
+
+def following(path: Path, manifest: Manifest) -> Manifest:
+    """Returns a manifest that is newer than all checkpoints in the folder in which it will be written.
+
+    The clock can be behind that of an earlier save, for example after a restart on another machine.
+
+    Args:
+        path: The path of the new checkpoint.
+        manifest: Its manifest.
+
+    Context: while this process holds the lock of the series (`series_lock`).
+    """
+    newest = -1
+    with contextlib.suppress(OSError):  # writing to the folder raises it, too, with the remedy
+        newest = max((nanoseconds for (nanoseconds, _), _ in _aged(path.parent, None)), default=newest)
+    return dataclasses.replace(manifest, order=max(manifest.order, newest + 1))
+
+
+def _aged(folder: Path, name: str | None) -> list[tuple[tuple[int, str], str]]:
+    """Returns the checkpoints called ``name-<number>`` (None: all) in a folder with their ages, oldest first."""
     if not folder.is_dir():
         return []
     paths = {one.with_name(one.name.removesuffix(REPLACED)) for one in folder.iterdir() if _is_one(one)}
     wanted = [path for path in paths if name is None or number_of(path.name, name) is not None]
     aged = [(age, str(path)) for path in wanted if (age := _age(path)) is not None]
-    return [path for _, path in sorted(aged)]
+    return sorted(aged)
 
 
 def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
@@ -86,9 +109,18 @@ def _is_one(path: Path) -> bool:
 def _age(path: Path) -> tuple[int, str] | None:
     """Returns the key by which checkpoints are sorted; None if the checkpoint was removed after it was listed."""
     try:
-        return read_manifest(actual(path)).order, path.name
-    except (DamagedCheckpointError, MissingCheckpointError):
+        file = actual(path) / FILE
+        found = file.stat()
+        return _order(file, found.st_ino, found.st_size, found.st_mtime_ns), path.name
+    except (FileNotFoundError, DamagedCheckpointError, MissingCheckpointError):
         # A damaged checkpoint is still listed; restoring it raises an error that describes the damage.
         with contextlib.suppress(FileNotFoundError):
             return actual(path).stat().st_mtime_ns, path.name
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _order(file: Path, *mark: int) -> int:
+    """Reads when a checkpoint was saved; `mark` tells its manifest file from another one that has replaced it."""
+    del mark
+    return read_manifest(file.parent).order

@@ -16,7 +16,7 @@ import numpy as np
 
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
-from mirrored.checkpoint.directory import checkpoints_in, number_of, without_manifest
+from mirrored.checkpoint.directory import checkpoints_in, following, number_of, without_manifest
 from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
 from mirrored.checkpoint.matching import RestoreStatus
 from mirrored.checkpoint.preemption import preemption
@@ -276,13 +276,18 @@ class CheckpointManager:
 
     def _write(self, path: Path, manifest: Manifest) -> None:
         with withdrawn_on_failure(self._series, self._checkpoint):
-            write(path, manifest)
-        self._tidy()
+            write(path, following(path, manifest))
+        self._tidy(str(path))
 
-    def _tidy(self) -> None:
-        """Removes checkpoints beyond `max_to_keep`, and unfinished ones of programs that were killed."""
+    def _tidy(self, written: str) -> None:
+        """Removes checkpoints beyond `max_to_keep`, and unfinished ones of programs that were killed.
+
+        Args:
+            written: The path of the checkpoint that has just been written; it stays.
+        """
         if self._max_to_keep is not None:
-            for path in self._managed()[: -self._max_to_keep]:
+            others = [path for path in self._managed() if path != written]
+            for path in others[: max(len(others) + 1 - self._max_to_keep, 0)]:
                 self._retire(Path(path))
         remove_leftovers(Path(self._directory), lambda name: number_of(name, self._name) is not None)
 

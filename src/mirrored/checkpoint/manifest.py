@@ -33,7 +33,8 @@ class Manifest:
         aliases: Other paths to named objects, in the program that wrote the checkpoint: ``{path: name}``.
         groups: For every optimizer, the names of the variables that have slots, group by group.
         step: The step given to `CheckpointManager.save`, if any.
-        order: When the save began, in nanoseconds since 1970; shows which of two checkpoints is newer.
+        order: When the save began, in nanoseconds since 1970, or later if an earlier checkpoint in the folder states a
+            later time; shows which of two checkpoints is newer.
         files: The checksum of every file below ``arrays/``.
         carried: Names that the program did not have when it was saved: it had restored them from an earlier checkpoint
             and was still waiting for the objects that they belong to.
