@@ -251,3 +251,17 @@ def test_a_checkpoint_is_newer_than_those_of_a_clock_ahead(tmp_path, monkeypatch
         path = str(tmp_path / name)
         Checkpoint(v=v).write(path)
         assert latest_checkpoint(tmp_path) == path
+
+
+def test_a_save_that_fails_is_not_counted(tmp_path, v):
+    class Broken:
+        def get_state(self):
+            raise ValueError("no position")
+
+        def set_state(self, state):
+            pass
+
+    manager = CheckpointManager(Checkpoint(v=v, broken=Broken()), tmp_path)
+    with pytest.raises(ValueError, match="no position"):
+        manager.save()
+    assert manager.checkpoint.save_counter.numpy() == 0

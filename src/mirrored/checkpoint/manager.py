@@ -185,9 +185,14 @@ class CheckpointManager:
         writes = writes_here("CheckpointManager.save", where)
         settled("CheckpointManager.save", "wait for the previous checkpoint", lambda: self._make_ready(where, writes))
         counter.assign_add(1)
-        manifest = self._checkpoint.snapshot(number)
-        if writes:
-            self._writer.start(lambda: self._write(where, manifest))
+        try:
+            with withdrawn_on_failure(self._series if writes else None, self._checkpoint):
+                manifest = self._checkpoint.snapshot(number)
+                if writes:
+                    self._writer.start(lambda: self._write(where, manifest))
+        except BaseException:
+            counter.assign_sub(1)
+            raise
         if ends:
             self.wait()
             print(f"mirrored: received SIGTERM, saved step {number} to {path}, exiting", file=sys.stderr, flush=True)
