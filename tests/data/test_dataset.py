@@ -283,6 +283,58 @@ class TestPaddedBatch:
         with pytest.raises(StructureError, match=r"element 1 of the batch is int64\[2\], the padded shape is \[1\]"):
             read(D.range(1, 4).map(lambda n: np.full(n, n)).padded_batch(3, [1]))
 
+    @pytest.mark.parametrize(
+        ("elements", "found"),
+        [
+            ([[1, 2], [1.5, 2.5, 3.5]], r"the leaf element is int32\[2\] in element 0 .* float32\[3\] in element 1"),
+            ([[1, 2], [2**40, 3]], r"int32\[2\] in element 0 .* int64\[2\] in element 1"),
+            ([[1, 2], [[1], [2]]], r"int32\[2\] in element 0 .* int32\[2, 1\] in element 1"),
+            ([[1, 2], b"ab"], r"int32\[2\] in element 0 .* bytes in element 1"),
+            ([{"a": [1], "b": [2]}, {"b": [3], "c": [4]}], r"element 0 of the batch is .*'a'.*, element 1 is .*'c'"),
+            ([([1], [2]), ([3],)], r"element 0 of the batch is .*, element 1 is"),
+        ],
+    )
+    @pytest.mark.parametrize("buckets", [False, True], ids=["padded_batch", "bucket_by_sequence_length"])
+    def test_refuses_elements_that_differ_in_more_than_their_sizes(
+        self, elements: list[Any], found: str, buckets: bool
+    ) -> None:
+        dataset = D.from_generator(lambda: iter(elements))
+        with pytest.raises(StructureError, match=found):
+            read(dataset.bucket_by_sequence_length(lambda *x: 1, [], [2]) if buckets else dataset.padded_batch(2))
+
+    @pytest.mark.parametrize(
+        ("leaf", "value"),
+        [
+            (1, 0.5),
+            (np.int32(1), 2**40),
+            (np.uint8(1), -1),
+            (True, 2),
+            (np.float32(1), 1e300),
+            (1.0, 1j),
+            (1.0, "x"),
+            (b"a", 0),
+        ],
+        ids=str,
+    )
+    def test_refuses_a_padding_value_that_the_dtype_cannot_represent(self, leaf: Any, value: Any) -> None:
+        rows = D.from_tensor_slices(np.array([leaf] * 3, object if isinstance(leaf, bytes) else np.asarray(leaf).dtype))
+        with pytest.raises(ArgumentError, match="the padding value .*, and a leaf of dtype"):
+            read(rows.batch(2).padded_batch(2, padding_values=value))
+
+    @pytest.mark.parametrize(
+        ("leaf", "value"), [(1, 2.0), (1, np.int64(7)), (1.5, 0.1), (1.5, np.nan), (b"a", "b"), (True, 1), (1j, 2)]
+    )
+    def test_pads_with_values_of_other_dtypes_that_fit(self, leaf: Any, value: Any) -> None:
+        dtype = object if isinstance(leaf, bytes) else np.asarray(leaf).dtype
+        rows = D.from_tensor_slices(np.array([leaf] * 3, dtype))
+        batch = next(iter(rows.batch(2).padded_batch(2, padding_values=value)))
+        assert batch.dtype == dtype
+        wanted = value.encode() if isinstance(value, str) else np.asarray(value).astype(dtype)
+        np.testing.assert_equal(batch[1, 1], wanted)
+
+    def test_keeps_strings_of_several_lengths(self) -> None:
+        assert read(D.from_tensor_slices([b"a", b"abc"]).padded_batch(2)) == [[b"a", b"abc"]]
+
 
 class TestCardinality:
     def test_known_infinite_unknown(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from mirrored._jax.arrays import aligned_empty, expose, frozen, owned, refuse_masked
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import HostArray, PyTree
-from mirrored.errors import StructureError
+from mirrored.errors import ArgumentError, StructureError
 
 Element: TypeAlias = Any
 
@@ -134,6 +134,13 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
     Raises:
         StructureError: Structures, shapes or dtypes differ. The message names the element and the leaf.
     """
+    columns, treedef = _columns(elements, called)
+    names = _names(elements[0])
+    return treedef.unflatten([_stacked(column, name, called) for column, name in zip(columns, names, strict=True)])
+
+
+def _columns(elements: Sequence[Element], called: str) -> tuple[list[list[Any]], Structure]:
+    """Returns for each leaf its values in all elements; raises an error if their structures differ."""
     other: Any
     first, treedef = tree_flatten(elements[0])
     columns: list[list[Any]] = [[leaf] for leaf in first]
@@ -148,8 +155,11 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
-    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(elements[0])]
-    return treedef.unflatten([_stacked(column, name, called) for column, name in zip(columns, names, strict=True)])
+    return columns, treedef
+
+
+def _names(element: Element) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(element)]
 
 
 def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
@@ -205,16 +215,36 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
             applies to all dims.
         values: A pytree of padding values, one value for all leaves, or None for zeros and empty strings.
         called: The function that the user called, for messages.
+
+    Raises:
+        StructureError: Structures, ranks or dtypes differ, or an element is larger than the padded shape.
+        ArgumentError: A padding value is none of the dtype of its leaf.
     """
-    _, treedef = tree_flatten(elements[0])
-    columns = list(zip(*(jax.tree.leaves(element) for element in elements), strict=True))
+    columns, treedef = _columns(elements, called)
     padded_shapes = padded_shapes_of(shapes, treedef)
     padding = _per_leaf(values, treedef)
     stacked = [
-        _pad_column([np.asarray(leaf) for leaf in column], shape, value, called)
-        for column, shape, value in zip(columns, padded_shapes, padding, strict=True)
+        _pad_column(_alike(column, name, called), shape, value, called)
+        for column, name, shape, value in zip(columns, _names(elements[0]), padded_shapes, padding, strict=True)
     ]
     return treedef.unflatten(stacked)
+
+
+def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
+    """Returns the values of a leaf as arrays; raises an error if their ranks or dtypes differ."""
+    # An array of bytes would have the length of the first, and cut off the others.
+    arrays = [np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf) for leaf in column]
+    first = arrays[0]
+    for index, array in enumerate(arrays):
+        if array.dtype != first.dtype or array.ndim != first.ndim:
+            raise StructureError(
+                called,
+                found=f"the leaf element{name} is {described(column[0])} in element 0 of the batch "
+                f"and {described(column[index])} in element {index}",
+                rule="the elements of a padded batch must have equal dtypes and numbers of dims",
+                remedy="map them to one dtype and number of dims before they are padded",
+            )
+    return arrays
 
 
 def padded_shapes_of(shapes: PyTree, treedef: Structure) -> list[Any]:
@@ -248,8 +278,41 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
             )
     dtype = column[0].dtype
     out = aligned_empty((len(column), *full), dtype)
-    out[...] = value if value is not None else (b"" if dtype.hasobject else 0)
+    out[...] = _padding_of(dtype, value, called)
     for row, leaf in enumerate(column):
         corner: tuple[Any, ...] = (row, *(slice(0, n) for n in leaf.shape))
         out[corner] = leaf
     return out
+
+
+def _padding_of(dtype: np.dtype[Any], value: Any, called: str) -> Any:
+    """Returns a padding value, by default 0 or the empty string; raises an error if a dtype cannot represent it."""
+    if value is None:
+        return b"" if dtype.hasobject else 0
+    text = isinstance(value, str | bytes)
+    if (text != dtype.hasobject and dtype.kind != "S") or not (text or keeps_values(np.asarray(value), dtype)):
+        raise ArgumentError(
+            called,
+            found=f"the padding value {value!r}, and a leaf of dtype {'bytes' if dtype.hasobject else dtype}",
+            rule="a padding value must be a value of the dtype of its leaf",
+            remedy="pass one value per leaf in padding_values (None: zeros and empty strings), or map the leaf to the "
+            "dtype of the value before it is padded",
+        )
+    return _encoded(value) if text else value
+
+
+def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Returns whether the numbers in an array can be cast to a dtype; rounding of real numbers is allowed.
+
+    A cast of integers to a smaller dtype wraps around, one of real numbers to integers truncates, and neither raises
+    an error.
+    """
+    if dtype.kind not in "biufV" or array.dtype.kind not in "biufcV" or np.can_cast(array.dtype, dtype, "safe"):
+        return bool(np.can_cast(array.dtype, dtype, "same_kind"))
+    if array.dtype.kind == "c":
+        return False
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        if dtype.kind in "biu":
+            return bool(np.all(cast == array))
+        return bool(np.all(np.isfinite(cast) | ~np.isfinite(array)))
