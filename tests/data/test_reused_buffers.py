@@ -177,6 +177,27 @@ def test_functions_and_loops_cannot_change_what_a_dataset_keeps(dataset: Dataset
     assert [element.tolist() for element in dataset] == before
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [
+        lambda rows, of: rows.window(2).flat_map(of),
+        lambda rows, of: rows.map(lambda x: {"x": x}).window(2).flat_map(lambda window: of(window["x"])),
+        lambda rows, of: rows.group_by_window(lambda x: np.int64(0), lambda key, window: of(window), 2),
+    ],
+    ids=["window", "window of a dict", "group_by_window"],
+)
+def test_a_window_that_is_read_twice_has_the_same_elements(windows: Callable[..., Dataset]) -> None:
+    def add(x: np.ndarray) -> np.ndarray:
+        x += 1
+        return x
+
+    rows = Dataset.range(4).map(lambda n: np.full(2, n))
+    with pytest.raises(ValueError, match="read-only"):
+        list(windows(rows, lambda window: window.repeat(2).map(add)))
+    found = [x[0] for x in windows(rows, lambda window: window.repeat(2).map(lambda x: x + 1))]
+    assert found == [1, 2, 1, 2, 3, 4, 3, 4]
+
+
 def test_a_scan_begins_every_epoch_with_its_initial_state() -> None:
     def add(state: np.ndarray, number: Any) -> tuple[np.ndarray, np.ndarray]:
         state += number

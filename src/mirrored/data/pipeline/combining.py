@@ -211,4 +211,4 @@ class Grouping(Steps):
     def _window(cls, elements: list[Element]) -> Any:
         _, treedef = tree_flatten(elements[0])
         columns = zip(*(jax.tree.leaves(element) for element in elements), strict=True)
-        return treedef.unflatten([cls(indexed_sources.ListSource(tuple(column))) for column in columns])
+        return treedef.unflatten([cls(indexed_sources.ListSource.of(column)) for column in columns])

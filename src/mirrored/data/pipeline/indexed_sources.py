@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mirrored._jax.arrays import aligned_empty
+from mirrored._jax.arrays import aligned_empty, frozen
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data.calling import close_each
@@ -130,6 +130,11 @@ class ListSource(MemorySource):
     """A dataset of the elements in a list in memory."""
 
     elements: tuple[Element, ...]
+
+    @classmethod
+    def of(cls, elements: Iterable[Element]) -> ListSource:
+        """Creates the dataset of read-only elements, because each pass returns the same arrays."""
+        return cls(tuple(tree_map(frozen, element) for element in elements))
 
     @property
     def spec(self) -> Any:

@@ -11,8 +11,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import frozen
-from mirrored._jax.trees import tree_flatten, tree_map
+from mirrored._jax.trees import tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
 from mirrored.data.elements import as_element
@@ -43,7 +42,7 @@ class Making(Steps):
         Args:
             tensors: A pytree of arrays; lists become arrays.
         """
-        return cls(indexed_sources.ListSource((tree_map(frozen, as_element(tensors, "Dataset.from_tensors")),)))
+        return cls(indexed_sources.ListSource.of([as_element(tensors, "Dataset.from_tensors")]))
 
     @classmethod
     def from_tensor_slices(cls, tensors: PyTree) -> Self:

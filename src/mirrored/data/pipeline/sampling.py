@@ -228,7 +228,7 @@ class Sampling(Steps):
     def _reducer(self, reduce_func: Callable[[Any, Any], Steps]) -> Callable[[Any, list[Element], int], Node]:
         def reduce(key: int, window: list[Element], number: int) -> Node:
             with no_end("Dataset.group_by_window, reduce_func"):
-                made = reduce_func(key, type(self)(indexed_sources.ListSource(tuple(window))))
+                made = reduce_func(key, type(self)(indexed_sources.ListSource.of(window)))
             if isinstance(made, Steps):
                 return made._node
             raise StructureError(
