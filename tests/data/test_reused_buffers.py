@@ -194,7 +194,7 @@ def test_a_window_that_is_read_twice_has_the_same_elements(windows: Callable[...
     rows = Dataset.range(4).map(lambda n: np.full(2, n))
     with pytest.raises(ValueError, match="read-only"):
         list(windows(rows, lambda window: window.repeat(2).map(add)))
-    found = [x[0] for x in windows(rows, lambda window: window.repeat(2).map(lambda x: x + 1))]
+    found = [float(x[0]) for x in windows(rows, lambda window: window.repeat(2).map(lambda one: one + 1))]
     assert found == [1, 2, 1, 2, 3, 4, 3, 4]
 
 
