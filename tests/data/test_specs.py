@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mirrored.data import Dataset
 from mirrored.data.specs import ArraySpec, empty_batch, from_json, spec_of, to_json
+from mirrored.errors import ArgumentError, StructureError
 
 
 class Pair(NamedTuple):
@@ -49,3 +51,37 @@ def test_empty_batches() -> None:
     }
     assert empty_batch(ArraySpec((), np.dtype("int64"))) is None
     assert empty_batch(ArraySpec((2, None), np.dtype("int64"))) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(2**40 + 5, "int32"), (300, "uint8"), (-1, "uint8"), (1.5, "int32"), ([1, 2**40], "int32"), (np.inf, "int64")],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["output_signature", "output_types"])
+def test_a_cast_to_integers_changes_no_value(value: Any, dtype: str, form: str) -> None:
+    spec = ArraySpec(np.shape(value), np.dtype(dtype))
+    dataset = Dataset.from_generator(lambda: iter([value]), **{form: spec if form == "output_signature" else dtype})
+    with pytest.raises(StructureError, match=f"{form} requires .*{dtype}"):
+        list(dataset)
+
+
+def test_a_cast_to_integers_with_room_for_the_values() -> None:
+    for signature in (np.dtype("uint8"), np.dtype("int64"), np.dtype("float32")):
+        spec = ArraySpec((2,), signature)
+        (found,) = Dataset.from_generator(lambda: iter([[0, 255]]), output_signature=spec)
+        assert (found.dtype, found.tolist()) == (signature, [0, 255])
+
+
+def test_a_range_has_only_numbers_of_its_dtype() -> None:
+    for numbers, dtype in [((126, 130), "int8"), ((3, -2, -1), "uint8"), ((2**63 + 1,), "int64")]:
+        with pytest.raises(ArgumentError, match=rf"output_type={dtype}\n.*every number of the range"):
+            Dataset.range(*numbers, output_type=dtype)
+    assert next(iter(Dataset.range(126, 128, output_type="int8").batch(4))).tolist() == [126, 127]
+    assert list(Dataset.range(500, 500, output_type="int8")) == []
+
+
+def test_the_state_of_a_scan_stays_in_its_dtype() -> None:
+    dataset = Dataset.range(3).scan(1, lambda state, n: (np.int64(state) * 2**20, state))
+    with pytest.raises(StructureError, match=r"Dataset\.scan: scan_func changed the state"):
+        list(dataset)

@@ -316,3 +316,8 @@ def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
         if dtype.kind in "biu":
             return bool(np.all(cast == array))
         return bool(np.all(np.isfinite(cast) | ~np.isfinite(array)))
+
+
+def first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
+    """Returns the first number in an array that a cast to a dtype changes, for messages (`keeps_values`)."""
+    return next((one for one in np.ravel(array) if not keeps_values(np.asarray(one), dtype)), None)

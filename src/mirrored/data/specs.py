@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
-from mirrored.data.elements import Element
+from mirrored.data.elements import Element, first_lost, keeps_values
 from mirrored.errors import StructureError
 from mirrored.values import html
 from mirrored.values.tensor_shape import TensorShape
@@ -155,6 +155,8 @@ def as_spec(signature: PyTree) -> Any:
 def check(spec: PyTree, element: Element, called: str) -> Any:
     """Casts an element to the dtypes of a spec; raises an error if the structure or shapes differ from the spec.
 
+    A number that an integer dtype of the spec cannot represent raises an error, too.
+
     The keys of dicts get the order of those of `spec`. If `spec` is one array, a list or tuple of numbers is converted
     to an array.
     """
@@ -177,11 +179,21 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
                 rule=f"output_signature requires {want!r}",
                 remedy=f"yield arrays of shape {want.shape}, or put None into output_signature for dims that vary",
             )
-    cast = [
-        have if want.dtype.hasobject or have.dtype == want.dtype else have.astype(want.dtype)
-        for want, have in zip(wanted, given, strict=True)
-    ]
-    return structure.unflatten(cast)
+    return structure.unflatten([_cast(want, have, called) for want, have in zip(wanted, given, strict=True)])
+
+
+def _cast(want: ArraySpec, have: Any, called: str) -> Any:
+    if want.dtype.hasobject or have.dtype == want.dtype:
+        return have
+    if want.dtype.kind in "iu" and not keeps_values(have, want.dtype):
+        raise StructureError(
+            called,
+            found=f"an array of {have.dtype} has numbers that are none of {want.dtype}, such as "
+            f"{first_lost(have, want.dtype)}",
+            rule=f"output_signature requires {want!r}: a cast must not change values",
+            remedy="yield numbers of this dtype, or put a larger dtype into output_signature",
+        )
+    return have.astype(want.dtype)
 
 
 def empty_batch(spec: PyTree) -> Any:

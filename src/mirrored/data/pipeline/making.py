@@ -14,7 +14,7 @@ import numpy as np
 from mirrored._jax.trees import tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
-from mirrored.data.elements import as_element
+from mirrored.data.elements import as_element, first_lost, keeps_values
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
 from mirrored.data.pipeline.iterators import Steps
 from mirrored.errors import ArgumentError, StructureError
@@ -31,9 +31,21 @@ class Making(Steps):
             *args: stop; or start, stop; or start, stop, step.
             output_type: The dtype of the scalars.
             name: Accepted for compatibility with TensorFlow; ignored.
+
+        Raises:
+            ArgumentError: A number of the range is none of `output_type`.
         """
         dtype = np.dtype(getattr(output_type, "as_numpy_dtype", output_type))
-        return cls(indexed_sources.RangeSource(range(*map(int, args)), dtype))
+        numbers = range(*map(int, args))
+        lost = [end for end in (*numbers[:1], *numbers[-1:]) if not keeps_values(np.asarray(end), dtype)]
+        if lost:
+            raise ArgumentError(
+                "Dataset.range",
+                found=f"the number {lost[0]}, and output_type={dtype.name}",
+                rule="every number of the range must be a number of output_type",
+                remedy="pass a larger dtype as output_type, or a smaller range",
+            )
+        return cls(indexed_sources.RangeSource(numbers, dtype))
 
     @classmethod
     def from_tensors(cls, tensors: PyTree) -> Self:
@@ -238,6 +250,14 @@ def _cast(part: Any, dtype: Any) -> Any:
             found=f"a part of an element is {array.dtype.name}",
             rule=f"output_types requires {wanted.name}: real numbers are not converted to integers",
             remedy=f"yield integers, or pass output_types={array.dtype.name}",
+        )
+    if wanted.kind in "iu" and not keeps_values(array, wanted):
+        raise StructureError(
+            "Dataset.from_generator",
+            found=f"a part of an element has numbers that are none of {wanted.name}, such as "
+            f"{first_lost(array, wanted)}",
+            rule=f"output_types requires {wanted.name}: a cast must not change values",
+            remedy="yield numbers of this dtype, or pass a larger dtype in output_types",
         )
     return array.astype(wanted)
 

@@ -19,7 +19,7 @@ from mirrored._jax.trees import tree_map
 from mirrored.data import specs
 from mirrored.data.calling import call, naming_element, no_end
 from mirrored.data.cursors import Cursor, IterableCursor
-from mirrored.data.elements import Element, handed_out, own_element
+from mirrored.data.elements import Element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
     CursorNode,
@@ -110,7 +110,7 @@ def _like(old: Element, new: Element) -> Element:
     before: Any = jax.tree.structure(old)
     after: Any = jax.tree.structure(new)
     leaves = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False))
-    if before != after or not all(np.can_cast(_dtype(b), _dtype(a), "same_kind") for a, b in leaves):
+    if before != after or not all(_can_become(b, _dtype(a)) for a, b in leaves):
         raise StructureError(
             "Dataset.scan",
             found=f"scan_func changed the state from {specs.spec_of(old)} to {specs.spec_of(new)}",
@@ -118,6 +118,11 @@ def _like(old: Element, new: Element) -> Element:
             remedy="cast the next state, or pass an initial_state of that dtype",
         )
     return tree_map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
+
+
+def _can_become(leaf: Any, dtype: np.dtype[Any]) -> bool:
+    """Returns whether a part of a state can be cast; a smaller integer dtype must have room for the numbers."""
+    return np.can_cast(_dtype(leaf), dtype, "same_kind") and (dtype.kind not in "iu" or keeps_values(leaf, dtype))
 
 
 def _dtype(leaf: object) -> np.dtype[Any]:
