@@ -208,6 +208,20 @@ class TestShuffle:
     def test_resumes(self, numbers: Callable[[int], Dataset]) -> None:
         assert_resumes_everywhere(numbers(11).shuffle(4).repeat(2).batch(3))
 
+    @both
+    def test_without_a_size_the_buffer_holds_all_elements(self, numbers: Callable[[int], Dataset]) -> None:
+        firsts = collections.Counter(read(numbers(3).shuffle(None, seed=seed))[0] for seed in range(90))
+        assert sorted(firsts) == [0, 1, 2]
+        assert min(firsts.values()) > 15
+        order = read(numbers(50).shuffle(None, seed=1))
+        assert sorted(order) == list(range(50)) != order
+        assert_resumes_everywhere(numbers(7).shuffle(None).repeat(2).batch(3))
+
+    @both
+    def test_without_a_size_an_infinite_dataset_is_refused(self, numbers: Callable[[int], Dataset]) -> None:
+        with pytest.raises(ArgumentError, match="an infinite dataset"):
+            numbers(3).repeat().shuffle(None)
+
 
 class TestRandomMap:
     @both

@@ -16,7 +16,7 @@ from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
-from mirrored.data.pipeline.nodes import new_seed
+from mirrored.data.pipeline.nodes import ENDLESS, new_seed
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
 from mirrored.data.specs import elements_html
@@ -112,9 +112,13 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """Shuffles the elements with a buffer, like `tf.data.Dataset.shuffle`.
 
         Args:
-            buffer_size: Size of the shuffle buffer. None or the dataset's length: a uniform permutation.
+            buffer_size: Size of the shuffle buffer. None or the dataset's length: a uniform permutation. With None, the
+                buffer holds all elements of a dataset whose length is not known.
             seed: An int. None: a random seed, which is saved with positions.
             reshuffle_each_iteration: Whether every epoch has a different order; True by default.
+
+        Raises:
+            ArgumentError: `buffer_size` is less than 1, or None for an infinite dataset.
 
         TensorFlow: The same algorithm, with different random numbers.
         """
@@ -124,7 +128,15 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     def _buffer_size(self, buffer_size: int | None) -> int:
         if buffer_size is None:
-            buffer_size = max(self._node.cardinality, 1)
+            known = self._node.cardinality
+            if known == INFINITE_CARDINALITY:
+                raise ArgumentError(
+                    "Dataset.shuffle",
+                    found="buffer_size=None, and an infinite dataset",
+                    rule="the buffer then holds all elements of the dataset",
+                    remedy="pass a number, or shuffle before .repeat()",
+                )
+            buffer_size = ENDLESS if known == UNKNOWN_CARDINALITY else max(known, 1)
         return at_least(1, int(buffer_size), "Dataset.shuffle", "buffer_size")
 
     def repeat(self, count: int | None = None) -> Self:
