@@ -9,6 +9,8 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
     ArraySpec,
     AutoShardPolicy,
     Dataset,
@@ -212,6 +214,46 @@ class TestSpecs:
         assert strategy_of(2).experimental_distribute_dataset(Dataset.range(9).batch(4)).cardinality == 3
         assert strategy_of(2).distribute_datasets_from_function(lambda _: Dataset.range(9).batch(2)).cardinality == 3
         assert strategy_of(2).experimental_distribute_dataset([np.ones((4, 1))] * 5).cardinality == 5
+
+    @pytest.mark.parametrize(
+        ("dataset", "expected"),
+        [
+            (Dataset.range(10).batch(4), 2),
+            (Dataset.range(8).batch(4), 2),
+            (Dataset.range(3).batch(4), 1),
+            (Dataset.range(0).batch(4), 0),
+            (Dataset.range(10).batch(4, drop_remainder=True), 2),
+            (Dataset.range(10).padded_batch(4).prefetch(1), 2),
+            (Dataset.range(10).batch(4).repeat(3), 6),
+            (Dataset.range(10).batch(4).shuffle(3, seed=1), UNKNOWN_CARDINALITY),
+            (Dataset.range(10).batch(4).map(lambda x: x[x > 4]), UNKNOWN_CARDINALITY),
+            (Dataset.from_generator(lambda: iter([np.ones(4)] * 2)), UNKNOWN_CARDINALITY),
+            ([np.ones(4), np.ones(3)], UNKNOWN_CARDINALITY),
+        ],
+    )
+    def test_cardinality_without_dropped_batches(self, dataset: Any, expected: int) -> None:
+        distributed = strategy_of(2).experimental_distribute_dataset(dataset, InputOptions(last_batch="drop"))
+        assert distributed.cardinality == expected
+        assert expected in (UNKNOWN_CARDINALITY, len(list(distributed)))
+        endless = Dataset.range(10).batch(4).repeat()
+        distributed = strategy_of(2).experimental_distribute_dataset(endless, InputOptions(last_batch="drop"))
+        assert distributed.cardinality == INFINITE_CARDINALITY
+
+    @pytest.mark.parametrize("replicas", [1, 2])
+    @pytest.mark.parametrize("full", [False, True])
+    def test_of_padded_batches(self, replicas: int, full: bool) -> None:
+        strategy = strategy_of(replicas)
+        dataset = Dataset.range(8).map(lambda x: {"x": x}).batch(4, drop_remainder=full)
+        distributed = strategy.experimental_distribute_dataset(dataset, InputOptions(last_batch="pad"))
+        batch, mask = distributed.element_spec
+        size = 4 // replicas if full else None
+        parts = [ArraySpec((size,), np.dtype(name)) for name in ("int64", "bool")]
+        assert [batch["x"], mask] == [part if replicas == 1 else PerReplicaSpec((part,) * 2) for part in parts]
+        found, its_mask = next(iter(distributed))
+        for value, part in ((found["x"], parts[0]), (its_mask, parts[1])):
+            local = strategy.experimental_local_results(value)[0]
+            assert (part.accepts(local), local.shape) == (True, (4 // replicas,))
+        assert local.dtype == parts[1].dtype
 
 
 class TestFromFunction:

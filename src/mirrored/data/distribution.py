@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from mirrored._jax import distributed
 from mirrored._typing import PyTree
@@ -96,8 +97,8 @@ def distribute_dataset(
         lambda: GlobalBatches(read, options, replicas),
         placer,
         options,
-        lambda: _spec_of_per_replica_batches(read.spec, placer.num_replicas),
-        lambda: read.cardinality,
+        lambda: _spec_of_per_replica_batches(_with_mask(read.spec, options), placer.num_replicas),
+        lambda: read.full_batches if options.last_batch == "drop" else read.cardinality,
         read.end_error,
     )
 
@@ -195,6 +196,15 @@ def _checked(options: object, called: str, from_function: bool) -> InputOptions:
 def _gives_scalars(source: Source) -> bool:
     leaves = jax.tree.leaves(source.spec, is_leaf=lambda part: isinstance(part, ArraySpec))
     return not all(leaf.shape for leaf in leaves)
+
+
+def _with_mask(spec: PyTree, options: InputOptions) -> Any:
+    """Returns the spec of batches as the option `last_batch` gives them: a pair with a mask if they are padded."""
+    if options.last_batch != "pad":
+        return spec
+    leaves = jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, ArraySpec))
+    sizes = {leaf.shape[0] for leaf in leaves if leaf.shape}
+    return spec, ArraySpec((sizes.pop() if len(sizes) == 1 else None,), np.dtype(bool))
 
 
 def _spec_of_per_replica_batches(spec: PyTree, replicas: int) -> Any:

@@ -84,6 +84,11 @@ class Source(abc.ABC):
         """The number of elements, or the constant INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
 
     @property
+    def full_batches(self) -> int:
+        """The number of elements that ``last_batch="drop"`` keeps, or one of the constants as in `cardinality`."""
+        return self.cardinality if self.cardinality <= 0 else UNKNOWN_CARDINALITY
+
+    @property
     @abc.abstractmethod
     def may_be_unbatched(self) -> bool:
         """Whether the elements could be single examples, because nothing shows that they are batches."""

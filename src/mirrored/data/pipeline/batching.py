@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import jax
 
+from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline import (
     caching,
     csv,
@@ -68,6 +69,33 @@ def is_batched(node: Node) -> bool | None:
         before = is_batched(node.parent)
         return None if before is False and _is_scalar(node.parent) else before
     return None
+
+
+def full_batches(node: Node) -> int:
+    """Returns how many of a dataset's batches are as large as the first one, or a constant as its `cardinality`.
+
+    A user function may change the size of a batch, and a shuffle may put the smaller one first: the number is not known
+    after them.
+
+    Args:
+        node: The last step of the pipeline.
+
+    Example:
+        >>> from mirrored.data import Dataset
+        >>> full_batches(Dataset.range(10).batch(4).repeat(3).prefetch(2).node)
+        6
+    """
+    known = node.cardinality
+    if known <= 0:
+        return known
+    if isinstance(node, transformations.Prefetched):
+        return full_batches(node.parent)
+    if isinstance(node, transformations.Repeated):
+        each = full_batches(node.parent)
+        return each if each < 0 else each * node.count
+    if isinstance(node, transformations.Batched):
+        return max(node.parent.cardinality // node.size, 1)
+    return UNKNOWN_CARDINALITY
 
 
 def _is_scalar(node: Node) -> bool:

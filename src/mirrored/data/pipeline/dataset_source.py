@@ -13,7 +13,7 @@ from mirrored.collectives.host_allgather import host_allgather
 from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.options import AutoShardPolicy
-from mirrored.data.pipeline.batching import is_batched
+from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.files import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
@@ -46,6 +46,10 @@ class DatasetSource(Source):
     @property
     def cardinality(self) -> int:
         return self.dataset.node.cardinality
+
+    @property
+    def full_batches(self) -> int:
+        return full_batches(self.dataset.node)
 
     @property
     def may_be_unbatched(self) -> bool:
