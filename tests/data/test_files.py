@@ -13,7 +13,7 @@ import pytest
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import AutoShardPolicy, Dataset, Options
 from mirrored.data.pipeline.dataset_source import DatasetSource
-from mirrored.data.pipeline.files import TFRecordWriter, masked_crc
+from mirrored.data.pipeline.files import TFRecordWriter, files_of_worker, masked_crc
 from mirrored.data.sources import WorkerShare, as_source
 from mirrored.errors import DataFileError
 
@@ -166,3 +166,19 @@ class TestFaults:
             read(Dataset.from_text_lines(tmp_path / "a.gz", "GZIP"))
         with pytest.raises(DataFileError, match=r"a\.z cannot be opened"):
             read(Dataset.from_text_lines(tmp_path / "a.z", "ZLIB"))
+
+
+@pytest.mark.parametrize(
+    "combined",
+    [lambda lines: Dataset.zip((lines, lines)).map(lambda a, b: a + b), lambda lines: lines.concatenate(lines.take(1))],
+    ids=["zip", "concatenate"],
+)
+def test_a_worker_reads_its_files_in_combined_datasets(tmp_path: Path, combined: Callable[[Dataset], Dataset]) -> None:
+    for name in "abcd":
+        (tmp_path / name).write_text(f"{name}\n")
+    dataset = combined(Dataset.from_text_lines([tmp_path / name for name in "abcd"]))
+    shares = [Dataset(files_of_worker(dataset.node, worker, 2, "test")) for worker in range(2)]
+    assert [read(share) for share in shares] in (
+        [[b"aa", b"cc"], [b"bb", b"dd"]],
+        [[b"a", b"c", b"a"], [b"b", b"d", b"b"]],
+    )
