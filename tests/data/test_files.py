@@ -12,6 +12,7 @@ import pytest
 
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import AutoShardPolicy, Dataset, Options
+from mirrored.data.pipeline import files
 from mirrored.data.pipeline.dataset_source import DatasetSource
 from mirrored.data.pipeline.files import TFRecordWriter, files_of_worker, masked_crc
 from mirrored.data.sources import WorkerShare, as_source
@@ -44,6 +45,21 @@ def test_packed_files(tmp_path: Path) -> None:
         dataset = Dataset.from_text_lines(tmp_path / name, compression)
         assert read(dataset) == [b"x", b"y"]
         assert_resumes_everywhere(dataset)
+
+
+@pytest.mark.parametrize(("compress", "compression"), [(gzip.compress, "GZIP"), (zlib.compress, "ZLIB")])
+def test_packed_files_of_several_streams(
+    tmp_path: Path, compress: Callable[[bytes], bytes], compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = b"".join(compress(part) for part in (b"x\ny", b"", b"z\n", bytes(range(65, 91)) * 99))
+    (tmp_path / "a").write_bytes(packed)
+    dataset = Dataset.from_text_lines(tmp_path / "a", compression)
+    for block in (1, 7, len(packed)):
+        monkeypatch.setattr(files, "_BLOCK_BYTES", block)
+        assert read(dataset) == [b"x", b"yz", bytes(range(65, 91)) * 99]
+    (tmp_path / "a").write_bytes(packed[:-9])
+    with pytest.raises(DataFileError, match=r"incomplete|before the end"):
+        read(dataset)
 
 
 def test_records_come_back_byte_for_byte(records: Path) -> None:

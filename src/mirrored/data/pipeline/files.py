@@ -29,6 +29,7 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, DataFileError, Inp
 
 # Reads records from files: lines of text and TFRecords.
 
+_BLOCK_BYTES: Final = 1 << 20
 _COMPRESSIONS: Final = ("", "GZIP", "ZLIB")
 _HEADER: Final = struct.Struct("<QI")
 _FOOTER: Final = struct.Struct("<I")
@@ -130,7 +131,7 @@ def open_file(path: str, compression: str, called: str) -> Any:
             return gzip.open(path, "rb")
         if compression == "ZLIB":
             with open(path, "rb") as packed:
-                return io.BytesIO(zlib.decompress(packed.read()))
+                return _inflated(packed)
         return open(path, "rb")
     except (OSError, zlib.error) as error:
         raise DataFileError(
@@ -139,6 +140,25 @@ def open_file(path: str, compression: str, called: str) -> Any:
             rule="every file of a dataset must exist and be readable when the dataset reaches it",
             remedy="check the path, and that nothing removes files while they are being read",
         ) from error
+
+
+def _inflated(packed: IO[bytes]) -> io.BytesIO:
+    """Decompresses all ZLIB streams of a file, which follow one another.
+
+    Raises:
+        zlib.error: A stream is damaged, or the last one is incomplete.
+    """
+    contents, stream = io.BytesIO(), zlib.decompressobj()
+    while block := packed.read(_BLOCK_BYTES):
+        while block:
+            if stream.eof:
+                stream = zlib.decompressobj()
+            contents.write(stream.decompress(block))
+            block = stream.unused_data
+    if not stream.eof:
+        raise zlib.error("incomplete or truncated stream")
+    contents.seek(0)
+    return contents
 
 
 def check_compression(compression: str | None, called: str) -> str:
