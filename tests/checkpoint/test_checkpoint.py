@@ -499,3 +499,27 @@ def test_restored_arrays_are_committed_only_if_those_before_were(tmp_path):
     for name, before in make().items():
         assert checkpoint.state[name].committed is before.committed, name
         assert checkpoint.state[name].devices() == before.devices()
+
+
+def test_arrays_in_a_position_keep_their_shapes(tmp_path):
+    class Reader:
+        def get_state(self):
+            return self.state
+
+        def set_state(self, state):
+            self.state = state
+
+    saved = {
+        name: np.full(shape, 5, np.int32) for name, shape in (("a", (0, 3)), ("b", ()), ("c", (2, 0)), ("d", (2, 1)))
+    }
+    reader = Reader()
+    reader.state = (saved, np.int32(7))
+    path = Checkpoint(reader=reader).write(tmp_path / "c")
+    reader.state = None
+    Checkpoint(reader=reader).restore(path).assert_consumed()
+    restored, number = reader.state
+    assert {name: (array.tolist(), array.shape) for name, array in restored.items()} == {
+        name: (array.tolist(), array.shape) for name, array in saved.items()
+    }
+    assert all(type(array) is np.ndarray and array.dtype == np.int32 for array in restored.values())
+    assert (type(number), number) == (np.int32, 7)

@@ -395,7 +395,10 @@ def encode(value: object, owner: str) -> Any:
     if isinstance(value, complex):
         return {"__complex__": [value.real, value.imag]}
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
-        return {"__array__": value.tolist(), "dtype": str(value.dtype)}
+        encoded = {"__array__": value.tolist(), "dtype": str(value.dtype)}
+        # The lists of an empty array lack dims, and a number is a NumPy scalar.
+        lacks_shape = isinstance(value, np.ndarray) and (value.size == 0 or value.ndim == 0)
+        return {**encoded, "shape": list(value.shape)} if lacks_shape else encoded
     raise ArgumentTypeError(
         "Checkpoint.save",
         found=f"the state of {owner} contains a {type(value).__name__}",
@@ -419,6 +422,8 @@ def decode(value: object) -> Any:
         return complex(*value["__complex__"])
     if value.keys() == {"__array__", "dtype"}:
         return np.asarray(value["__array__"], value["dtype"])[()]
+    if value.keys() == {"__array__", "dtype", "shape"}:
+        return np.asarray(value["__array__"], value["dtype"]).reshape(value["shape"])
     return {key: decode(one) for key, one in value.items()}
 
 
