@@ -15,7 +15,7 @@
     │   └── LostStateError (RuntimeError)  a variable whose new value a failed step was to compute
     ├── TransformError (TypeError)         a variable read or assigned under a JAX transform that cannot capture it
     ├── TapeError (RuntimeError)           an invalid use of a tape
-    ├── ValuesError (TypeError, ValueError) a per-replica value used as if it were one array
+    ├── ValuesError (TypeError, ValueError) a per-replica value used as one array, or by another strategy
     ├── InputError (RuntimeError)          an input pipeline that failed, stalled or was used after it was closed
     │   ├── DataFileError (OSError)        a data file that is missing, truncated or damaged
     │   ├── EndOfDataError (IndexError)    a request for an element after the last one
@@ -130,7 +130,7 @@ class TapeError(MirroredError, RuntimeError):
 
 
 class ValuesError(MirroredError, TypeError, ValueError):
-    """Error raised when a per-replica value was used as if it were one array."""
+    """Error raised when a per-replica value was used as if it were one array, or with other replicas than its own."""
 
 
 class InputError(MirroredError, RuntimeError):

@@ -222,7 +222,7 @@ class Arguments:
         leaves: The leaves.
         dynamic: The positions of the leaves that are arrays.
         arrays: These leaves as arrays. A per-replica value is one stacked array.
-        key: The cache key of the program: the structure, shapes and dtypes, and static values.
+        key: The cache key of the program: the structure, numbers of replicas, shapes and dtypes, and static values.
         like: A pytree of this structure whose dicts have the keys in the order of the call. Only a trace needs it.
     """
 
@@ -355,11 +355,11 @@ def quick_key(value: Any, arrays: list[Any]) -> Hashable:
         aval = value.aval
         return (aval.shape, aval.dtype, aval.weak_type)
     if kind is PerReplica:
-        if not value.is_stacked or value.device_assignment is None:
+        device_assignment = value.device_assignment
+        if not value.is_stacked or device_assignment is None:
             return None
-        stacked = value.stacked(value.device_assignment)
-        inner = quick_key(stacked, arrays)
-        return None if inner is None else (value.device_assignment, inner)
+        inner = quick_key(value.stacked(device_assignment), arrays)
+        return None if inner is None else (device_assignment, inner)
     if kind in _PLAIN:
         return (kind, value)
     if kind is tuple or kind is list:

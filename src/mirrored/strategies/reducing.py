@@ -27,6 +27,7 @@ from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.gathered_shapes import as_axis, check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
+from mirrored.values.belonging import check_placement
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.values.stacking import stack_components
@@ -105,7 +106,7 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
             rule="a custom reduction combines the replicas' components; only SUM and MEAN also reduce along dimensions",
             remedy="reduce each component inside run, then call reduce with axis=None",
         )
-    prepared = [as_per_replica(strategy, leaf) for leaf in leaves]
+    prepared = [as_per_replica(strategy, leaf, called) for leaf in leaves]
     for leaf in prepared:
         _check_leaf(called, op if axes is None else ReduceOp.SUM, leaf)
     places = [i for i, leaf in enumerate(prepared) if isinstance(leaf, PerReplica)]
@@ -179,13 +180,18 @@ def _warn_of_mean_of_means() -> None:
     )
 
 
-def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
-    """Converts a value with one component per replica, such as a sync-on-read variable, to `PerReplica`."""
-    if isinstance(leaf, PerReplica) or leaf is None:
-        return leaf
-    if isinstance(leaf, Mirrored):
+def as_per_replica(strategy: Strategy, leaf: Leaf, called: str) -> Any:
+    """Converts a value with one component per replica, such as a sync-on-read variable, to `PerReplica`.
+
+    Raises:
+        ValuesError: It has not one component for each replica of the strategy.
+    """
+    if isinstance(leaf, PerReplica):
+        check_placement(called, strategy, leaf, leaf.device_assignment)
+    elif isinstance(leaf, Mirrored):
         return leaf.value
-    if isinstance(leaf, DistributedValues) and getattr(leaf, "per_replica", False):
+    elif isinstance(leaf, DistributedValues) and getattr(leaf, "per_replica", False):
+        check_placement(called, strategy, leaf, leaf.device_assignment)  # type: ignore[attr-defined]
         return variable_components(strategy, leaf)
     return leaf
 
@@ -368,7 +374,7 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
         ArgumentError: The components cannot be concatenated along `axis`.
         StructureError: The components have different dtypes.
     """
-    value = as_per_replica(strategy, leaf)
+    value = as_per_replica(strategy, leaf, "Strategy.gather")
     if not isinstance(value, PerReplica):
         return value if value is None else as_array(value)
     runner = ambient().runner

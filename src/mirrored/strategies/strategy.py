@@ -34,6 +34,7 @@ from mirrored.strategies.older_names import OlderNames
 from mirrored.strategies.scope import Scope
 from mirrored.topology.device_assignment import DeviceAssignment, name_device
 from mirrored.values import html, structures
+from mirrored.values.belonging import check_components
 from mirrored.values.distributed_values import DistributedValues
 from mirrored.variables.assigned import copies_of_result
 
@@ -162,6 +163,7 @@ class Strategy(DistributesInput, OlderNames):
             ReplicaDivergenceError: A mirrored variable, or a result that `out_specs` declares replicated, would differ
                 between replicas.
             MergeError: The replicas do not call the same merges in the same order.
+            ValuesError: A per-replica argument has not one component for each replica of this strategy.
 
         Warns:
             DivergingStateWarning: `fn` receives its own per-replica results as arguments. Without `out_specs`, each
@@ -222,6 +224,7 @@ class Strategy(DistributesInput, OlderNames):
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], specs: OutSpecs) -> Any:
         here = ambient()
+        check_components("Strategy.run", self, structures.flatten((tuple(args), kwargs))[0])
         if here.store is None:
             # JAX reads a NumPy argument's buffer asynchronously, even after `run` has returned. The caller may have
             # refilled the buffer by then, so the replicas receive a copy.
@@ -263,6 +266,7 @@ class Strategy(DistributesInput, OlderNames):
                 reduction, a value to sum is not per replica, or booleans or typed PRNG keys are to be summed or
                 averaged.
             ContextError: The call is inside a replica.
+            ValuesError: A value has not one component for each replica of this strategy.
 
         Example:
             >>> import mirrored as mr
@@ -292,6 +296,7 @@ class Strategy(DistributesInput, OlderNames):
         Raises:
             ArgumentError: The components are scalars or differ in other dimensions, or the axis is out of range.
             ContextError: The call is inside a replica.
+            ValuesError: A value has not one component for each replica of this strategy.
 
         Example:
             >>> import mirrored as mr

@@ -169,13 +169,14 @@ class PerReplica(_NotAnArray):
         }
 
     Attributes:
+        is_placed: Whether it was made for known devices; else any strategy with as many replicas can use it.
         made_by: Its provenance: the functions passed to `run` that computed it; none if `out_specs` declares it.
         of_uneven_batch: Whether it is the result of a run whose replicas had different numbers of examples.
 
     TensorFlow: `tf.distribute.DistributedValues` with `.values`. The `repr` has the same form.
     """
 
-    __slots__ = ("_components", "_device_assignment", "_ragged", "_stacked", "_unstack", "made_by", "of_uneven_batch")
+    __slots__ = ("_components", "_device_assignment", "_ragged", "_stacked", "is_placed", "made_by", "of_uneven_batch")
 
     def __init__(
         self, values: Sequence[Any], device_assignment: DeviceAssignment | None = None, *, is_ragged: bool = False
@@ -185,8 +186,8 @@ class PerReplica(_NotAnArray):
             device_assignment = getattr(getattr(self._components[0], "container", None), "device_assignment", None)
         self._stacked: jax.Array | None = None
         self._device_assignment = device_assignment
+        self.is_placed = device_assignment is not None
         self._ragged = is_ragged
-        self._unstack: Callable[[], Sequence[Any]] | None = None
         self.made_by = _NO_MAKERS
         self.of_uneven_batch = False
 
@@ -197,7 +198,7 @@ class PerReplica(_NotAnArray):
         """Creates a per-replica value from a stacked array: one row per replica, sharded over the devices."""
         value = cls.__new__(cls)
         value._components, value._stacked = None, stacked
-        value._device_assignment, value._unstack = device_assignment, None
+        value._device_assignment, value.is_placed = device_assignment, True
         value._ragged, value.made_by, value.of_uneven_batch = False, made_by, False
         return value
 
@@ -275,7 +276,7 @@ class PerReplica(_NotAnArray):
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
         """
-        if self._stacked is None:
+        if self._stacked is None or (not self.is_placed and self._device_assignment != device_assignment):
             if self._ragged:
                 raise unequal("components whose shapes differ between workers")
             stacked: jax.Array = stack_components(self.values, device_assignment)
@@ -283,6 +284,7 @@ class PerReplica(_NotAnArray):
             if has_registered(self.values):  # variables, whose values may change
                 return stacked
             self._stacked = stacked
+        assert self._stacked is not None
         return self._stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
@@ -316,20 +318,19 @@ class LocalPerReplica(PerReplica):
         device_assignment: The devices of the replicas.
     """
 
-    __slots__ = ("local",)
+    __slots__ = ("_unstack", "local")
 
     def __init__(
         self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], device_assignment: DeviceAssignment
     ) -> None:
         self.local = tuple(local)
         self._components, self._stacked, self._device_assignment, self._unstack = None, None, device_assignment, unstack
-        self._ragged, self.made_by, self.of_uneven_batch = False, _NO_MAKERS, False
+        self._ragged, self.made_by, self.of_uneven_batch, self.is_placed = False, _NO_MAKERS, False, True
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The components of all replicas; the first access all-gathers them."""
         if self._components is None:
-            assert self._unstack is not None
             self._components = tuple(self._unstack())
         return self._components
 
@@ -426,8 +427,7 @@ def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)
         made._components, made._stacked = None, children[0]
-        made._device_assignment, made._unstack = device_assignment, None
-        made._ragged = False
+        made._device_assignment, made._ragged, made.is_placed = device_assignment, False, True
     else:
         made = PerReplica(children, device_assignment, is_ragged=kind == "ragged")
     made.made_by, made.of_uneven_batch = made_by, batch.is_uneven

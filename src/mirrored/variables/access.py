@@ -24,6 +24,7 @@ from mirrored.runtime.ambient import Ambient, ambient, announce_write
 from mirrored.runtime.merge import Merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
+from mirrored.values.belonging import check_placement
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assigned import as_result
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
@@ -194,6 +195,8 @@ def _read(variable: Variable, here: Ambient) -> Any:
     check_readable(variable, store, here)
     if here.replica is None:
         if variable.per_replica:
+            if here.runner is not None:  # it would reduce as many components as the run has replicas
+                check_strategy(variable, here, f"reading {variable.name}")
             return aggregate(variable, store, here)
         return variable.stored() if store is None else store.whole(variable)
     return _read_in_replica(variable, store, here)
@@ -201,8 +204,9 @@ def _read(variable: Variable, here: Ambient) -> Any:
 
 def _read_in_replica(variable: Variable, store: VariableStore | None, here: Ambient) -> Any:
     index = here.replica.local_index
-    if store is not None:
+    if store is not None or variable.per_replica:
         check_strategy(variable, here, f"reading {variable.name}")
+    if store is not None:
         return store.local(variable, index)
     if variable.per_replica:
         return variable.stored_component(index)
@@ -263,6 +267,8 @@ def _write(assignment: Assignment, value: object, here: Ambient, trace: Any) -> 
     check_strategy(variable, here, assignment.called)
     if isinstance(value, Mirrored):
         value = value.value
+    if isinstance(value, PerReplica) and here.replica is None and variable.device_assignment is not None:
+        check_placement(assignment.called, variable.strategy, value, value.device_assignment)
     if here.replica is not None:
         return _write_in_replica(assignment, value, store, here)
     if not variable.per_replica:

@@ -1,0 +1,78 @@
+"""Checks that a per-replica value has one component for each replica of the strategy that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mirrored._jax.traces import Tracer
+from mirrored.errors import ValuesError
+from mirrored.values.distributed_values import PerReplica
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
+
+
+class HasReplicas(Protocol):
+    """Protocol of a strategy: it has replicas on devices."""
+
+    @property
+    def device_assignment(self) -> DeviceAssignment | None:
+        """The assignment of replicas to devices; None for the default strategy."""
+        ...
+
+
+def check_components(called: str, strategy: HasReplicas, values: Iterable[Any]) -> None:
+    """Checks that each per-replica value among `values` has one component for each replica of a strategy.
+
+    Otherwise components would be lost, or the rows of empty slots would be read as components.
+
+    Raises:
+        ValuesError: A value is on the replicas of another device assignment, or has another number of components.
+    """
+    for value in values:
+        if isinstance(value, PerReplica):
+            check_placement(called, strategy, value, value.device_assignment)
+
+
+def check_placement(called: str, strategy: HasReplicas, value: Any, where: DeviceAssignment | None) -> None:
+    """Checks that a value with one component per replica of `where` has those of a strategy's replicas.
+
+    Args:
+        called: What the user called, for messages.
+        strategy: The strategy that uses the value.
+        value: A per-replica value, or a sync-on-read variable.
+        where: Its device assignment; None if unknown.
+
+    Raises:
+        ValuesError: It has not.
+    """
+    own = strategy.device_assignment
+    is_placed = where is not None and (not isinstance(value, PerReplica) or value.is_placed)
+    if is_placed and (where is own or where == own or _is_one(where) and _is_one(own)):
+        return
+    if not is_placed and _has_one_each(value, own):
+        return
+    kind = "a per-replica value" if isinstance(value, PerReplica) else f"variable {value.name!r}"
+    count = len(value) if isinstance(value, PerReplica) else value.num_replicas
+    devices = "" if where is None or not is_placed else f" on the replicas of {where!r}"
+    raise ValuesError(
+        called,
+        found=f"{kind} with {count} component{'s' * (count != 1)}{devices} was given to {strategy!r}",
+        rule="a strategy can use only values that have one component for each of its own replicas",
+        remedy="use the strategy that made the value, or make the value with this strategy (its run, distributed "
+        "datasets or distribute_values_from_function); take components by local_results(value)",
+    )
+
+
+def _is_one(where: DeviceAssignment | None) -> bool:
+    return where is None or where.num_replicas == 1
+
+
+def _has_one_each(value: PerReplica, own: DeviceAssignment | None) -> bool:
+    """Returns whether a value of unknown devices has a component for each replica of this process."""
+    if own is None:
+        return len(value) == 1
+    # A trace has the components of the replicas of all processes.
+    is_traced = any(isinstance(component, Tracer) for component in value.values)
+    return len(value) == (own.num_replicas if is_traced else len(own.addressable_replicas))
