@@ -221,6 +221,20 @@ def test_drift_is_explained_by_the_path_from_its_origin(way):
     assert "all_reduce" in message
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+def test_values_of_equal_bytes_and_other_shapes_are_refused(devices):
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=4)
+    with strategy.scope():
+        v = mr.Variable(jnp.zeros((2, 3)), shape=(None, None))
+
+    def assign():
+        v.assign(jnp.arange(6.0).reshape((2, 3) if replica_id() == 0 else (3, 2)))
+
+    with pytest.raises(ReplicaDivergenceError, match=r"would differ between replicas: replica 0: \[\[0"):
+        strategy.run(assign)
+    assert v.numpy().tolist() == [[0.0] * 3] * 2
+
+
 @few
 def test_assigning_on_one_replica_only_is_refused(way):
     v = make(way, 1.0, name="v")

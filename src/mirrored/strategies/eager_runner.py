@@ -379,10 +379,10 @@ def _bits(value: object) -> bytes:
 
 
 def _check_equal(variable: Variable, components: Sequence[Any], where: Sequence[str]) -> None:
-    components = [key_data(component) for component in components]
-    bits = [np.asarray(component).tobytes() for component in components]
+    bits = [_bits(component) for component in components]
     if all(one == bits[0] for one in bits):
         return
+    components = [key_data(component) for component in components]
     found = ", ".join(
         f"replica {i}: {np.array2string(np.asarray(c), threshold=4)}" for i, c in enumerate(components[:4])
     )
