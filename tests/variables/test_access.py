@@ -511,3 +511,19 @@ def test_notes_of_results_are_dropped_with_the_results():
     del result
     gc.collect()
     assert len(assigned._results) == before
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add"])
+def test_a_sharded_array_that_a_merge_assigns_is_read_whole(method):
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    with strategy.scope():
+        v = mr.Variable(jnp.zeros(4))
+    sharded = jax.device_put(jnp.arange(4.0), strategy.device_assignment.sharded)
+
+    def replica():
+        mr.get_replica_context().merge_call(lambda _: (getattr(v, method)(sharded), None)[1])
+        return v.read_value() * 2
+
+    doubled = strategy.experimental_local_results(strategy.run(replica))
+    assert [one.tolist() for one in doubled] == [[0.0, 2.0, 4.0, 6.0]] * 4
+    assert v.numpy().tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -93,11 +93,9 @@ def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replic
 
 def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
     """Copies an array to the devices of all replicas, so that it can be combined with stored values of variables."""
-    if (
-        device_assignment is None
-        or not _is_committed(value)
-        or value.sharding.device_set == set(device_assignment.devices)
-    ):
+    if device_assignment is None or not _is_committed(value):
+        return value
+    if value.sharding.device_set == set(device_assignment.devices) and value.sharding.is_fully_replicated:
         return value
     return placed(value, device_assignment, per_replica=False)
 
