@@ -108,6 +108,16 @@ def test_replicas_folded_on_the_devices_of_two_workers(tmp_path):
     check_training(found, expected(deterministic=True, devices=1), same_bits=True)
 
 
+def test_elements_of_values_are_those_of_the_worker_or_refused(tmp_path):
+    for index, found in enumerate(run("components", [2, 2], tmp_path)):
+        own = [2.0 * index + 1, 2.0 * index + 2]
+        assert found["outside"] == found["merged"] == own
+        assert found["second, in a replica"] == [own[1]] * 2
+        for way in ("function", "compiled run", "assigned"):
+            assert found[way].startswith("a component of sync-on-read variable 'seen' is used in a compiled function")
+        assert found["outside, after"] == own
+
+
 def test_sigterm_to_one_worker_ends_all_after_the_same_step_and_the_next_start_goes_on(tmp_path):
     folder = str(tmp_path / "checkpoints")
     with job("preempted", [1, 1], tmp_path, folder, "100000", "0.01") as started:

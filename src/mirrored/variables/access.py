@@ -225,8 +225,11 @@ def component(variable: Variable, replica: int) -> Any:
     is_own = here.replica is not None and here.replica.local_index == replica
     if is_own and not (variable.per_replica and here.runner is not None and here.runner.stands_for_others):
         return store.local(variable, replica)
-    whole = store.whole(variable)
-    value = whole[row_of(variable, replica, here)] if variable.per_replica else whole
+    if variable.per_replica and not store.captures and variable.device_assignment.spans_processes:
+        value = store.local(variable, replica)
+    else:
+        whole = store.whole(variable)
+        value = whole[row_of(variable, replica, here)] if variable.per_replica else whole
     if here.replica is None or here.runner is None or store.captures:
         return value
     return here.runner.component(value, here.replica.local_index)  # a copy on the device of the replica that reads

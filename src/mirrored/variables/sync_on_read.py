@@ -15,7 +15,7 @@ from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
-from mirrored.errors import VariableError
+from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import Ambient
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
@@ -64,7 +64,21 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def row_of(variable: Variable, replica: int, here: Ambient) -> int:
-    """Returns the row of a replica's component in the variable's whole value, in the current context."""
+    """Returns the row of a replica's component in the variable's whole value, in the current context.
+
+    Raises:
+        ContextError: The program runs on several workers, on which the index stands for different replicas.
+    """
+    if variable.device_assignment is not None and variable.device_assignment.spans_processes:
+        raise ContextError(
+            f"values[{replica}] of {variable.name}",
+            found=f"a component of sync-on-read variable {variable.name!r} is used in a compiled function, or under a "
+            "tape around a merge, on several workers",
+            rule="an element of values is the component of a replica of its own worker, but all workers run the same "
+            "program",
+            remedy="use values outside of compiled functions, or the variable itself: in the replica function it is "
+            "the replica's own component, elsewhere the aggregate of all components",
+        )
     if here.runner is not None and here.runner.store.captures:
         return replica
     return replica if variable.device_assignment is None else int(variable.device_assignment.slots.of(replica))
