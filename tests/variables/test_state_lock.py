@@ -253,3 +253,72 @@ def test_an_assignment_in_a_callback_is_refused_and_does_not_deadlock():
     assert len(errors) == 1
     assert "is in a callback of a compiled function" in errors[0]
     assert (float(v), float(other)) == (1.0, 0.0)
+
+
+# A value that a restored checkpoint has for a new variable, whose first use is in code that fails.
+
+
+def undone(within: Callable[[Callable[[], None]], Any], call: Callable[[], Any]) -> None:
+    """Makes a call whose assignments an exception undoes."""
+
+    def failing() -> None:
+        call()
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        within(failing)
+
+
+def in_a_merge(failing: Callable[[], None]) -> None:
+    def replica() -> None:
+        with pytest.raises(KeyError):
+            mr.get_replica_context().merge_call(lambda _: failing())
+
+    mr.MirroredStrategy(["CPU:0", "CPU:1"]).run(replica)
+    raise KeyError
+
+
+WITHIN: dict[str, Callable[[Callable[[], None]], Any]] = {
+    "or_undone": state_lock.or_undone,
+    "together": state_lock.together,
+    "a run of one replica": mr.OneDeviceStrategy("CPU:0").run,
+    "a merge": in_a_merge,
+}
+
+
+@pytest.mark.parametrize("use", ["assign", "read", "read, assign"])
+@pytest.mark.parametrize("within", WITHIN.values(), ids=WITHIN)
+def test_failing_code_keeps_the_value_that_a_restored_checkpoint_has_for_a_variable(tmp_path, within, use):
+    class Model:
+        v: mr.Variable
+
+    saved, model = Model(), Model()
+    saved.v = mr.Variable(7.0)
+    checkpoint = Checkpoint(model=model)
+    checkpoint.restore(Checkpoint(model=saved).save(tmp_path))
+    model.v = mr.Variable(0.0)
+    seen = []
+
+    def call() -> None:
+        if "read" in use:
+            seen.append(float(model.v.read_value()))
+        if "assign" in use:
+            model.v.assign(5.0)
+
+    undone(within, call)
+    assert seen == [7.0] * ("read" in use)
+    assert float(model.v) == 7.0
+
+
+def test_an_assignment_that_succeeds_replaces_the_value_that_a_restored_checkpoint_has(tmp_path):
+    class Model:
+        v: mr.Variable
+
+    saved, model = Model(), Model()
+    saved.v = mr.Variable(7.0)
+    for succeed in (state_lock.together, state_lock.or_undone, mr.OneDeviceStrategy("CPU:0").run):
+        checkpoint = Checkpoint(model=model)
+        checkpoint.restore(Checkpoint(model=saved).save(tmp_path))
+        model.v = mr.Variable(0.0)
+        succeed(lambda: (model.v.assign(5.0), None)[1])
+        assert float(model.v) == 5.0

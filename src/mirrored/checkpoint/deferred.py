@@ -20,7 +20,7 @@ from mirrored.errors import CheckpointError
 from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
 from mirrored.variables.creation import Settle, set_watch
-from mirrored.variables.state_lock import lock, turn
+from mirrored.variables.state_lock import apart, lock, turn
 
 # Views of a checkpoint's lists and dicts that report new items, while a restore waits for state.
 #
@@ -194,7 +194,7 @@ def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) ->
         CheckpointMismatchError: A variable has a different shape or dtype in the checkpoint.
         DamagedCheckpointError: The checkpoint was changed or damaged after it was written.
     """
-    with turn(), lock:
+    with turn(), lock, apart():
         if _fresh.is_settling:
             return
         _fresh.is_settling = True

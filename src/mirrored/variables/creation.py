@@ -27,6 +27,7 @@ from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables.rules import check_kind
+from mirrored.variables.state_lock import apart
 
 # Variable creation: the replicas of a run that execute one constructor call share one variable.
 
@@ -294,6 +295,10 @@ class Awaiting:
         self._withheld = ask
         withheld[key] = weakref.ref(self, lambda _: withheld.pop(key, None))
 
+    def awaited(self) -> Settle | None:
+        """Returns the callback that will supply the variable's value, or None."""
+        return self._withheld
+
     def is_withheld_from(self, ask: Settle) -> bool:
         """Returns whether a callback other than `ask` is registered to supply the variable's value."""
         return self._withheld is not None and self._withheld is not ask
@@ -303,7 +308,8 @@ class Awaiting:
         ask = self._withheld
         self.release()
         if ask is not None:
-            ask(self)
+            with apart():  # the value stays if the code that reads it fails
+                ask(self)
 
     def release(self) -> None:
         """Removes the callback that would supply the variable's value, so that the stored value stays."""

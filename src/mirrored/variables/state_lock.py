@@ -26,8 +26,8 @@ results are stored, the variables hold deleted buffers. Three kinds of code must
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import repeat
 from typing import Any, Final, Protocol, TypeVar
 
@@ -94,14 +94,14 @@ class _LockThread(threading.local):
     Attributes:
         kept_back: The variables and new values that `together` stores at its end.
         before: The variables assigned so far inside `or_undone`, by identity, each with the value that an exception
-            restores.
+            restores, and the callback that would have supplied its value (see `creation.Awaiting`), or None.
         excused: Whether this thread must not take `running`: it is a replica thread of an eager run, which would wait
             for its own caller, the lock's holder; or it traces and holds `tracing`, which comes later in the lock
             order. (A trace accesses storage only to create variables.)
     """
 
     kept_back: list[tuple[Any, Any]] | None = None
-    before: dict[int, tuple[Any, Any]] | None = None
+    before: dict[int, tuple[Any, Any, Any]] | None = None
     excused: bool = False
 
 
@@ -225,7 +225,7 @@ def note_former(variables: Iterable[Any]) -> None:
     for variable in variables:
         if id(variable) not in before:
             variable.mark_shared()  # a step that donates the buffer must copy it first
-            before[id(variable)] = variable, variable.initial()
+            before[id(variable)] = variable, variable.initial(), variable.awaited()
 
 
 def or_undone(call: Callable[[], T]) -> T:
@@ -235,16 +235,19 @@ def or_undone(call: Callable[[], T]) -> T:
     variable store undoes them.) Calls can be nested.
     """
     outer = thread.before
-    before: dict[int, tuple[Any, Any]] = {}
+    before: dict[int, tuple[Any, Any, Any]] = {}
     thread.before = before
     try:
         result = call()
     except BaseException:
         thread.before = None
-        variables, values = [variable for variable, _ in before.values()], [value for _, value in before.values()]
-        for variable in variables:
+        for variable, *_ in before.values():
             variable.mark_shared()
-        store_all(variables, values)
+        with lock:
+            store_all([variable for variable, *_ in before.values()], [value for _, value, _ in before.values()])
+            for variable, _, ask in before.values():
+                if ask is not None:
+                    variable.withhold(ask)
         raise
     finally:
         thread.before = outer
@@ -254,6 +257,17 @@ def or_undone(call: Callable[[], T]) -> T:
 
 
 guard_storage(or_undone)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Stores assignments in a ``with`` block at once and for good, also inside `or_undone` and `together`."""
+    before, kept_back = thread.before, thread.kept_back
+    thread.before = thread.kept_back = None
+    try:
+        yield
+    finally:
+        thread.before, thread.kept_back = before, kept_back
 
 
 def together(assign: Callable[[], None]) -> None:
@@ -278,3 +292,5 @@ def together(assign: Callable[[], None]) -> None:
             thread.kept_back = None
         if kept:
             assign_all_stored([variable for variable, _ in kept], [value for _, value in kept])
+            for variable, _ in kept:
+                variable.release()

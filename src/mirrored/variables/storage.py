@@ -340,7 +340,6 @@ class VariableStorage(Awaiting):
             value: The value, in the form in which it is stored.
             shared: Whether other code also holds its buffers.
         """
-        self.release()
         if thread.kept_back is not None:
             thread.kept_back.append((self, value))
             return
@@ -350,6 +349,7 @@ class VariableStorage(Awaiting):
             note_pending((self,), (value,))
             if thread.before is not None:
                 note_former((self,))
+            self.release()
             state.version += 1
             self._array, self._components, self._shared = value, None, shared
 
