@@ -273,3 +273,46 @@ def test_a_tape_in_some_replicas_only_cannot_record_a_merge(recording: int, desc
     run = mr.function(lambda: strategy.run(replica)) if compiled else lambda: strategy.run(replica)
     with pytest.raises(mr.errors.MergeError, match=f"{described} it in replica 1"):
         run()
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "sync-on-read"])
+def test_an_assignment_in_a_merge_has_no_derivative(strategy, compiled, kind):
+    options = {"synchronization": "ON_READ", "aggregation": "SUM"} if kind == "sync-on-read" else {}
+    with strategy.scope():
+        v = mr.Variable(0.0, trainable=False, **options)
+    connected = []
+
+    def merged(strategy, x):
+        total = strategy.reduce("SUM", x, axis=None)
+        if kind == "mirrored":
+            v.assign(total)
+        else:
+            strategy.extended.update(v, lambda own, t: own.assign(t), args=(x,))
+        return v.read_value() * 3.0, total + v.read_value()
+
+    def replica(context, number):
+        with GradientTape(persistent=True) as tape:
+            tape.watch(number)
+            assigned, both = context.merge_call(merged, args=(number,))
+        connected.append(tape.gradient(assigned, number) is not None)
+        return assigned, tape.gradient(both, number)
+
+    n = strategy.num_replicas_in_sync
+    total = n * (n + 1) / 2
+    assert on_replicas(strategy, compiled, replica) == [[3 * total] * n, [float(n)] * n]
+    assert not any(connected)
+
+
+def test_a_merge_under_a_tape_combines_its_operands_with_a_sync_on_read_variable(strategy, compiled):
+    with strategy.scope():
+        v = mr.Variable(1.0, synchronization="ON_READ", aggregation="SUM")
+
+    def replica(context, number):
+        with GradientTape() as tape:
+            tape.watch(number)
+            y = context.merge_call(lambda s, x: s.reduce("SUM", x, axis=None) * v.read_value(), args=(number,))
+        return tape.gradient(y, number)
+
+    n = strategy.num_replicas_in_sync
+    # The components sum up to `n`, and each of the `n` results depends on the number.
+    assert on_replicas(strategy, compiled, lambda *given: (replica(*given),)) == [[float(n * n)] * n]

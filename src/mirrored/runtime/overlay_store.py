@@ -6,7 +6,7 @@ Stored in a variable, or in the store of the enclosing run, they would leak from
 collects them instead, and reads of the assigned variables return them. The differentiated function returns the
 collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differentiation is complete, these results are
 values of the enclosing trace (concrete arrays in eager code), and `settle` assigns them to the variables in the store
-below.
+below. An assignment has no derivative, so a read that follows it in the function is a constant of the differentiation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.staged_values import VariableLike
+from mirrored.runtime.staged_values import VariableLike, without_derivative
 from mirrored.runtime.variable_store import VariableStore
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class OverlayStore(VariableStore):
     def _is_eager(self) -> bool:
         return self._runner is not None and self._below is not None and not self._below.captures
 
+    def near_operands(self, value: Any) -> Any:
+        spans = self._is_eager() and self._runner.device_assignment.spans_processes
+        return value if spans else self._moved(value, 0)
+
     def _moved(self, value: jax.Array, replica: int) -> Any:
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
@@ -110,7 +114,7 @@ class OverlayStore(VariableStore):
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self.note(variable)
         self._forget(variable)
-        self._staged[id(variable), None] = (variable, value, where)
+        self._staged[id(variable), None] = (variable, without_derivative(value), where)
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         if (id(variable), replica) in self._staged:
@@ -127,7 +131,7 @@ class OverlayStore(VariableStore):
             for other in range(self.num_local):
                 part = whole[1][self._row_of(other)] if variable.per_replica else whole[1]
                 self._staged[id(variable), other] = (variable, part, whole[2])
-        self._staged[id(variable), replica] = (variable, value, where)
+        self._staged[id(variable), replica] = (variable, without_derivative(value), where)
 
     def is_assigned(self, variable: VariableLike) -> bool:
         return any(key[0] == id(variable) for key in self._staged) or super().is_assigned(variable)

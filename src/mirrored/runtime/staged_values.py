@@ -117,3 +117,8 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[VariableLike], Any]) -> Any:
     """Returns a newly assigned value, with its gradients routed to the old value if the dtype is differentiable."""
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
+
+
+def without_derivative(value: jax.Array) -> Any:
+    """Returns an array unchanged, as a constant for JAX's differentiation if its dtype is differentiable."""
+    return jax.lax.stop_gradient(value) if jnp.issubdtype(value.dtype, jnp.inexact) else value

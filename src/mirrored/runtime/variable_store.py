@@ -129,6 +129,10 @@ class VariableStore(abc.ABC):
             return newest
         return of_variable(variable, newest, before)
 
+    def near_operands(self, value: Any) -> Any:
+        """Returns a value that was reduced over replicas where the code that reads it can combine it with others."""
+        return value
+
     def tracks(self, value: object) -> bool:
         """Returns False: a variable store, unlike a tape, does not record operations."""
         return False

@@ -48,15 +48,24 @@ class MergePullback:
         sizes: The number of operands of each replica.
         watched: The positions of the differentiable operands, in the concatenated operands of all replicas.
         results: The abstract values of each replica's results.
+        assigns: Whether the function assigns variables. An assignment has no derivative, so results may not depend on
+            operands.
     """
 
     def __init__(
-        self, tree: jax.tree_util.PyTreeDef, sizes: list[int], watched: list[int], results: list[list[Any]]
+        self,
+        tree: jax.tree_util.PyTreeDef,
+        sizes: list[int],
+        watched: list[int],
+        results: list[list[Any]],
+        *,
+        assigns: bool,
     ) -> None:
         self.tree = tree
         self.sizes = sizes
         self.watched = watched
         self.results = results
+        self.assigns = assigns
 
 
 class MergePart:
@@ -118,7 +127,11 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     arrays = iter(results)
     by_replica = [[next(arrays) if other is _ARRAY else other for other in shape] for shape in shapes]
     merge_pullback = MergePullback(
-        tree, sizes, watched, [[aval_of(value) for value in result if _is_array(value)] for result in by_replica]
+        tree,
+        sizes,
+        watched,
+        [[aval_of(value) for value in result if _is_array(value)] for result in by_replica],
+        assigns=bool(assigned),
     )
     first = by_replica[0]
     return [
@@ -188,7 +201,8 @@ def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> l
 
     present = [cotangent for cotangent in cotangents if cotangent is not None]
     missing = any(one is None and is_inexact(aval) for one, aval in zip(cotangents, avals, strict=True))
-    reached = _reached(pull, present) if missing else [True] * len(merge_pullback.watched)
+    apart = missing or merge_pullback.assigns
+    reached = _reached(pull, present) if apart else [True] * len(merge_pullback.watched)
     all_cotangents: list[Any] = [None] * sum(merge_pullback.sizes)
     # The pullback runs also if no local replica has a cotangent: other processes may be waiting in its collectives.
     for number, (position, cotangent) in enumerate(zip(merge_pullback.watched, pull(*present), strict=True)):

@@ -48,7 +48,8 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
     runner = here.runner
     if runner is not None and store is not None:
         locals_ = [store.local(variable, index) for index in range(runner.num_local)]
-        return runner.first(locals_) if only_first else runner.reduce(reduction_of(aggregation), [locals_])[0]
+        one = runner.first(locals_) if only_first else runner.reduce(reduction_of(aggregation), [locals_])[0]
+        return store.near_operands(one)
     stacked = variable.stored() if store is None else store.whole(variable)
     if store is None and variable.device_assignment.spans_processes:
         # If only some workers read, the device collective below would deadlock. The host all-gather detects that.
