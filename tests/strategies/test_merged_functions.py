@@ -316,3 +316,22 @@ def test_a_merge_reads_the_component_that_a_run_in_it_has_assigned_on_another_re
         results = [float(one) for one in way.strategy.experimental_local_results(result)]
         assert results == [expected] * len(results)
     assert [float(one) for one in count.values] == [k + 1.0 for k in range(way.num_replicas)]
+
+
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
+def test_a_merge_reads_components_in_a_jitted_function_and_again_after_it(way):
+    """The components that the function had joined, tracers of its trace, were kept and read after it."""
+    with way.strategy.scope():
+        count = mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+    last = way.num_replicas - 1
+
+    def merged(_: Any) -> Any:
+        first = jax.jit(lambda x: count.values[0].read_value() + x)(0.0)
+        return first, count.values[last].read_value() * 1.0
+
+    def replica_step() -> Any:
+        count.assign(jnp.float32(mr.get_replica_context().replica_id_in_sync_group) + 1.0)
+        return mr.get_replica_context().merge_call(merged)
+
+    first, second = mr.function(lambda: way.strategy.run(replica_step))()
+    assert (float(first), float(second)) == (1.0, last + 1.0)

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax import caches
-from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
+from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, recording_parent
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
 from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, of_variable
@@ -286,10 +286,13 @@ class ReplicaStore(VariableStore):
         entry = self.staged.get(id(variable))
         if entry is None:
             return self.whole_before(variable)
-        if entry.whole is None:
+        whole = entry.whole
+        if whole is None:
             components = [self.local(variable, replica) for replica in range(self.num_local)]
-            entry.whole = self.join(variable, components, entry.where)
-        return self.reread(variable, entry.whole, self.whole_before)
+            whole = self.join(variable, components, entry.where)
+            if not isinstance(whole, Tracer) or recording_parent(current_trace()) is self.base_trace:
+                entry.whole = whole  # a tracer of a jitted function, or of a loop body, is valid only there
+        return self.reread(variable, whole, self.whole_before)
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
