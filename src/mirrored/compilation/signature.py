@@ -433,24 +433,15 @@ def difference(old: Arguments, new: Arguments) -> str:
     )[0]
     for (path, _), before, after, leaf in zip(paths, old.key[1:], new.key[1:], new.leaves, strict=True):
         if before != after:
-            name = _argument_name(path)
-            if isinstance(leaf, (bool, int, float, complex, str)):
-                hint = (
-                    ""
-                    if isinstance(leaf, str)
-                    else f"; a Python number is part of the program: pass jnp.asarray({leaf!r})"
-                )
-                return f"{name} changed from {_described_key(before)} to {_described_key(after)}{hint}"
-            return f"{name} changed from {_described_key(before)} to {_described_key(after)}"
+            name = "argument " + "".join(str(key) for key in path[1:])
+            is_number = isinstance(leaf, (bool, int, float, complex))
+            hint = f"; a Python number is part of the program: pass jnp.asarray({leaf!r})" if is_number else ""
+            return f"{name} changed from {_described_key(before)} to {_described_key(after)}{hint}"
     return "the surrounding strategy or JAX configuration changed"
-
-
-def _argument_name(path: Sequence[Any]) -> str:
-    inside = "".join(str(key) for key in path[1:])
-    return f"argument {inside}"
 
 
 def _described_key(key: Hashable) -> str:
     if isinstance(key, tuple) and len(key) == 4:
-        return f"{key[2]}{list(key[1])}{' per replica' if key[0] else ''}"
+        replicas = getattr(key[0], "num_replicas", None)
+        return f"{key[2]}{list(key[1])}{'' if replicas is None else f' per replica, of {replicas} replicas'}"
     return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)
