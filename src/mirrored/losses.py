@@ -14,13 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
-from mirrored._jax.traces import is_eval, recording_parent
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError
-from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
-from mirrored.strategies.context import ReplicaContext, all_reduce_for
+from mirrored.strategies.context import total_count
 from mirrored.values.distributed_values import PerReplica
 
 
@@ -69,7 +67,7 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
     losses = _losses(per_example, "average_loss")
     total, count = _total_and_count(losses, sample_weight)
     if context is not None and context.num_replicas_in_sync > 1:
-        count = over_replicas(count, context)
+        count = total_count(count, context)
     return _quotient(total, count).astype(losses.dtype)
 
 
@@ -176,20 +174,6 @@ def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
     # Replaced before the product: 0 * NaN is NaN, in the forward and in the backward pass.
     known = jnp.where(masked & ~jnp.isfinite(losses), 0, losses)
     return jnp.where(masked, jax.lax.stop_gradient(known), known) * weights
-
-
-def over_replicas(count: int | jax.Array, context: ReplicaContext) -> Any:
-    """Returns the sum of all replicas' counts.
-
-    In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the
-    product replaces the all-reduce.
-    """
-    runner = ambient().runner
-    compiled = runner is not None and not is_eval(recording_parent(runner.base_trace))
-    if compiled and isinstance(count, int):
-        return count * context.num_replicas_in_sync
-    local = jnp.asarray(count, jnp.result_type(float)) if isinstance(count, int) else count
-    return all_reduce_for("average_loss", context, ReduceOp.SUM, local)
 
 
 def _quotient(total: jax.Array, count: int | jax.Array) -> jax.Array:

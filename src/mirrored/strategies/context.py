@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
+from mirrored._jax.traces import is_eval, recording_parent
 from mirrored._jax.trees import Structure
 from mirrored._typing import PyTree
 from mirrored.collectives.algorithm import reduced_alone
@@ -354,3 +355,17 @@ def check_axis(called: str, array: jax.Array, axis: int) -> None:
         rule="axis must be a dimension of the value, along which values are concatenated; a scalar has none",
         remedy="pass a value of shape [1, ...] (value[None]) and an axis within its dimensions",
     )
+
+
+def total_count(count: int | jax.Array, context: ReplicaContext) -> Any:
+    """Returns the sum of all replicas' counts.
+
+    In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the
+    product replaces the all-reduce.
+    """
+    runner = ambient().runner
+    compiled = runner is not None and not is_eval(recording_parent(runner.base_trace))
+    if compiled and isinstance(count, int):
+        return count * context.num_replicas_in_sync
+    local = jnp.asarray(count, jnp.result_type(float)) if isinstance(count, int) else count
+    return all_reduce_for("average_loss", context, ReduceOp.SUM, local)

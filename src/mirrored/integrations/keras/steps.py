@@ -35,10 +35,10 @@ from mirrored.integrations.keras.private import (
     loss_tracker_of,
     losses_module,
 )
-from mirrored.losses import over_replicas
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
+from mirrored.strategies.context import total_count
 from mirrored.tape import GradientTape
 from mirrored.values.distributed_values import DistributedValues
 
@@ -201,7 +201,7 @@ def _share_of(batch: PyTree) -> _Share:
     assert context is not None
     sizes = (leaf.shape[0] for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", ()))
     local = next(sizes, 1)
-    return _Share(local, float(over_replicas(local, context)) if context.num_replicas_in_sync > 1 else local)
+    return _Share(local, float(total_count(local, context)) if context.num_replicas_in_sync > 1 else local)
 
 
 def _scale(value: Any) -> Any:
@@ -237,7 +237,7 @@ def _by_weights(reduce_weighted_values: Callable[..., Any]) -> Callable[..., Any
         own = jax.lax.stop_gradient(jnp.sum(jnp.asarray(weights, "float32")))
         context = get_replica_context()
         assert context is not None
-        factor = own * share.total / jnp.maximum(over_replicas(own, context) * share.local, 1e-12)
+        factor = own * share.total / jnp.maximum(total_count(own, context) * share.local, 1e-12)
         return loss * factor.astype(loss.dtype)
 
     return by_weights
