@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -261,3 +262,136 @@ def test_a_position_of_an_earlier_version_has_no_arguments() -> None:
     del state["settings"]
     iterator.set_state(state)
     assert sorted(int(n) for n in iterator) == list(range(20))
+
+
+def mixed(first: float) -> Dataset:
+    return Dataset.sample_from_datasets([Dataset.range(12), Dataset.range(12, 24)], [first, 1 - first], seed=3)
+
+
+def interleaved(cycle: int | None, block: int = 1) -> Dataset:
+    return Dataset.range(6).interleave(lambda n: Dataset.range(int(n) * 4, int(n) * 4 + 4), cycle, block)
+
+
+def resampled(target: list[float]) -> Dataset:
+    return Dataset.range(24).rejection_resample(lambda x: x % 2, target, seed=1)
+
+
+CHANGES: dict[str, tuple[Callable[[], Dataset], Callable[[], Dataset], str]] = {
+    "cycle": (lambda: interleaved(2).shuffle(4, seed=1), lambda: interleaved(4).shuffle(4, seed=1), "cycle_length=2"),
+    "smaller cycle": (lambda: interleaved(4), lambda: interleaved(2), "cycle_length=4"),
+    "block": (
+        lambda: interleaved(2).shuffle(4, seed=1),
+        lambda: interleaved(2, 2).shuffle(4, seed=1),
+        "block_length=1",
+    ),
+    "inner cycle": (
+        lambda: Dataset.range(2).flat_map(lambda _: interleaved(4)),
+        lambda: Dataset.range(2).flat_map(lambda _: interleaved(2)),
+        "cycle_length=4",
+    ),
+    "weights": (lambda: mixed(0.5).shuffle(5, seed=1), lambda: mixed(0.9).shuffle(5, seed=1), "weights"),
+    "target": (lambda: resampled([0.5, 0.5]), lambda: resampled([0.9, 0.1]), "target_dist"),
+    "rebatch": (
+        lambda: Dataset.range(24).batch(2).rebatch(4).shuffle(3, seed=1),
+        lambda: Dataset.range(24).batch(2).rebatch(6).shuffle(3, seed=1),
+        r"rebatch\(4",
+    ),
+    "remainder": (
+        lambda: Dataset.range(10).batch(4, drop_remainder=True).repeat(),
+        lambda: Dataset.range(10).batch(4).repeat(),
+        "drop_remainder=True",
+    ),
+    "remainder of windows": (
+        lambda: Dataset.range(10).window(4, drop_remainder=True).repeat(),
+        lambda: Dataset.range(10).window(4).repeat(),
+        "drop_remainder=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_a_position_of_other_arguments_is_refused(change: str) -> None:
+    saved, changed, found = CHANGES[change]
+    iterator = iter(saved())
+    for _ in range(3):
+        next(iterator)
+    position = iterator.get_state()
+    iter(saved()).set_state(position)
+    restored = iter(changed())
+    with pytest.raises(ArgumentError, match=rf"saved with .*{found}.*\n.*rule"):
+        restored.set_state(position)
+    assert str(next(restored)) == str(next(iter(changed())))
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_the_default_number_of_interleaved_datasets_is_part_of_a_position(
+    monkeypatch: pytest.MonkeyPatch, is_distributed: bool
+) -> None:
+    def reading(cycle: int | None, size: int) -> Any:
+        if not is_distributed:
+            return iter(interleaved(cycle).shuffle(4, seed=1))
+        dataset = interleaved(cycle).batch(size)
+        return iter(mr.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(dataset))
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    position = reading(None, 4).get_state()
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    with pytest.raises(ArgumentError, match="cycle_length=2"):
+        reading(None, 6).set_state(position)
+    reading(2, 6).set_state(position)
+
+
+def test_another_number_of_parallel_reads_is_refused(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text("x\n1\n2\n")
+
+    def reading(reads: int) -> Any:
+        return iter(Dataset.csv_batches(str(tmp_path / "*.csv"), 2, shuffle_seed=1, num_parallel_reads=reads))
+
+    with pytest.raises(ArgumentError, match="cycle_length=3"):
+        reading(1).set_state(reading(3).get_state())
+
+
+@pytest.mark.parametrize("changed", ["size", "sizes", "remainder"])
+def test_a_distributed_position_fits_another_grouping(changed: str) -> None:
+    """The position counts examples, as with another batch size."""
+
+    def reading(is_changed: bool) -> Any:
+        if changed == "size":
+            dataset = Dataset.range(24).batch(2).rebatch(6 if is_changed else 4).take(6)
+        elif changed == "sizes":
+            dataset = Dataset.range(24).batch(2).rebatch([5, 1] if is_changed else [1, 2, 5])
+        else:
+            dataset = Dataset.range(10).batch(4, drop_remainder=is_changed).repeat(2)
+        return iter(mr.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(dataset))
+
+    iterator = reading(False)
+    for _ in range(2):
+        next(iterator)
+    restored = reading(True)
+    restored.set_state(iterator.get_state())
+    examples = [int(x) for batch in restored for x in np.asarray(batch)]
+    expected = {"size": list(range(8, 24)), "sizes": list(range(3, 24)), "remainder": list(range(8))}
+    assert examples == expected[changed]
+
+
+EARLIER_KEYS = (
+    "version",
+    "pipeline",
+    "settings",
+    "iteration",
+    "next_iteration",
+    "seeds",
+    "count",
+    "cardinality",
+    "position",
+)
+
+
+def test_positions_of_earlier_versions_are_restored() -> None:
+    iterator = iter(interleaved(2))
+    next(iterator)
+    position = {key: part for key, part in iterator.get_state().items() if key in EARLIER_KEYS}
+    restored = iter(interleaved(2))
+    restored.set_state(position)
+    assert next(restored) == next(iterator)

@@ -10,7 +10,7 @@ from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile, no_end
 from mirrored.data.elements import Element, concatenated
 from mirrored.data.placement import batch_size
-from mirrored.errors import InputError
+from mirrored.errors import ArgumentError, InputError
 
 
 class Cursor(Protocol):
@@ -273,6 +273,15 @@ class InterleaveCursor:
         return {"slots": slots, "opened": self._opened, "turn": self._turn, "taken": self._taken, "ended": self._ended}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        if len(state["slots"]) > len(self._slots):
+            raise ArgumentError(
+                "DatasetIterator.set_state",
+                found=f"the position was saved with cycle_length={len(state['slots'])}, this dataset has "
+                f"cycle_length={len(self._slots)}",
+                rule="as many datasets as were open at the position must be open again",
+                remedy="pass at least the saved cycle_length (csv_batches: num_parallel_reads); by default it is the "
+                "number of cores, at most 10",
+            )
         self._close_slots()
         # Inputs can be of any type, so a position contains only their indices, and the inputs are read again.
         self._inputs.set_state(self._start)
@@ -358,7 +367,8 @@ class RebatchCursor:
 
     def set_state(self, state: Any) -> None:
         self._parent.set_state(state["parent"])
-        self._before, self._row, self._turn = state["parent"], state["batch_idx"], state.get("turn", 0)
+        self._before, self._row = state["parent"], state["batch_idx"]
+        self._turn = state.get("turn", 0) % len(self._sizes)  # the sizes may be others
         self._batch, self._length = None, 0
 
     def close(self) -> None:

@@ -59,7 +59,8 @@ class InputOptions:
             counts as examples: losses (``average_loss(losses, sample_weight=mask)``), metrics
             (``update_state(y, p, sample_weight=mask)``), batch statistics (Keras: ``normalize(x, mask=mask)``).
 
-            ``"drop"``: batches smaller than the first are dropped.
+            ``"drop"``: batches smaller than the first are dropped, except the rest of a batch of another size in which
+            a restored position lies.
         prefetch: Number of batches placed on devices ahead of the step. None: the number of replicas. 0: none, and no
             thread.
         batch_size: The global batch size, for sources of single examples (a NumPy pytree, a Hugging Face dataset).

@@ -62,7 +62,8 @@ class Combining(Steps):
 
         Args:
             map_func: From an element to a dataset.
-            cycle_length: Number of datasets read concurrently. None or AUTOTUNE: one per core, at most 10.
+            cycle_length: Number of datasets read concurrently. None or AUTOTUNE: one per core, at most 10. Pass
+                a number if workers, or the machine that restores a position, may have another number of cores.
             block_length: Number of consecutive elements from one dataset; 1 by default.
             num_parallel_calls: Accepted for compatibility with TensorFlow and ignored.
             deterministic: Accepted for compatibility with TensorFlow and ignored.

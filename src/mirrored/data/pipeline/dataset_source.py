@@ -109,7 +109,8 @@ class DatasetSource(Source):
 
     def settle_seeds(self, cursor: Cursor) -> None:
         iterator = cast(DatasetIterator, cursor)
-        everyone = host_allgather("iter(dataset)", f"read the dataset {iterator.outline}", iterator.seeds)
+        read = ", ".join([f"read the dataset {iterator.outline}", *iterator.arguments])
+        everyone = host_allgather("iter(dataset)", read, iterator.seeds)
         iterator.take_seeds(everyone[0])
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:

@@ -181,6 +181,11 @@ class Chosen(CursorNode):
     def parents(self) -> tuple[Node, ...]:
         return self._inputs
 
+    @property
+    def order(self) -> str:
+        function = getattr(self.choices, "function", None)
+        return f"sample_from_datasets(weights={function.weights})" if isinstance(function, ByWeight) else ""
+
     @functools.cached_property
     def _inputs(self) -> Members:
         return Members((self.choices, *self.members))
@@ -263,6 +268,11 @@ class ByWeight:
 
     def __init__(self, weights: npt.ArrayLike) -> None:
         self._edges = np.cumsum(check_weights(weights, "weights", "Dataset.sample_from_datasets"))
+
+    @property
+    def weights(self) -> list[float]:
+        """The relative frequency of each index, of which the sum is 1, with 6 digits."""
+        return [round(float(weight), 6) for weight in np.diff(self._edges, prepend=0.0) / self._edges[-1]]
 
     def __call__(self, uniform: float | np.floating[Any]) -> np.int64:
         place = np.searchsorted(self._edges, uniform * self._edges[-1], side="right")

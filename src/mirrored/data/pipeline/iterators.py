@@ -14,7 +14,8 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
-from mirrored.data.pipeline.nodes import Node, Run, nodes, outline, seeded, settings_of
+from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
+from mirrored.data.pipeline.positions import arguments_of, grouping_of, order_of, outline, replayed_of, settings_of
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
@@ -185,6 +186,10 @@ class DatasetIterator:
                 "version": _VERSION,
                 "pipeline": self._outline,
                 "settings": self._settings,
+                "arguments": self._arguments,
+                "grouping": self._grouping,
+                "replayed": self._replayed,
+                "order": self._order,
                 "iteration": self._iteration,
                 "next_iteration": self._epochs.next,
                 "seeds": self.seeds,
@@ -201,10 +206,13 @@ class DatasetIterator:
         Returns:
             Whether the position itself was restored.
         """
-        if state.get("pipeline") == self._outline:
+        grouping = self._grouping
+        if state.get("pipeline") == self._outline and state.get("grouping", grouping) == grouping:
             self.set_state(state)
             return True
-        self.set_state({**state, "pipeline": self._outline, "position": None, "count": 0})
+        self._check_same(state.get("order", self._order), self._order)
+        changed = {"pipeline": self._outline, "grouping": grouping, "replayed": self._replayed}
+        self.set_state({**state, **changed, "position": None, "count": 0})
         return False
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -262,16 +270,44 @@ class DatasetIterator:
     def _settings(self) -> list[str]:
         return settings_of(self._node)
 
+    @functools.cached_property
+    def _arguments(self) -> list[str]:
+        return arguments_of(self._node)
+
+    @functools.cached_property
+    def _grouping(self) -> list[str]:
+        return grouping_of(self._node)
+
+    @functools.cached_property
+    def _replayed(self) -> list[str]:
+        return replayed_of(self._node)
+
+    @functools.cached_property
+    def _order(self) -> list[str]:
+        return order_of(self._node)
+
     def _check_settings(self, state: dict[str, Any]) -> None:
         """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice."""
-        saved = state.get("settings", self._settings)  # positions of earlier versions have none
-        if saved != self._settings:
+        here = {
+            "settings": self._settings,
+            "arguments": self._arguments,
+            "grouping": self._grouping,
+            "replayed": self._replayed,
+        }
+        for name, own in here.items():
+            self._check_same(state.get(name, own), own)  # positions of earlier versions have none
+
+    @staticmethod
+    def _check_same(saved: list[str], own: list[str]) -> None:
+        if saved != own:
             raise ArgumentError(
                 "DatasetIterator.set_state",
-                found=f"the position was saved with {saved}, this dataset has {self._settings}",
+                found=f"the position was saved with {saved}, this dataset has {own}",
                 rule="a position fits only the order in which the elements were read: the buffer size and the number "
-                "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window` and `group_by_window` stay "
-                "the same",
+                "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
+                "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
+                "(cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, `batch` and "
+                "`rebatch`",
                 remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
                 "set the position, and restore the checkpoint without the iterator",
             )
@@ -292,6 +328,11 @@ class DatasetIterator:
         Operations that do not change positions (prefetching) are omitted.
         """
         return self._outline
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments that decide the order of the elements, such as the default `cycle_length` of `interleave`."""
+        return self._arguments + self._order + self._grouping
 
     @property
     def seeds(self) -> list[int]:

@@ -89,6 +89,8 @@ class Node(abc.ABC):
     """Whether a function of the step makes datasets whose elements it returns."""
     keeps_elements: ClassVar[bool] = False
     """Whether the step is a cache: it keeps the elements of its parent for later passes."""
+    replays: ClassVar[bool] = False
+    """Whether a restored position lets the step read again, or skip, what its parents returned before."""
 
     @property
     def varies(self) -> bool:
@@ -103,6 +105,24 @@ class Node(abc.ABC):
     @property
     def settings(self) -> str:
         """The arguments, apart from `size`, that decide which elements precede a position; empty if there are none."""
+        return ""
+
+    @property
+    def arguments(self) -> str:
+        """Like `settings`; positions of earlier versions do not contain these arguments."""
+        return ""
+
+    @property
+    def order(self) -> str:
+        """The arguments that decide the order of the elements after a position, but not which ones these are."""
+        return ""
+
+    @property
+    def grouping(self) -> str:
+        """The arguments, apart from `size`, that decide how the examples are divided into elements.
+
+        They matter where a later step counts or reorders these elements.
+        """
         return ""
 
     @functools.cached_property
@@ -230,26 +250,6 @@ def nodes(node: Node) -> Iterator[Node]:
     yield node
     for parent in node.parents:
         yield from nodes(parent)
-
-
-def outline(node: Node) -> str:
-    """Returns the names of the pipeline steps, without those (prefetching) that do not change positions."""
-    return " < ".join(f"{step.name}{_size(step)}" for step in nodes(node) if not step.name.endswith("Prefetched"))
-
-
-def _size(step: Node) -> str:
-    size = getattr(step, "size", None)
-    return str(size) if isinstance(size, int) else ""  # a function has another address in every process
-
-
-def sizes_of(node: Node) -> list[str]:
-    """Returns the names and sizes of the pipeline steps that have a size, such as `batch`."""
-    return [f"{step.name}{_size(step)}" for step in nodes(node) if _size(step) and not step.name.endswith("Prefetched")]
-
-
-def settings_of(node: Node) -> list[str]:
-    """Returns the settings of the pipeline steps that have any, for saved positions."""
-    return [step.settings for step in nodes(node) if step.settings]
 
 
 def seeded(node: Node) -> list[Any]:

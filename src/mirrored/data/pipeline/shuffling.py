@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.indexed_sources import RangeSource
-from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, rows_of, sizes_of
+from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, nodes, rows_of
+from mirrored.data.pipeline.positions import sizes_of
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
 from mirrored.data.specs import spec_of
 
@@ -209,6 +210,8 @@ class Shuffled(OneParent, CursorTransformation):
     The order differs per epoch if `reshuffle` is set.
     """
 
+    replays: ClassVar[bool] = True
+
     buffer_size: int
     seed: int
     reshuffle: bool
@@ -227,6 +230,11 @@ class Shuffled(OneParent, CursorTransformation):
         count = self.parent.cardinality
         parts = [f"{count} elements" if count >= 0 else "a stream", *sizes_of(self.parent)]
         return f"shuffle({self.buffer_size}, reshuffle_each_iteration={self.reshuffle}) of {', '.join(parts)}"
+
+    @property
+    def arguments(self) -> str:
+        parts = [step.grouping for step in nodes(self.parent) if step.grouping]
+        return f"shuffle of {', '.join(parts)}" if parts else ""
 
     def _key(self, run: Run) -> tuple[int, ...]:
         return _key(run.seeds.get(id(self), self.seed), run, self.reshuffle)

@@ -42,6 +42,8 @@ _log = logging.getLogger("mirrored.data")
 class StatefulStep(StreamStep, CursorNode):
     """Base class of dataset operations with state; a subclass implements the Python generator `over`."""
 
+    replays: ClassVar[bool] = True
+
     @abc.abstractmethod
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
         """Yields the output elements of the operation, given an iterator over the input elements."""
@@ -260,6 +262,11 @@ class Resampled(StatefulStep):
     class_of: Callable[..., Any]
     target: np.ndarray
     initial: np.ndarray | None
+
+    @property
+    def arguments(self) -> str:
+        initial = None if self.initial is None else self.initial.tolist()
+        return f"rejection_resample(target_dist={self.target.tolist()}, initial_dist={initial})"
 
     @property
     def spec(self) -> Any:

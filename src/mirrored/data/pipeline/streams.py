@@ -142,6 +142,10 @@ class Rebatched(StreamStep, CursorNode):
     drop_remainder: bool
 
     @property
+    def grouping(self) -> str:
+        return f"rebatch({', '.join(map(str, self.sizes))}, drop_remainder={self.drop_remainder})"
+
+    @property
     def cardinality(self) -> int:
         return INFINITE_CARDINALITY if self.parent.cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
@@ -187,11 +191,16 @@ class Interleaved(StreamStep, CursorNode):
     """
 
     makes_datasets: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     open_input: Callable[[Element, int], Node]
     cycle: int
     block: int
     seed: int = dataclasses.field(default_factory=new_seed)
+
+    @property
+    def order(self) -> str:
+        return f"interleave(cycle_length={self.cycle}, block_length={self.block})" if self.cycle > 1 else ""
 
     @property
     def cardinality(self) -> int:
@@ -216,6 +225,8 @@ class Interleaved(StreamStep, CursorNode):
 class Windowed(StreamStep):
     """The operation `window`: groups elements into windows, and yields `make(elements)` for each window."""
 
+    replays: ClassVar[bool] = True
+
     size: int
     shift: int
     stride: int
@@ -225,6 +236,10 @@ class Windowed(StreamStep):
     @property
     def settings(self) -> str:
         return f"window({self.size}, shift={self.shift}, stride={self.stride})"
+
+    @property
+    def grouping(self) -> str:
+        return "window(drop_remainder=True)" if self.drop_remainder else ""
 
     @property
     def cardinality(self) -> int:

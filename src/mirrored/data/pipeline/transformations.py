@@ -375,6 +375,10 @@ class Batched(OneParent):
         return "PaddedBatched" if self.is_indexed and self.padding is not None else super().name
 
     @property
+    def grouping(self) -> str:
+        return "batch(drop_remainder=True)" if self.drop_remainder else ""
+
+    @property
     def cardinality(self) -> int:
         known = self.parent.cardinality
         return known if known < 0 else known // self.size if self.drop_remainder else -(-known // self.size)
