@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import MergeError, TapeError
+from mirrored.errors import MergeError, ReplicaDivergenceError, TapeError
 
 LAYOUTS = [(2, 2), (1, 2), (2, 4)]
 layouts = pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
@@ -335,3 +335,31 @@ def test_a_merge_reads_components_in_a_jitted_function_and_again_after_it(way):
 
     first, second = mr.function(lambda: way.strategy.run(replica_step))()
     assert (float(first), float(second)) == (1.0, last + 1.0)
+
+
+@layouts
+@ways
+@pytest.mark.parametrize("under_tape", [False, True], ids=["no tape", "tape"])
+@pytest.mark.parametrize("equal", [False, True], ids=["different", "equal"])
+def test_a_merge_reads_a_mirrored_variable_only_if_the_replicas_have_assigned_equal_values(
+    devices, replicas, compiled, under_tape, equal
+):
+    """In a compiled run each device read its own value if the variable had another value again at the end."""
+    strategy, run = made(devices, replicas, compiled)
+    with strategy.scope():
+        v = mr.Variable(0.0, trainable=False)
+
+    def replica(number: Any) -> Any:
+        context = mr.get_replica_context()
+        v.assign(context.all_reduce("SUM", number) if equal else number)
+        with mr.GradientTape() if under_tape else contextlib.nullcontext():
+            result = context.merge_call(lambda _, x: v.read_value(), args=(number,))
+        v.assign(0.0)
+        return result
+
+    if not equal:
+        with pytest.raises(ReplicaDivergenceError, match=r"would differ between replicas"):
+            run(replica)
+        return
+    results = [float(one) for one in strategy.experimental_local_results(run(replica))]
+    assert results == [replicas * (replicas - 1) / 2] * len(results)

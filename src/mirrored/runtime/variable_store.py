@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax import caches
-from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, recording_parent
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, recording_parent
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
 from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, of_variable
@@ -325,6 +325,7 @@ class LocalReplicas(Protocol):
     """Protocol of the methods of a replica runner that `TracedReplicaStore` uses to convert values."""
 
     num_local: int
+    stands_for_others: bool
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
         """Returns all replicas' components of an array (all-gather), given those of this device's replicas."""
@@ -346,6 +347,8 @@ class TracedReplicaStore(ReplicaStore):
     Attributes:
         separates_reads: Whether replicated values are captured once per local replica, so that each has its own
             cotangent.
+        joined: The components of mirrored variables that merges have read as one value. They must be equal on all
+            replicas.
     """
 
     captures = True
@@ -354,6 +357,7 @@ class TracedReplicaStore(ReplicaStore):
         super().__init__(replicas.num_local)
         self._replicas: LocalReplicas = weakref.proxy(replicas)  # no cycle: freed with the run
         self.separates_reads = False
+        self.joined: list[StagedAssignment] = []
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
@@ -373,7 +377,22 @@ class TracedReplicaStore(ReplicaStore):
         return jnp.stack(self._replicas.all_components([self.capture(variable, k) for k in range(self.num_local)]))
 
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
-        return jnp.stack(self._replicas.all_components(components)) if variable.per_replica else components[0]
+        if variable.per_replica:
+            return jnp.stack(self._replicas.all_components(components))
+        if ambient().replica is None:
+            self._note_joined(variable, where)
+        return components[0]
+
+    def _note_joined(self, variable: VariableLike, where: Sequence[str]) -> None:
+        # The assigned values, not those that reads return: in a jitted function these are tracers of its trace.
+        assigned = self.staged[id(variable)].locals
+        values = [self.before(variable, k) if value is None else value for k, value in enumerate(assigned)]
+        is_one = not self._replicas.stands_for_others and all(value is values[0] for value in values)
+        if not is_one and all(self._is_of_run(value) for value in values):
+            self.joined.append(StagedAssignment(variable, values, list(where)))
+
+    def _is_of_run(self, value: object) -> bool:
+        return not isinstance(value, Tracer) or isinstance(value, CaptureTracer) or belongs_to(value, self.base_trace)
 
     def split(self, value: jax.Array, replica: int) -> Any:
         return self._replicas.component(value, replica)

@@ -141,17 +141,19 @@ class _Run:
         return self._bind(body)
 
     def _without_enclosed(self, body: Body, analysis: ReplicationCheck) -> Body:
-        """Checks that `merge_call` functions capture equal arrays on all replicas; drops these from the outputs."""
-        enclosed = list(zip(*self._runner.enclosed, strict=True))
-        if not enclosed:
-            return body
-        first = len(body.jaxpr.outvars) - self._local * len(enclosed)
-        for i, replicas in enumerate(enclosed):
-            atoms = body.jaxpr.outvars[first + i * self._local : first + (i + 1) * self._local]
+        """Checks that merges capture and read equal arrays on all replicas; drops these from the outputs."""
+        enclosed, joined = list(zip(*self._runner.enclosed, strict=True)), self._runner.store.joined
+        last = len(body.jaxpr.outvars)
+        first = last - self._local * (len(enclosed) + len(joined))
+        groups = iter([body.jaxpr.outvars[i : i + self._local] for i in range(first, last, self._local)])
+        for replicas, atoms in zip(enclosed, groups, strict=False):
             if not analysis.same(atoms):
                 called, name, _ = replicas[0]
                 raise merged_differently(called, name, analysis.explain(atoms))
-        return body.giving(range(first))
+        for read, atoms in zip(joined, groups, strict=True):
+            if not analysis.same(atoms):
+                raise would_differ(read.variable, read.where, _how(analysis, atoms))
+        return body if first == last else body.giving(range(first))
 
     def _without_gradients(self, body: Body, analysis: ReplicationCheck) -> Body:
         """Warns if gradients among the outputs come from a loss of the wrong scale; drops these from the outputs.
@@ -196,6 +198,7 @@ class _Run:
             flat.extend([runner.store.local(entry.variable, k) for k in range(self._local)])
         flat.extend(gradient for summed in runner.summed for row in summed.rows for gradient in row)
         flat.extend(array for replicas in zip(*runner.enclosed, strict=True) for _, _, array in replicas)
+        flat.extend(component for read in runner.store.joined for component in read.locals)
         return [jnp.asarray(leaf) for leaf in flat]
 
     def _place(self, column: Sequence[Any], flat: list[Any], replicated: bool) -> _Output:
@@ -242,8 +245,7 @@ class _Run:
         analysis.check_collectives()
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
-                how = f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"
-                raise would_differ(entry.variable, entry.where, how)
+                raise would_differ(entry.variable, entry.where, _how(analysis, atoms))
             if entry.variable.device_assignment is None and entry.whole is None and self._reads(body, entry.variable):
                 warn_of_assignment_in_turn(entry.variable, entry.where, self._device_assignment.num_replicas)
         for place, output in enumerate(self._outputs):
@@ -421,6 +423,10 @@ class _Component:
     def local_value(self, parts: Sequence[Any]) -> Any:
         """Returns one replica's value of a captured constant, given the operands on its device."""
         return parts[self.place] if self.local is None else parts[self.place][self.local]
+
+
+def _how(analysis: ReplicationCheck, atoms: Sequence[Any]) -> str:
+    return f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"
 
 
 def _as_passed(leaf: Leaf) -> Any:
