@@ -261,7 +261,7 @@ guard_storage(or_undone)
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Stores assignments in a ``with`` block at once and for good, also inside `or_undone` and `together`."""
+    """Stores assignments in a ``with`` block at once and permanently, also inside `or_undone` and `together`."""
     before, kept_back = thread.before, thread.kept_back
     thread.before = thread.kept_back = None
     try:
