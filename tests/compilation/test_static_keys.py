@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 
@@ -112,3 +113,12 @@ def test_variables_and_arrays_inside_are_themselves():
     assert static_key(Config(v, [x])) == static_key(Config(v, [x]))
     assert static_key(Config(v, [x])) != static_key(Config(mr.Variable(1.0), [x]))
     assert static_key(Config(v, [x])) != static_key(Config(v, [jnp.ones(2)]))
+
+
+@pytest.mark.parametrize(
+    "kind", [collections.deque, lambda one: collections.OrderedDict(a=one[0])], ids=["deque", "dict"]
+)
+def test_containers_of_the_standard_library_are_compared_by_the_bits_of_their_elements(kind):
+    keys = [static_key(kind([number])) for number in (2, 2.0, True, 0.0, -0.0)]
+    assert len(set(keys)) == len(keys)
+    assert static_key(kind([2.0])) == static_key(kind([2.0]))

@@ -135,3 +135,29 @@ def test_an_initial_state_that_contains_the_learning_rate(way, given):
         value = value + updates
     np.testing.assert_allclose(variable.numpy(), value, rtol=1e-6)
     np.testing.assert_allclose(optimizer.slots(variable)["step_sizes"].numpy(), state[0].step_sizes, rtol=1e-6)
+
+
+@pytest.mark.parametrize("in_replica", [False, True], ids=["before run", "in replicas"])
+@pytest.mark.ways(replicas=(1, 2, 4))
+@pytest.mark.first(4)
+def test_a_step_may_set_the_rate_before_the_first_update(way, in_replica):
+    """The compiled program set it once, while it was traced."""
+    with way.strategy.scope():
+        variable = mr.Variable(1.0)
+        optimizer = SGD(0.1)
+
+    def replica_step():
+        if in_replica:
+            optimizer.learning_rate = 0.5
+        optimizer.apply_gradients([(jnp.float32(1.0), variable)], skip_gradients_aggregation=True)
+
+    def step():
+        if not in_replica:
+            optimizer.learning_rate = 0.5
+        way.strategy.run(replica_step)
+
+    step = way.compile(step)
+    for expected in (0.5, 0.0):
+        step()
+        assert float(variable.numpy()) == expected
+        optimizer.learning_rate = 0.01

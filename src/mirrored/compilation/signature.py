@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import inspect
@@ -82,9 +83,9 @@ def static_key(value: Any) -> tuple[Any, ...]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and kind.__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
         fields = (one.name for one in dataclasses.fields(value) if one.compare)
         return (kind, tuple((name, static_key(getattr(value, name))) for name in fields))
-    if kind in (list, tuple):
+    if kind in (list, tuple, collections.deque):
         return (kind, tuple(static_key(one) for one in value))
-    if isinstance(value, Mapping) and kind is dict:
+    if isinstance(value, Mapping) and kind in (dict, collections.OrderedDict, collections.defaultdict):
         return (kind, tuple((static_key(name), static_key(one)) for name, one in value.items()))
     if kind in (set, frozenset):
         return (kind, frozenset(static_key(one) for one in value))

@@ -17,6 +17,7 @@ from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.collectives.summation import widen
 from mirrored.errors import ArgumentError, ArgumentTypeError
+from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ class LearningRate:
         if isinstance(value, Variable):
             value = value.read_value()
         number = None if isinstance(value, Tracer) else _checked_number(value)
-        if self._variable is None and number is None:
+        store = ambient().store
+        # In a trace, a number that is only kept in Python would change once, and not at every call of the program.
+        if self._variable is None and (number is None or (store is not None and store.captures)):
             self.build()
         if self._variable is not None:
             self._variable.assign(value)
