@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import mirrored as mr
-from mirrored.errors import MergeError, TransformError
+from mirrored.errors import MergeError, TapeError, TransformError
 
 REPLICAS = 4
 LAYOUTS = pytest.mark.parametrize("devices", [1, 2, 4], ids=["1x4", "2x2", "4x1"])
@@ -359,3 +359,37 @@ def test_jax_grad_around_a_run_is_right_or_refused(devices, compiled):
         return
     with pytest.raises(TransformError, match="an eager run on several devices was called under jax.grad"):
         gradient(jnp.float32(2.0))
+
+
+@jax.custom_jvp
+def halved(x: Any) -> Any:
+    return total(x)
+
+
+halved.defjvp(lambda primals, tangents: (halved(*primals), 0.5 * tangents[0]))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+@pytest.mark.first(2)
+def test_a_rule_around_a_collective_is_used_or_refused(devices, deterministic):
+    """A tape around the run used the derivative of the collective where replicas share a device, not the rule."""
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS, deterministic=deterministic)
+    with strategy.scope():
+        weight = mr.Variable(2.0)
+
+    def inside() -> Any:
+        with mr.GradientTape() as tape:
+            loss = halved(weight.read_value()) * 10.0
+        return tape.gradient(loss, weight)
+
+    @mr.function
+    def around() -> Any:
+        with mr.GradientTape() as tape:
+            loss = strategy.reduce("SUM", strategy.run(lambda: halved(weight.read_value()) * 10.0), axis=None)
+        return tape.gradient(loss, weight)
+
+    gradients = strategy.local_results(mr.function(lambda: strategy.run(inside))())
+    np.testing.assert_allclose([float(one) for one in gradients], 5.0)
+    with pytest.raises(TapeError if devices == REPLICAS and not deterministic else MergeError):
+        around()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,9 @@ def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     fused = _Body(runner)
     return stage(lambda *inputs: fused.run(body.jaxpr, body.constants, inputs), shapes, axes=axes)
+
+
+_WITH_RULES: Final = ("custom_jvp_call", "custom_vjp_call")
 
 
 class _Body:
@@ -138,6 +141,14 @@ class _Body:
         return [result for result in results if result is not None]
 
     def _call(self, eqn: JaxprEqn, jaxprs: Sequence[Any], operands: list[_Values]) -> list[_Values]:
+        if self._runner.store.under_tape and eqn.primitive.name in _WITH_RULES:
+            raise MergeError(
+                "Strategy.run",
+                found="a function with a custom derivative rule (jax.custom_vjp or custom_jvp) contains a collective, "
+                "and a GradientTape around the run records it",
+                rule="the replicas of a device share the collective, so the tape would not use the rule",
+                remedy="open the tape in the replica function, or call the collective outside of the custom function",
+            )
         function = functools.partial(self._lockstep, jaxprs)
         if "policy" in eqn.params and "prevent_cse" in eqn.params:
             function = jax.checkpoint(function, policy=eqn.params["policy"])  # type: ignore[assignment]
