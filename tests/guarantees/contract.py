@@ -200,6 +200,11 @@ def interrupted(call: Callable[[], Any], seconds: float) -> bool:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         came = True
+    except SystemError as error:
+        # The signal arrived in Python code that C code of NumPy calls; CPython chains the KeyboardInterrupt.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        came = True
     try:
         # A signal that has arrived while the timer was being stopped is handled at one of the next bytecodes. Outside
         # of this block, it would end the test session.
