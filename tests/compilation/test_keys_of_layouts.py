@@ -24,6 +24,7 @@ def test_values_with_equally_many_rows(nested: bool) -> None:
         value = numbered(3, replicas)
         assert float(total((value,) if nested else value)) == replicas * (replicas + 1) / 2
     assert total.trace_count == 2
+    assert "holds the values of other replicas" in total.retrace_reason
 
 
 def test_devices_in_another_order() -> None:

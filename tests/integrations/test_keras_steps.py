@@ -147,8 +147,8 @@ def test_inherited_steps(replicas: int | None) -> None:
 
 @pytest.mark.parametrize("penalty", [None, "l2"], ids=["no penalty", "penalty"])
 @pytest.mark.parametrize("rows", [9, 7, 2])
-@pytest.mark.parametrize(("replicas", "options"), [(1, {}), (2, {}), (4, {}), (4, {"deterministic": True})], ids=str)
-@pytest.mark.first(3)
+@pytest.mark.parametrize(("replicas", "options"), [(4, {}), (2, {}), (1, {}), (4, {"deterministic": True})], ids=str)
+@pytest.mark.first(2)
 def test_uneven_batches_have_the_updates_of_one_device(
     replicas: int, options: dict[str, Any], rows: int, penalty: str | None
 ) -> None:
@@ -189,7 +189,7 @@ class Delegating(keras.Model):
         return super().test_step(data)
 
 
-class WithLayers(Delegating):
+class WithLayers(keras.Model):
     """A model whose loss depends on masks, weights or a loss of a layer."""
 
     def __init__(self, kind: str) -> None:
@@ -197,6 +197,9 @@ class WithLayers(Delegating):
         self.kind = kind
         self.before = keras.layers.Masking(0.0)
         self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
 
     def call(self, x: Any) -> Any:
         if self.kind == "loss of a layer":
@@ -206,7 +209,7 @@ class WithLayers(Delegating):
 
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("kind", ["mask", "weights", "loss of a layer"])
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: str, rows: int) -> None:
     """A masked mean divided by the valid entries of one replica; the means of a replica without examples were NaN."""
     rng = np.random.default_rng(0)

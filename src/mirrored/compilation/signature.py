@@ -437,12 +437,14 @@ def difference(old: Arguments, new: Arguments) -> str:
             name = "argument " + "".join(str(key) for key in path[1:])
             is_number = isinstance(leaf, (bool, int, float, complex))
             hint = f"; a Python number is part of the program: pass jnp.asarray({leaf!r})" if is_number else ""
-            return f"{name} changed from {_described_key(before)} to {_described_key(after)}{hint}"
+            old_key, new_key = _described_key(before), _described_key(after)
+            if old_key == new_key:
+                return f"{name}, {new_key}, holds the values of other replicas"
+            return f"{name} changed from {old_key} to {new_key}{hint}"
     return "the surrounding strategy or JAX configuration changed"
 
 
 def _described_key(key: Hashable) -> str:
     if isinstance(key, tuple) and len(key) == 4:
-        replicas = getattr(key[0], "num_replicas", None)
-        return f"{key[2]}{list(key[1])}{'' if replicas is None else f' per replica, of {replicas} replicas'}"
+        return f"{key[2]}{list(key[1])}{' per replica' if hasattr(key[0], 'num_replicas') else ''}"
     return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)
