@@ -67,7 +67,7 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
     losses = _losses(per_example, "average_loss")
     total, count = _total_and_count(losses, sample_weight)
     if context is not None and context.num_replicas_in_sync > 1:
-        count = total_count(count, context)
+        count = total_count("average_loss", count, context)
     return _quotient(total, count).astype(losses.dtype)
 
 

@@ -218,7 +218,7 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
 
     Raises:
         StructureError: Structures, ranks or dtypes differ, or an element is larger than the padded shape.
-        ArgumentError: A padding value is none of the dtype of its leaf.
+        ArgumentError: The dtype of a leaf cannot represent its padding value.
     """
     columns, treedef = _columns(elements, called)
     padded_shapes = padded_shapes_of(shapes, treedef)
@@ -285,7 +285,7 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
     return out
 
 
-def _padding_of(dtype: np.dtype[Any], value: Any, called: str) -> Any:
+def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
     """Returns a padding value, by default 0 or the empty string; raises an error if a dtype cannot represent it."""
     if value is None:
         return b"" if dtype.hasobject else 0
@@ -298,7 +298,7 @@ def _padding_of(dtype: np.dtype[Any], value: Any, called: str) -> Any:
             remedy="pass one value per leaf in padding_values (None: zeros and empty strings), or map the leaf to the "
             "dtype of the value before it is padded",
         )
-    return _encoded(value) if text else value
+    return _encoded(value) if isinstance(value, str | bytes) else value
 
 
 def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:

@@ -188,7 +188,7 @@ def _cast(want: ArraySpec, have: Any, called: str) -> Any:
     if want.dtype.kind in "iu" and not keeps_values(have, want.dtype):
         raise StructureError(
             called,
-            found=f"an array of {have.dtype} has numbers that are none of {want.dtype}, such as "
+            found=f"an array of {have.dtype} has numbers that {want.dtype} cannot represent, such as "
             f"{first_lost(have, want.dtype)}",
             rule=f"output_signature requires {want!r}: a cast must not change values",
             remedy="yield numbers of this dtype, or put a larger dtype into output_signature",

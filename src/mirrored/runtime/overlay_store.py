@@ -79,7 +79,7 @@ class OverlayStore(VariableStore):
     def _is_eager(self) -> bool:
         return self._runner is not None and self._below is not None and not self._below.captures
 
-    def near_operands(self, value: Any) -> Any:
+    def on_device_of_merge(self, value: Any) -> Any:
         spans = self._is_eager() and self._runner.device_assignment.spans_processes
         return value if spans else self._moved(value, 0)
 

@@ -129,8 +129,8 @@ class VariableStore(abc.ABC):
             return newest
         return of_variable(variable, newest, before)
 
-    def near_operands(self, value: Any) -> Any:
-        """Returns a value that was reduced over replicas where the code that reads it can combine it with others."""
+    def on_device_of_merge(self, value: Any) -> Any:
+        """Returns an aggregate of all replicas on the device on which the current merge computes."""
         return value
 
     def tracks(self, value: object) -> bool:

@@ -357,7 +357,7 @@ def check_axis(called: str, array: jax.Array, axis: int) -> None:
     )
 
 
-def total_count(count: int | jax.Array, context: ReplicaContext) -> Any:
+def total_count(called: str, count: int | jax.Array, context: ReplicaContext) -> Any:
     """Returns the sum of all replicas' counts.
 
     In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the
@@ -368,4 +368,4 @@ def total_count(count: int | jax.Array, context: ReplicaContext) -> Any:
     if compiled and isinstance(count, int):
         return count * context.num_replicas_in_sync
     local = jnp.asarray(count, jnp.result_type(float)) if isinstance(count, int) else count
-    return all_reduce_for("average_loss", context, ReduceOp.SUM, local)
+    return all_reduce_for(called, context, ReduceOp.SUM, local)

@@ -41,6 +41,10 @@ _Walk = Generator[tuple[Any, _Values], _Values, _Values]
 """Evaluates one replica's jaxpr. Yields each equation that contains a collective, and receives its results."""
 
 
+# Calls of functions with custom derivative rules, by the names of their primitives.
+_WITH_RULES: Final = ("custom_jvp_call", "custom_vjp_call")
+
+
 def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
     """Fuses, in a traced program, the virtual replicas' copies of each loop, branch or call that contains collectives.
 
@@ -51,9 +55,6 @@ def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     fused = _Body(runner)
     return stage(lambda *inputs: fused.run(body.jaxpr, body.constants, inputs), shapes, axes=axes)
-
-
-_WITH_RULES: Final = ("custom_jvp_call", "custom_vjp_call")
 
 
 class _Body:

@@ -49,7 +49,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
     if runner is not None and store is not None:
         locals_ = [store.local(variable, index) for index in range(runner.num_local)]
         one = runner.first(locals_) if only_first else runner.reduce(reduction_of(aggregation), [locals_])[0]
-        return store.near_operands(one)
+        return store.on_device_of_merge(one)
     stacked = variable.stored() if store is None else store.whole(variable)
     if store is None and variable.device_assignment.spans_processes:
         # If only some workers read, the device collective below would deadlock. The host all-gather detects that.

@@ -15,7 +15,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
-from mirrored.data.pipeline.positions import arguments_of, grouping_of, order_of, outline, replayed_of, settings_of
+from mirrored.data.pipeline.positions import outline, recorded_of
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
@@ -185,11 +185,7 @@ class DatasetIterator:
             return {
                 "version": _VERSION,
                 "pipeline": self._outline,
-                "settings": self._settings,
-                "arguments": self._arguments,
-                "grouping": self._grouping,
-                "replayed": self._replayed,
-                "order": self._order,
+                **self._recorded,
                 "iteration": self._iteration,
                 "next_iteration": self._epochs.next,
                 "seeds": self.seeds,
@@ -206,12 +202,12 @@ class DatasetIterator:
         Returns:
             Whether the position itself was restored.
         """
-        grouping = self._grouping
-        if state.get("pipeline") == self._outline and state.get("grouping", grouping) == grouping:
+        own = self._recorded
+        if state.get("pipeline") == self._outline and state.get("grouping", own["grouping"]) == own["grouping"]:
             self.set_state(state)
             return True
-        self._check_same(state.get("order", self._order), self._order)
-        changed = {"pipeline": self._outline, "grouping": grouping, "replayed": self._replayed}
+        self._check_same(state.get("order", own["order"]), own["order"])
+        changed = {"pipeline": self._outline, "grouping": own["grouping"], "replayed": own["replayed"]}
         self.set_state({**state, **changed, "position": None, "count": 0})
         return False
 
@@ -267,34 +263,13 @@ class DatasetIterator:
         return self._node.cardinality
 
     @functools.cached_property
-    def _settings(self) -> list[str]:
-        return settings_of(self._node)
-
-    @functools.cached_property
-    def _arguments(self) -> list[str]:
-        return arguments_of(self._node)
-
-    @functools.cached_property
-    def _grouping(self) -> list[str]:
-        return grouping_of(self._node)
-
-    @functools.cached_property
-    def _replayed(self) -> list[str]:
-        return replayed_of(self._node)
-
-    @functools.cached_property
-    def _order(self) -> list[str]:
-        return order_of(self._node)
+    def _recorded(self) -> dict[str, list[str]]:
+        return recorded_of(self._node)
 
     def _check_settings(self, state: dict[str, Any]) -> None:
         """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice."""
-        here = {
-            "settings": self._settings,
-            "arguments": self._arguments,
-            "grouping": self._grouping,
-            "replayed": self._replayed,
-        }
-        for name, own in here.items():
+        for name in ("settings", "arguments", "grouping", "replayed"):
+            own = self._recorded[name]
             self._check_same(state.get(name, own), own)  # positions of earlier versions have none
 
     @staticmethod
@@ -332,7 +307,7 @@ class DatasetIterator:
     @property
     def arguments(self) -> list[str]:
         """The arguments that decide the order of the elements, such as the default `cycle_length` of `interleave`."""
-        return self._arguments + self._order + self._grouping
+        return [one for name in ("arguments", "order", "grouping") for one in self._recorded[name]]
 
     @property
     def seeds(self) -> list[int]:

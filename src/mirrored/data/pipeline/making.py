@@ -33,7 +33,7 @@ class Making(Steps):
             name: Accepted for compatibility with TensorFlow; ignored.
 
         Raises:
-            ArgumentError: A number of the range is none of `output_type`.
+            ArgumentError: `output_type` cannot represent a number of the range.
         """
         dtype = np.dtype(getattr(output_type, "as_numpy_dtype", output_type))
         numbers = range(*map(int, args))
@@ -42,7 +42,7 @@ class Making(Steps):
             raise ArgumentError(
                 "Dataset.range",
                 found=f"the number {lost[0]}, and output_type={dtype.name}",
-                rule="every number of the range must be a number of output_type",
+                rule="output_type must be able to represent every number of the range",
                 remedy="pass a larger dtype as output_type, or a smaller range",
             )
         return cls(indexed_sources.RangeSource(numbers, dtype))
@@ -254,7 +254,7 @@ def _cast(part: Any, dtype: Any) -> Any:
     if wanted.kind in "iu" and not keeps_values(array, wanted):
         raise StructureError(
             "Dataset.from_generator",
-            found=f"a part of an element has numbers that are none of {wanted.name}, such as "
+            found=f"a part of an element has numbers that {wanted.name} cannot represent, such as "
             f"{first_lost(array, wanted)}",
             rule=f"output_types requires {wanted.name}: a cast must not change values",
             remedy="yield numbers of this dtype, or pass a larger dtype in output_types",

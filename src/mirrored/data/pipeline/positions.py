@@ -21,29 +21,36 @@ def sizes_of(node: Node) -> list[str]:
     return [f"{step.name}{_size(step)}" for step in nodes(node) if _size(step) and not step.name.endswith("Prefetched")]
 
 
-def settings_of(node: Node) -> list[str]:
-    """Returns the settings of the pipeline steps that have any, for saved positions."""
-    return [step.settings for step in nodes(node) if step.settings]
+def recorded_of(node: Node) -> dict[str, list[str]]:
+    """Returns the arguments of the pipeline steps that a position records, by the key under which it records them.
+
+    - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
+      record the second ones.
+    - ``grouping``: how the steps divide the examples into elements.
+    - ``replayed``: those that decide the order of elements which a later step reads again, skips or reorders.
+    - ``order``: those that decide the order of all elements, of which a position may need only a part.
+    """
+    steps = list(nodes(node))
+    return {
+        "settings": [step.settings for step in steps if step.settings],
+        "arguments": [step.arguments for step in steps if step.arguments],
+        "grouping": _grouping_of(node),
+        "replayed": _replayed_of(node),
+        "order": _order_of(node),
+    }
 
 
-def arguments_of(node: Node) -> list[str]:
-    """Returns further arguments with which the elements before a position were read."""
-    return [step.arguments for step in nodes(node) if step.arguments]
-
-
-def replayed_of(node: Node) -> list[str]:
-    """Returns the arguments that decide the order of elements which a later step reads again, skips or reorders."""
+def _replayed_of(node: Node) -> list[str]:
     replays = node.replays or node.keeps_elements or (isinstance(node, Sliced) and node.step != 1)
-    return [order for parent in node.parents for order in (order_of if replays else replayed_of)(parent)]
+    return [order for parent in node.parents for order in (_order_of if replays else _replayed_of)(parent)]
 
 
-def order_of(node: Node) -> list[str]:
-    """Returns the arguments that decide the order of the elements, of which a position may need only a part."""
+def _order_of(node: Node) -> list[str]:
     return [step.order for step in nodes(node) if step.order]
 
 
-def grouping_of(node: Node) -> list[str]:
-    """Returns how the steps divide the examples into elements, without the last step that does more than mapping."""
+def _grouping_of(node: Node) -> list[str]:
+    # Without the last step that does more than mapping: no later step counts or reorders its elements.
     last = node
     while isinstance(last, Mapping | Prefetched):
         last = last.parent

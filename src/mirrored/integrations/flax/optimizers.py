@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
+T = TypeVar("T")
 _SKIPPING: Final = "skip_gradients_aggregation"
 
 
@@ -62,7 +63,7 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
     return update_over_replicas
 
 
-def _as_constants(model: PyTree, result: Any) -> Any:
+def _as_constants(model: PyTree, result: T) -> T:
     """Tells the open tapes that they do not differentiate an optimizer's update, and returns `result`."""
     if ambient().listeners:
         for variable in jax.tree.leaves(model, is_leaf=_is_nnx_variable):

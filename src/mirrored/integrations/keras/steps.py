@@ -201,7 +201,9 @@ def _share_of(batch: PyTree) -> _Share:
     assert context is not None
     sizes = (leaf.shape[0] for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", ()))
     local = next(sizes, 1)
-    return _Share(local, float(total_count(local, context)) if context.num_replicas_in_sync > 1 else local)
+    return _Share(
+        local, float(total_count("Model.train_step", local, context)) if context.num_replicas_in_sync > 1 else local
+    )
 
 
 def _scale(value: Any) -> Any:
@@ -237,7 +239,7 @@ def _by_weights(reduce_weighted_values: Callable[..., Any]) -> Callable[..., Any
         own = jax.lax.stop_gradient(jnp.sum(jnp.asarray(weights, "float32")))
         context = get_replica_context()
         assert context is not None
-        factor = own * share.total / jnp.maximum(total_count(own, context) * share.local, 1e-12)
+        factor = own * share.total / jnp.maximum(total_count("Loss.__call__", own, context) * share.local, 1e-12)
         return loss * factor.astype(loss.dtype)
 
     return by_weights
