@@ -51,7 +51,7 @@ def trained_by_nnx(layer: str) -> Any:
 @layers
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("replicas", "on"), [(1, 1), (2, 2), (4, 2)], ids=["1on1", "2on2", "4on2"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_training_has_the_values_of_nnx(layer: str, compiled: bool, replicas: int, on: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:on], num_replicas=replicas)
     with strategy.scope():
@@ -93,7 +93,7 @@ def outside(model: Any, around: Callable[..., Any]) -> Any:
 @layers
 @pytest.mark.parametrize("tape", [inside, outside])
 @pytest.mark.parametrize("how", ["eager", "function", "run", "function in run", "run in function"])
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_a_tape_has_the_gradients_of_nnx(layer: str, how: str, tape: Callable[..., Any]) -> None:
     reference = LAYERS[layer]()
     expected = nnx.grad(lambda m: jnp.mean(loss_of(m, X)))(reference)

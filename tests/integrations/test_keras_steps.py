@@ -148,7 +148,7 @@ def test_inherited_steps(replicas: int | None) -> None:
 @pytest.mark.parametrize("penalty", [None, "l2"], ids=["no penalty", "penalty"])
 @pytest.mark.parametrize("rows", [9, 7, 2])
 @pytest.mark.parametrize(("replicas", "options"), [(4, {}), (2, {}), (1, {}), (4, {"deterministic": True})], ids=str)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_uneven_batches_have_the_updates_of_one_device(
     replicas: int, options: dict[str, Any], rows: int, penalty: str | None
 ) -> None:
@@ -209,7 +209,7 @@ class WithLayers(keras.Model):
 
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("kind", ["mask", "weights", "loss of a layer"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: str, rows: int) -> None:
     """A masked mean divided by the valid entries of one replica; the means of a replica without examples were NaN."""
     rng = np.random.default_rng(0)
@@ -235,6 +235,7 @@ def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: 
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_statistics_of_batches_ignore_a_replica_without_examples() -> None:
     with scope(4):
         inputs = keras.Input((3,))
