@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,18 @@ def test_an_invalid_class_index_is_an_error_or_nan(label: int) -> None:
         tf.nn.sparse_softmax_cross_entropy_with_logits([label], logits)
     found = tf.function(tf.nn.sparse_softmax_cross_entropy_with_logits)(tf.constant([label]), logits)
     assert np.isnan(found[0])
+
+
+@pytest.mark.parametrize("labels", [[1.0, 0.0, 1.0], [[1.0, 0.0, 1.0]], 1.0])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        tf.nn.sigmoid_cross_entropy_with_logits,
+        lambda labels, logits: tf.nn.weighted_cross_entropy_with_logits(labels, logits, 2.0),
+        tf.nn.log_poisson_loss,
+    ],
+)
+def test_labels_are_not_broadcast(loss: Any, labels: Any) -> None:
+    """Labels [3] and logits [3, 1] gave the loss of 9 pairs."""
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same shape"):
+        loss(labels, tf.zeros([3, 1]))

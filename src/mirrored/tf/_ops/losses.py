@@ -72,13 +72,31 @@ def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Arra
     require_indices("tf.nn.sparse_softmax_cross_entropy_with_logits", labels, logits.shape[-1], "labels")
     # Not optax's function, which subtracts the logarithm of a sum from a logit: large logits lose all digits.
     places = without_wrapping(labels, logits.shape[-1])
-    own = jnp.take_along_axis(jax.nn.log_softmax(logits), places[..., None], axis=-1, mode="fill", fill_value=np.nan)
-    return -own[..., 0]
+    precise = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+    own = jnp.take_along_axis(precise, places[..., None], axis=-1, mode="fill", fill_value=np.nan)
+    return -own[..., 0].astype(logits.dtype)
+
+
+def _check_shapes(called: str, first: str, one: jax.Array, second: str, other: jax.Array) -> None:
+    """Requires one shape of two tensors: [n, 1] and [n] would be broadcast to the pairs of all examples."""
+    if one.shape == other.shape:
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`{first}` has the shape {one.shape}, `{second}` {other.shape}",
+        rule=f"`{first}` and `{second}` must have the same shape",
+        remedy="reshape one of them, such as labels[:, None]; to broadcast, use tf.broadcast_to",
+    )
 
 
 @op("nn.sigmoid_cross_entropy_with_logits")
 def sigmoid_cross_entropy_with_logits(labels: Common, logits: Common) -> jax.Array:
-    """Computes the cross entropy between binary labels and the sigmoid of logits, without overflow."""
+    """Computes the cross entropy between binary labels and the sigmoid of logits, without overflow.
+
+    Raises:
+        InvalidArgumentError: Labels and logits have different shapes.
+    """
+    _check_shapes("tf.nn.sigmoid_cross_entropy_with_logits", "labels", labels, "logits", logits)
     return optax.sigmoid_binary_cross_entropy(logits, labels)  # type: ignore[no-any-return]
 
 
@@ -87,7 +105,11 @@ def weighted_cross_entropy_with_logits(labels: Common, logits: Common, pos_weigh
     """Computes the sigmoid cross entropy of logits; multiplies the loss of positive labels by `pos_weight`.
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
+
+    Raises:
+        InvalidArgumentError: Labels and logits have different shapes.
     """
+    _check_shapes("tf.nn.weighted_cross_entropy_with_logits", "labels", labels, "logits", logits)
     return (1 - labels) * logits + (1 + (pos_weight - 1) * labels) * jax.nn.softplus(-logits)  # type: ignore[no-any-return]
 
 
@@ -96,7 +118,11 @@ def log_poisson_loss(targets: Common, log_input: Common, compute_full_loss: bool
     """Computes the Poisson loss ``exp(c) - z * c`` between log predictions c and targets z.
 
     Optionally adds an approximation of ``ln z!``.
+
+    Raises:
+        InvalidArgumentError: Targets and predictions have different shapes.
     """
+    _check_shapes("tf.nn.log_poisson_loss", "targets", targets, "log_input", log_input)
     loss = jnp.exp(log_input) - log_input * targets
     if not compute_full_loss:
         return loss
