@@ -23,6 +23,9 @@ GATHERS = {
     "gather in columns": lambda bad: tf.transpose(tf.gather(tf.transpose(X), [0, bad], axis=1)),
     "gather in batches": lambda bad: tf.gather(tf.stack([X, X]), [[0], [bad]], batch_dims=1)[:, 0],
     "gather_nd": lambda bad: tf.gather_nd(X, [[0], [bad]]),
+    "crop_and_resize": lambda bad: tf.image.crop_and_resize(
+        X[:, None, :, None], [[0.0, 0.0, 1.0, 1.0]] * 2, [0, bad], [1, 2]
+    )[:, 0, :, 0],
     "embedding_lookup": lambda bad: tf.nn.embedding_lookup(X, [0, bad]),
 }
 

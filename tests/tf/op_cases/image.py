@@ -12,6 +12,7 @@ SMALL = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
 RGB = f([[[0.2, 0.4, 0.6], [0.9, 0.1, 0.5]]])
 HSV = f([[colorsys.rgb_to_hsv(*pixel) for pixel in RGB[0].tolist()]])
 BYTES = np.array([[[10, 200, 30]]], np.uint8)
+PAIRS = ([1, 1, 2, 1], [1, 1, 1, 1], [1, 1, 1, 1], "VALID")
 RAMP = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
 
 
@@ -100,6 +101,7 @@ CASES = [
     ),
     case("image.per_image_standardization", (RAMP - RAMP.mean()) / RAMP.std(), RAMP),
     case("image.per_image_standardization", np.zeros((2, 2, 1)), np.full((2, 2, 1), 7, np.float32)),
+    case("image.extract_patches", [[[[1, np.nan], [np.nan, 2], [2, 3]]]], f([[[[1], [np.nan], [2], [3]]]]), *PAIRS),
     case("image.total_variation", 4 * 3 * 4.0 + 4 * 3 * 1.0, RAMP),
     case("image.psnr", 20.0, RAMP * 0, RAMP * 0 + 0.1, max_val=1.0),
     case("image.image_gradients", ([[[[2]], [[0]]]], [[[[0]], [[0]]]]), f([[[[1]], [[3]]]])),

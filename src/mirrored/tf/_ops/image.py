@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import DTypeLike, Operand
+from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops import kinks
 from mirrored.tf._ops.generator import key_from_seed, next_key
 from mirrored.tf._ops.math import cast, saturate_cast
 from mirrored.tf._table import Int, Ints, op, register
@@ -68,8 +69,21 @@ def resize(
     source = images if method == "nearest" else images.astype(jnp.float32)
     if (height, width) == (old_height, old_width):
         return source
+    if method == "nearest" and isinstance(old_height, int) and isinstance(old_width, int):
+        rows, columns = _nearest(old_height, height), _nearest(old_width, width)
+        return jnp.take(jnp.take(source, rows, axis=-3), columns, axis=-2)
     shape = (*images.shape[:-3], height, width, images.shape[-1])
     return jax.image.resize(source, shape, _METHODS[method], antialias=antialias)  # type: ignore[no-any-return]
+
+
+def _nearest(size: int, wanted: int) -> HostArray:
+    """Returns the index of the nearest pixel for each resized one.
+
+    Computed in float32 as in TensorFlow: where two pixels are equally near, rounding decides, and JAX's is another.
+    """
+    scale = np.float32(size) / np.float32(wanted)
+    places: HostArray = np.floor((np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * scale)
+    return np.minimum(places.astype(np.int32), size - 1)
 
 
 def _flipped(axis: int) -> Callable[[jax.Array], jax.Array]:
@@ -161,12 +175,25 @@ def adjust_gamma(image: jax.Array, gamma: Operand = 1, gain: Operand = 1) -> jax
     return gain * image**gamma if image.dtype.kind == "f" else _in_float(image, lambda one: gain * one**gamma)  # type: ignore[no-any-return]
 
 
+def require_floats(called: str, images: jax.Array) -> None:
+    """Refuses images of integers, whose differences wrap around and whose fractions are cut off."""
+    if jnp.issubdtype(images.dtype, jnp.floating):
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"the images have dtype {images.dtype}",
+        rule="the images must be of floats",
+        remedy="convert them with tf.image.convert_image_dtype(images, tf.float32)",
+    )
+
+
 @op("image.rgb_to_hsv")
 def rgb_to_hsv(images: jax.Array) -> jax.Array:
     """Converts RGB images to hue, saturation and value, each from 0 to 1.
 
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
     """
+    require_floats("tf.image.rgb_to_hsv", images)
     red, green, blue = jnp.moveaxis(images, -1, 0)
     high, spread = jnp.max(images, axis=-1), jnp.ptp(images, axis=-1)
     safe = jnp.where(spread > 0, spread, 1)
@@ -179,6 +206,7 @@ def rgb_to_hsv(images: jax.Array) -> jax.Array:
 @op("image.hsv_to_rgb")
 def hsv_to_rgb(images: jax.Array) -> jax.Array:
     """Converts HSV images to RGB: the inverse of `rgb_to_hsv`."""
+    require_floats("tf.image.hsv_to_rgb", images)
     hue, saturation, high = images[..., 0] * 6, images[..., 1], images[..., 2]
     offsets = (jnp.abs(hue - 3) - 1, 2 - jnp.abs(hue - 2), 2 - jnp.abs(hue - 4))
     return jnp.stack([high * (1 - saturation * (1 - jnp.clip(one, 0, 1))) for one in offsets], axis=-1)
@@ -289,7 +317,10 @@ def per_image_standardization(image: jax.Array) -> jax.Array:
 @op("image.total_variation")
 def total_variation(images: jax.Array) -> jax.Array:
     """Computes the sum of absolute differences between neighboring pixels of each image."""
-    down, across = (jnp.sum(jnp.abs(jnp.diff(images, axis=axis)), axis=(-3, -2, -1)) for axis in (-3, -2))
+    if images.dtype.kind == "u":
+        require_floats("tf.image.total_variation", images)
+    steps = (kinks.absolute(jnp.diff(images, axis=axis)) for axis in (-3, -2))
+    down, across = (jnp.sum(one, axis=(-3, -2, -1)) for one in steps)
     return down + across
 
 
@@ -379,10 +410,15 @@ def extract_patches(images: jax.Array, sizes: Ints, strides: Ints, rates: Ints, 
 
     The result is [n, rows, columns, height * width * channels].
     """
-    window, steps, holes = sizes[1:3], strides[1:3], rates[1:3]
-    patches = jax.lax.conv_general_dilated_patches(
-        images, window, steps, padding, rhs_dilation=holes, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    # Not `conv_general_dilated_patches`, which multiplies by zeros: one NaN would reach all elements of a patch.
+    reach = [(size - 1) * rate + 1 for size, rate in zip(sizes[1:3], rates[1:3], strict=True)]
+    pads = jax.lax.padtype_to_pads(images.shape[1:3], reach, strides[1:3], padding.upper())
+    padded = jnp.pad(images, [(0, 0), *pads, (0, 0)])
+    rows, columns = (
+        np.arange(max(0, (padded.shape[axis] - reach[axis - 1]) // strides[axis] + 1))[:, None] * strides[axis]
+        + np.arange(sizes[axis]) * rates[axis]
+        for axis in (1, 2)
     )
-    channels = images.shape[-1]  # within a patch, channels come first in JAX and last in TensorFlow
-    split = patches.reshape(*patches.shape[:-1], channels, window[0] * window[1])
-    return jnp.swapaxes(split, -1, -2).reshape(patches.shape)
+    found = jnp.take(jnp.take(padded, rows, axis=1), columns, axis=3)  # [n, rows, height, columns, width, channels]
+    depth = sizes[1] * sizes[2] * images.shape[3]
+    return found.transpose(0, 1, 3, 2, 4, 5).reshape(len(images), len(rows), len(columns), depth)

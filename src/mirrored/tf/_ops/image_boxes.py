@@ -11,8 +11,10 @@ import numpy as np
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops.indexing import require_indices
 from mirrored.tf._table import Int, Ints, op
 from mirrored.tf._tensors import as_tensor
+from mirrored.values.sparse_rows import without_wrapping
 
 _COLOURS = (
     (1, 1, 0, 1), (0, 0, 1, 1), (1, 0, 0, 1), (0, 1, 0, 1), (0.5, 0, 0.5, 1),
@@ -32,7 +34,8 @@ def crop_and_resize(
 ) -> jax.Array:
     """Crops boxes from images and resizes them to one size.
 
-    The result is f32[boxes, crop height, crop width, channels].
+    The result is f32[boxes, crop height, crop width, channels]. In compiled code and on GPUs, the box of an image that
+    does not exist contains zeros.
 
     Args:
         image: [batch, height, width, channels].
@@ -43,7 +46,7 @@ def crop_and_resize(
         extrapolation_value: The value outside the image.
 
     Raises:
-        InvalidArgumentError: The method is not supported.
+        InvalidArgumentError: The method is not supported, or an image does not exist, in eager code on a CPU.
     """
     if method not in ("bilinear", "nearest"):
         raise InvalidArgumentError.of(
@@ -52,13 +55,15 @@ def crop_and_resize(
             rule='`method` must be "bilinear" or "nearest"',
             remedy="pass one of them",
         )
+    require_indices("tf.image.crop_and_resize", box_indices, image.shape[0], "box_indices")
     value, (height, width) = image.astype(jnp.float32), crop_size
 
     def one(which: jax.Array, box: jax.Array) -> jax.Array:
         rows = _places(box[0], box[2], value.shape[1], height)
         columns = _places(box[1], box[3], value.shape[2], width)
         inside = _within(rows, value.shape[1])[:, None] & _within(columns, value.shape[2])[None]
-        found = _at(value[which], rows, columns, method)
+        source = value.at[without_wrapping(which, value.shape[0])].get(mode="fill", fill_value=0)
+        found = _at(source, rows, columns, method)
         return jnp.where(inside[..., None], found, jnp.float32(extrapolation_value))
 
     return jax.vmap(one)(box_indices, boxes.astype(jnp.float32))

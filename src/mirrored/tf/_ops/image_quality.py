@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored.tf._ops.convolution import avg_pool, depthwise_conv2d
-from mirrored.tf._ops.image import convert_image_dtype
+from mirrored.tf._ops.image import convert_image_dtype, require_floats
 from mirrored.tf._table import Int, op
 
 # Weights of the five scales. Source: Z. Wang, E. Simoncelli, A. Bovik, Multi-scale structural similarity for image
@@ -35,6 +35,7 @@ _COLOURS = {
 
 def _colours(name: str, matrix: Sequence[Sequence[float]]) -> None:
     def converted(images: jax.Array) -> jax.Array:
+        require_floats(f"tf.image.{name}", images)
         return jnp.tensordot(images, jnp.asarray(matrix, images.dtype), axes=1)
 
     converted.__name__ = converted.__qualname__ = name
@@ -53,6 +54,7 @@ def sobel_edges(image: jax.Array) -> jax.Array:
 
     The result is [batch, height, width, channels, 2].
     """
+    require_floats("tf.image.sobel_edges", image)
     along_height = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
     kernels = np.stack([along_height, along_height.T], axis=-1)[:, :, None]
     filters = jnp.asarray(np.tile(kernels, (1, 1, image.shape[-1], 1)), image.dtype)

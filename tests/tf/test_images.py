@@ -1,0 +1,33 @@
+"""Operations of `tf.image` that take floats only, as in TensorFlow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+BYTES = np.array([[[[10, 200, 30], [40, 50, 60]], [[1, 2, 3], [4, 5, 6]]]], np.uint8)
+OF_FLOATS = ["rgb_to_hsv", "hsv_to_rgb", "rgb_to_yiq", "yiq_to_rgb", "rgb_to_yuv", "yuv_to_rgb", "sobel_edges"]
+
+
+@pytest.mark.parametrize("name", [*OF_FLOATS, "total_variation"])
+def test_bytes_are_refused_where_they_gave_numbers_that_wrap_around(name: str) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"tf.image.{name}(.|\n)*convert_image_dtype"):
+        getattr(tf.image, name)(BYTES)
+
+
+def test_patches_keep_the_bits_of_their_pixels() -> None:
+    patches = tf.image.extract_patches(BYTES, [1, 2, 2, 1], [1, 1, 1, 1], [1, 1, 1, 1], "SAME")
+    assert patches.dtype == np.uint8
+    assert patches[0, 0, 0].tolist() == BYTES.reshape(-1).tolist()
+    assert patches[0, 1, 1].tolist() == [4, 5, 6] + [0] * 9
+
+
+def test_the_nearest_pixel_is_that_of_tensorflow() -> None:
+    """In TensorFlow (149 + 0.5) * float32(640 / 299) is less than 320: it rounds the scale first."""
+    column = np.arange(640, dtype=np.int32).reshape(640, 1, 1)
+    places = np.floor((np.arange(299, dtype=np.float32) + np.float32(0.5)) * (np.float32(640) / np.float32(299)))
+    resized = tf.image.resize(column, [299, 1], "nearest")
+    assert resized.dtype == np.int32
+    np.testing.assert_array_equal(resized[:, 0, 0], places)
