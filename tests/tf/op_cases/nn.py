@@ -261,6 +261,7 @@ CASES = [
     case("nn.max_pool3d", [[[[[26]]]]], VOLUME, 3, 1, "VALID"),
     case("nn.avg_pool3d", [[[[[13]]]]], VOLUME, 3, 1, "VALID"),
     case("nn.max_pool", pooled(IMAGE, 2, 2, np.max), IMAGE, [1, 2, 2, 1], [1, 2, 2, 1], "VALID"),
+    case("nn.max_pool", [[[[2], [5]]]], f(range(6)).reshape(1, 1, 2, 3), [1, 1, 1, 3], [1, 1, 1, 3], "VALID"),
     case("nn.avg_pool", pooled(IMAGE, 2, 2, np.mean), IMAGE, 2, 2, padding="VALID"),
     case("nn.pool", [[[4, 5], [6, 7], [8, 9], [10, 11]]], LINE, [2], "MAX", dilations=[2]),
     case("nn.dropout", lambda y: set(np.unique(np.asarray(y))) == {0.0, 2.0}, np.ones(100, np.float32), rate=0.5),

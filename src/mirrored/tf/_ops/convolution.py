@@ -32,6 +32,7 @@ def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: 
     """Returns strides, window sizes or dilations per spatial dimension from 1, `rank` or `rank + 2` numbers."""
     numbers = static_ints(1 if value is None else value, called=called, argument=argument)
     if len(numbers) == rank + 2:
+        _check_ones(numbers, layout, "NC", called=called, argument=argument)
         numbers = tuple(one for one, letter in zip(numbers, layout, strict=True) if letter in _SPATIAL)
     if len(numbers) == 1:
         numbers = numbers * rank
@@ -43,6 +44,19 @@ def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: 
             remedy=f"pass {rank} numbers, one per spatial dimension",
         )
     return numbers
+
+
+def _check_ones(numbers: Sequence[int], layout: str, letters: str, *, called: str, argument: str) -> None:
+    """Refuses a stride, window size or dilation of another dimension than the spatial ones: it has no effect."""
+    if all(one == 1 for one, letter in zip(numbers, layout, strict=True) if letter in letters):
+        return
+    dimensions = " and ".join({"N": "batch", "C": "channels"}[one] for one in letters)
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`{argument}` is {list(numbers)} for the dimensions {', '.join(layout)}",
+        rule=f"the numbers of these dimensions must be 1: {dimensions}",
+        remedy="pass 1 there; tf.nn.max_pool alone also takes windows of several channels",
+    )
 
 
 def _padding(padding: _Padding, layout: str) -> str | list[tuple[int, int]]:
@@ -251,6 +265,10 @@ def _pool(
     layout = _layout(value.ndim - 2, data_format)
 
     def per_axis(numbers: StaticInts | None, argument: str) -> tuple[int, ...]:
+        given = static_ints(1 if numbers is None else numbers, called=called, argument=argument)
+        if kind == "MAX" and len(given) == value.ndim:  # windows may span channels, too
+            _check_ones(given, layout, "N", called=called, argument=argument)
+            return given
         spatial = iter(_per_dimension(numbers, value.ndim - 2, layout, called=called, argument=argument))
         return tuple(next(spatial) if letter in _SPATIAL else 1 for letter in layout)
 

@@ -21,6 +21,13 @@ from mirrored.tf._tensors import as_tensor
 def _four(value: StaticInts, called: str, argument: str) -> tuple[int, int, int, int]:
     """Returns the numbers of all four dimensions from 1, 2 or 4 numbers."""
     numbers = static_ints(value, called=called, argument=argument)
+    if len(numbers) == 4 and (numbers[0], numbers[3]) != (1, 1):
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`{argument}` is {list(numbers)}",
+            rule="the first and the last number, those of batch and channels, must be 1",
+            remedy="pass 1 there; tf.nn.max_pool also takes windows of several channels",
+        )
     height, width = numbers[1:3] if len(numbers) == 4 else numbers * (2 // len(numbers))
     return 1, height, width, 1
 
