@@ -222,9 +222,11 @@ def matrix_rank(a: jax.Array, tol: Operand = None, validate_args: bool = False) 
 def norm(tensor: jax.Array, ord: Any = "euclidean", axis: Axes = None, keepdims: bool | None = None) -> jax.Array:
     """Computes the norm of vectors (one axis), of matrices (two axes) or of all elements (axis None)."""
     kind = None if ord in ("euclidean", "fro") else ord
+    # Of these norms, only the absolute values matter, whose derivative at 0 is 0 in TensorFlow and 1 in JAX.
+    value = kinks.absolute(tensor) if isinstance(kind, (int, float)) and abs(kind) != 2 else tensor
     if axis is not None:
-        return jnp.linalg.norm(tensor, kind, axis=axis, keepdims=bool(keepdims))  # type: ignore[no-any-return]
-    found = jnp.linalg.norm(tensor.reshape(-1), kind)
+        return jnp.linalg.norm(value, kind, axis=axis, keepdims=bool(keepdims))  # type: ignore[no-any-return]
+    found = jnp.linalg.norm(value.reshape(-1), kind)
     return found.reshape((1,) * tensor.ndim) if keepdims else found  # type: ignore[no-any-return]
 
 
