@@ -1,7 +1,8 @@
-"""Derivatives where they jump, as recorded on TensorFlow 2.21."""
+"""Derivatives where they jump, as recorded on TensorFlow 2.21, or as its gradient functions define them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,17 @@ RECORDED: dict[str, tuple[Callable[[Any, Any], Any], list[float], list[float] | 
     "clip_by_value": (lambda a, b: tf.clip_by_value(a, 0.0, 1.0), [1.0, 1.0, 0.0], None),
     "leaky_relu": (lambda a, b: tf.nn.leaky_relu(a), [0.2, 1.0, 0.2], None),
     "selu": (lambda a, b: tf.nn.selu(a), [1.050701, 1.050701, 0.6467686], None),
+    "norm of order 1": (lambda a, b: tf.norm(a, 1), [0.0, 1.0, -1.0], None),
+    "norm of order 1 of rows": (lambda a, b: tf.norm(a[None], 1, axis=[1]), [0.0, 1.0, -1.0], None),
+    "largest of zeros": (lambda a, b: tf.norm(a - tf.stop_gradient(a), np.inf), [0.0, 0.0, 0.0], None),
+    "total_variation": (lambda a, b: tf.image.total_variation(a[:, None, None]), [-1.0, 2.0, -1.0], None),
+    "total_variation of equal pixels": (
+        lambda a, b: tf.image.total_variation((a - tf.stop_gradient(a))[:, None, None]),
+        [0.0, 0.0, 0.0],
+        None,
+    ),
+    "multiply_no_nan": (lambda a, b: tf.math.multiply_no_nan(a + 3, b), [0.0, 1.0, 2.0], [3.0, 4.0, 2.0]),
+    "pow": (lambda a, b: tf.pow(2 * a, b + 1), [2.0, 8.0, 24.0], [0.0, 4 * math.log(2), 0.0]),
     "relu": (lambda a, b: tf.nn.relu(a), [0.0, 1.0, 0.0], None),
 }
 

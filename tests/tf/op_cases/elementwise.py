@@ -49,6 +49,7 @@ CASES = [
     case("math.expm1", np.expm1(X), X),
     case("math.floor", [-2, -1, 0, 1], X),
     case("math.floordiv", [-2, 1], i(-3, 3), i(2, 2)),
+    case("math.floordiv", [10, -2, np.inf], f(1, -3, np.inf), f(0.1, 2, 1)),  # the rounded quotient, rounded down
     case("math.floormod", [1, -1], i(-3, 3), i(2, -2)),
     case("math.greater", [FALSE, TRUE], f(1, 3), f(2, 2)),
     case("math.greater_equal", [TRUE, FALSE], f(2, 1), 2.0),

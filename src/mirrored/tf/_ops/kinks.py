@@ -25,9 +25,23 @@ def _with_derivative(value: Callable[..., jax.Array], derivative: Callable[..., 
     return jax.jit(function)
 
 
+def _times(x: jax.Array, y: jax.Array) -> jax.Array:
+    zero = y == 0
+    return jnp.where(zero, 0, jnp.where(zero, 0, x) * y)
+
+
+def _power_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
+    """Computes the derivative of a power; that with respect to the exponent is 0 for a base of 0 or less."""
+    value, by_base = jax.jvp(lambda base: jnp.power(base, y), (x,), (of_x,))
+    positive = x > 0
+    return by_base + jnp.where(positive, value * jnp.log(jnp.where(positive, x, 1)), 0) * of_y
+
+
 _absolute: Final = _with_derivative(jnp.abs, lambda x, moved: jnp.sign(x) * moved)
 _maximum: Final = _with_derivative(jnp.maximum, lambda x, y, of_x, of_y: jnp.where(x >= y, of_x, of_y))
 _minimum: Final = _with_derivative(jnp.minimum, lambda x, y, of_x, of_y: jnp.where(x <= y, of_x, of_y))
+_times_no_nan: Final = _with_derivative(_times, lambda x, y, of_x, of_y: _times(of_x, y) + x * of_y)
+_power: Final = _with_derivative(jnp.power, _power_moved)
 
 
 def absolute(x: jax.Array) -> jax.Array:
@@ -45,6 +59,19 @@ def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
 def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
     """Computes the elementwise minimum; where both are equal, the gradient goes to `x`."""
     result: jax.Array = _minimum(x, y) if _is_real(x, y) else jnp.minimum(x, y)
+    return result
+
+
+def multiply_no_nan(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes ``x * y``, and 0 where y is 0; its derivative with respect to y is `x` there, too."""
+    result: jax.Array = _times_no_nan(x, y) if _is_real(x, y) else _times(x, y)
+    return result
+
+
+def power(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes x to the power of y; its derivative with respect to y is 0 where x is 0 or less."""
+    both = isinstance(x, jax.Array) and isinstance(y, jax.Array) and _is_real(x, y)
+    result: jax.Array = _power(x, y) if both else jnp.power(x, y)
     return result
 
 

@@ -34,6 +34,13 @@ def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return run
 
 
+def _floordiv(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Divides elementwise, and rounds the result down: of floats the rounded quotient, so that 1.0 // 0.1 is 10."""
+    if jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
+        return jnp.floor(jnp.true_divide(x, y))
+    return jnp.floor_divide(x, y)
+
+
 rows(
     {
         "math.abs abs": ("x", kinks.absolute),
@@ -63,7 +70,7 @@ rows(
         "math.exp exp": ("x", jnp.exp),
         "math.expm1": ("x", jnp.expm1),
         "math.floor floor": ("x", jnp.floor),
-        "math.floordiv": ("x y", jnp.floor_divide),
+        "math.floordiv": ("x y", _floordiv),
         "math.floormod math.mod": ("x y", jnp.mod),
         "math.greater greater": ("x y", jnp.greater),
         "math.greater_equal greater_equal": ("x y", jnp.greater_equal),
@@ -88,7 +95,7 @@ rows(
         "math.ndtri": ("x", special.ndtri),
         "math.negative negative": ("x", jnp.negative),
         "math.nextafter": ("x1 x2", jnp.nextafter),
-        "math.pow pow": ("x y", jnp.power),
+        "math.pow pow": ("x y", kinks.power),
         "math.real": ("input", jnp.real),
         "math.reciprocal": ("x", jnp.reciprocal),
         "math.rint": ("x", jnp.rint),
@@ -169,8 +176,7 @@ def divide_no_nan(x: Common, y: Common) -> jax.Array:
 @op("math.multiply_no_nan")
 def multiply_no_nan(x: Common, y: Common) -> jax.Array:
     """Computes ``x * y`` elementwise, and 0 where y is 0, even if x is infinite or NaN."""
-    zero = y == 0
-    return jnp.where(zero, 0, jnp.where(zero, 0, x) * y)
+    return kinks.multiply_no_nan(x, y)
 
 
 @op("math.reciprocal_no_nan")
