@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,31 @@ def _adjoint(x: jax.Array) -> jax.Array:
     return jnp.conj(_swap(x))
 
 
+def _from_lower(x: jax.Array) -> jax.Array:
+    """Returns Hermitian matrices of which `x` has the lower triangles; what is above them is not read."""
+    return jnp.tril(x) + _adjoint(jnp.tril(x, -1))
+
+
+_hermitian: Final = jax.custom_jvp(_from_lower)
+# TensorFlow's gradient of a Cholesky factor is that for changes of both triangles.
+_hermitian.defjvp(lambda primals, tangents: (_hermitian(*primals), (tangents[0] + _adjoint(tangents[0])) / 2))
+
+
+def _cholesky(x: jax.Array) -> jax.Array:
+    """Computes the Cholesky factors of Hermitian matrices; reads the lower triangles only."""
+    return jnp.linalg.cholesky(_hermitian(x))  # type: ignore[no-any-return]
+
+
+def _eigh(x: jax.Array) -> Any:
+    """Computes eigenvalues and eigenvectors of Hermitian matrices; reads the lower triangles only."""
+    return jnp.linalg.eigh(_from_lower(x))
+
+
+def _eigvalsh(x: jax.Array) -> jax.Array:
+    """Computes the eigenvalues of Hermitian matrices; reads the lower triangles only."""
+    return jnp.linalg.eigvalsh(_from_lower(x))  # type: ignore[no-any-return]
+
+
 def _lu(x: jax.Array) -> Any:
     packed, _, permutation = jax.lax.linalg.lu(x)
     return packed, permutation
@@ -36,11 +61,11 @@ def _lu(x: jax.Array) -> Any:
 rows(
     {
         "linalg.adjoint": ("matrix", _adjoint),
-        "linalg.cholesky": ("input", jnp.linalg.cholesky),
+        "linalg.cholesky": ("input", _cholesky),
         "linalg.cross": ("a b", jnp.cross),
         "linalg.det": ("input", jnp.linalg.det),
-        "linalg.eigh": ("tensor", jnp.linalg.eigh),
-        "linalg.eigvalsh": ("tensor", jnp.linalg.eigvalsh),
+        "linalg.eigh": ("tensor", _eigh),
+        "linalg.eigvalsh": ("tensor", _eigvalsh),
         "linalg.expm": ("input", jsl.expm),
         "linalg.logdet": ("matrix", lambda matrix: jnp.linalg.slogdet(matrix)[1]),
         "linalg.lu": ("input", _lu),
