@@ -122,6 +122,11 @@ CASES = [
     case("linalg.triangular_solve", np.linalg.solve(LOW, B), LOW, B),
     case("linalg.triangular_solve", np.linalg.solve(LOW.T, B), LOW, B, adjoint=True),
     case("linalg.cholesky_solve", np.linalg.solve(A, B), LOW, B, rtol=1e-4),
+    *[
+        case(f"linalg.{name}", np.stack([np.linalg.solve(one, B)] * count), np.stack([LOW] * count), B, rtol=1e-4)
+        for name, one in {"triangular_solve": LOW, "cholesky_solve": A}.items()
+        for count in (1, 2, 3)
+    ],
     case("linalg.lstsq", np.linalg.lstsq(R.T, f([[1], [2], [4]]), rcond=None)[0], R.T, f([[1], [2], [4]]), rtol=1e-2),
     case(
         "linalg.lstsq",

@@ -183,16 +183,23 @@ def solve(matrix: Common, rhs: Common, adjoint: bool = False) -> jax.Array:
     return jnp.linalg.solve(_adjoint(matrix) if adjoint else matrix, rhs)  # type: ignore[no-any-return]
 
 
+def _batched_like(matrix: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Broadcasts the leading axes of `rhs`: JAX takes one matrix [n, n] beside [n, n, n] for a batch of vectors."""
+    if rhs.ndim < 2 or rhs.ndim >= matrix.ndim:
+        return rhs
+    return jnp.broadcast_to(rhs, (*matrix.shape[: matrix.ndim - rhs.ndim], *rhs.shape))
+
+
 @op("linalg.triangular_solve")
 def triangular_solve(matrix: Common, rhs: Common, lower: bool = True, adjoint: bool = False) -> jax.Array:
     """Solves the linear systems ``matrix @ x = rhs`` for x, with triangular matrices."""
-    return jsl.solve_triangular(matrix, rhs, lower=lower, trans="C" if adjoint else "N")
+    return jsl.solve_triangular(matrix, _batched_like(matrix, rhs), lower=lower, trans="C" if adjoint else "N")
 
 
 @op("linalg.cholesky_solve")
 def cholesky_solve(chol: Common, rhs: Common) -> jax.Array:
     """Solves the linear systems ``A @ x = rhs`` for x, given the Cholesky factor of A."""
-    return jsl.cho_solve((chol, True), rhs)
+    return jsl.cho_solve((chol, True), _batched_like(chol, rhs))
 
 
 @op("linalg.lstsq")
