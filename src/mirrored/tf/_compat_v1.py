@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from mirrored._typing import Operand
+from mirrored.tf._ops.activations import embedding_lookup as embedding_lookup_of_2
 from mirrored.tf._ops.indexing import where as where_of_2
 from mirrored.tf._ops.math import cast
 from mirrored.tf._ops.random import dropout as dropout_of_2
@@ -142,7 +143,6 @@ _PARAMETERS: Final[dict[str, str]] = {
     "nn.avg_pool2d": _POOLING,
     "nn.conv1d": "value>input filters stride padding use_cudnn_on_gpu> data_format name> input dilations",
     "nn.conv2d": "input filter>filters strides padding use_cudnn_on_gpu> data_format dilations name> filters",
-    "nn.embedding_lookup": "params ids partition_strategy> name> validate_indices> max_norm",
     "nn.in_top_k": "predictions targets k name>",
     "nn.max_pool": _POOLING,
     "nn.moments": "x axes shift> name> keep_dims>keepdims keepdims",
@@ -211,6 +211,28 @@ def dropout(
     return dropout_of_2(x, 1 - kept if rate is None else rate, noise_shape, seed)
 
 
+def embedding_lookup(
+    params: Any,
+    ids: Operand,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    validate_indices: object = True,
+    max_norm: Operand | None = None,
+) -> Any:
+    """Looks up embedding vectors, as `tf.nn.embedding_lookup`.
+
+    Raises:
+        ValueError: There are several tables, and `partition_strategy` is not "div".
+    """
+    del name, validate_indices
+    if isinstance(params, (list, tuple)) and len(params) > 1 and partition_strategy != "div":
+        raise ValueError(
+            f"tf.compat.v1.nn.embedding_lookup: {len(params)} tables were passed with partition_strategy="
+            f'{partition_strategy!r}; pass "div", or one table'
+        )
+    return embedding_lookup_of_2(params, ids, max_norm)
+
+
 def where(condition: Operand, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Any:
     """Returns elements of `x` where a condition is True, and of `y` elsewhere; a vector condition selects rows.
 
@@ -249,7 +271,7 @@ def names(known: Mapping[str, Any]) -> dict[str, Any]:
         old = f"arg_{one[3:]}"
         made[old] = _as_before(old, "input dimension>axis output_type name>", known[one])
     made |= {f"to_{name}": _casting(dtype) for name, dtype in _CASTS.items()}
-    made["nn.dropout"], made["where"] = dropout, where
+    made["nn.dropout"], made["where"], made["nn.embedding_lookup"] = dropout, where, embedding_lookup
     made["nn.softmax_cross_entropy_with_logits_v2"] = made["nn.softmax_cross_entropy_with_logits"]
     made |= dict.fromkeys(("global_variables_initializer", "local_variables_initializer"), no_op)
     return {f"compat.v1.{one}": value for one, value in made.items()}

@@ -108,6 +108,8 @@ CASES = [
         depth_radius=1,
     ),
     case("nn.embedding_lookup", [[3, 4], [1, 2], [3, 4]], f([[1, 2], [3, 4]]), i(1, 0, 1)),
+    case("nn.embedding_lookup", [[1, 2]], [f([[1, 2], [3, 4]])], i([0])),
+    case("nn.embedding_lookup", [[3, 4], [5, 6]], [f([[1, 2], [3, 4]]), f([[5, 6]])], i(1, 2)),
     case("nn.embedding_lookup", [[0.6, 0.8]], f([[1, 2], [3, 4]]), i([1]), max_norm=1.0),
     case("nn.space_to_depth", [[[[1, 2, 3, 4]]]], f([[[[1], [2]], [[3], [4]]]]), 2),
     case("nn.space_to_depth", [[[[1]], [[2]], [[3]], [[4]]]], f([[[[1, 2], [3, 4]]]]), 2, data_format="NCHW"),

@@ -10,6 +10,7 @@ from mirrored.tf._ops import kinks
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
 from mirrored.tf._table import Axes, Common, Int, op, rows
+from mirrored.tf._tensors import as_tensor
 
 
 def _crelu(features: jax.Array, axis: int) -> jax.Array:
@@ -126,9 +127,14 @@ def local_response_normalization(
 
 
 @op("nn.embedding_lookup")
-def embedding_lookup(params: jax.Array, ids: jax.Array, max_norm: Operand = None) -> jax.Array:
-    """Looks up the embedding vectors with the indices `ids` in a table; limits their norm to `max_norm`."""
-    found = gather(params, ids)
+def embedding_lookup(params: Operand, ids: jax.Array, max_norm: Operand = None) -> jax.Array:
+    """Looks up the embedding vectors with the indices `ids` in a table; limits their norm to `max_norm`.
+
+    A list of tables contains consecutive parts of one table, of which the first ones may have one row more.
+    """
+    parts = params if isinstance(params, (list, tuple)) and all(hasattr(one, "shape") for one in params) else [params]
+    tables = [as_tensor(one) for one in parts]
+    found = gather(tables[0] if len(tables) == 1 else jnp.concatenate(tables), ids)
     return found if max_norm is None else clip_by_norm(found, max_norm, tuple(range(ids.ndim, found.ndim)))
 
 
