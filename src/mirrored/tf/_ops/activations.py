@@ -76,11 +76,23 @@ def l2_normalize(x: jax.Array, axis: Axes = None, epsilon: float = 1e-12) -> jax
 
 @op("nn.moments")
 def moments(x: jax.Array, axes: Axes, shift: object = None, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes the mean and variance of a tensor over `axes`."""
-    mean = jnp.mean(x, axis=axes, keepdims=True)
+    """Computes the mean and variance of a tensor over `axes`; tensors of 16 bits are converted to float32 first."""
+    wide = _in_32_bits(x)
+    mean = jnp.mean(wide, axis=axes, keepdims=True)
     # Not `jnp.var`: in TensorFlow, second derivatives do not depend on the mean.
-    variance = jnp.mean(jnp.square(x - jax.lax.stop_gradient(mean)), axis=axes, keepdims=keepdims)
-    return (mean if keepdims else jnp.squeeze(mean, axes)), variance
+    variance = jnp.mean(jnp.square(wide - jax.lax.stop_gradient(mean)), axis=axes, keepdims=keepdims)
+    return _like(x, mean if keepdims else jnp.squeeze(mean, axes), variance)
+
+
+def _in_32_bits(x: jax.Array) -> jax.Array:
+    """Converts floats of 16 bits to float32, so that squares do not overflow."""
+    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 else x
+
+
+def _like(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns moments in the dtype of the tensor, unless that is of integers."""
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else mean.dtype
+    return mean.astype(dtype), variance.astype(dtype)
 
 
 @op("nn.weighted_moments")
@@ -88,10 +100,11 @@ def weighted_moments(
     x: jax.Array, axes: Axes, frequency_weights: jax.Array, keepdims: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the mean and variance of a tensor over `axes`, with a weight for each element."""
-    weights = jnp.broadcast_to(frequency_weights.astype(x.dtype), x.shape)
-    mean = jnp.average(x, axes, weights, keepdims=True)
-    variance = jnp.average(jnp.square(x - mean), axes, weights, keepdims=True)
-    return (mean, variance) if keepdims else (jnp.squeeze(mean, axes), jnp.squeeze(variance, axes))
+    wide = _in_32_bits(x)
+    weights = jnp.broadcast_to(frequency_weights.astype(wide.dtype), x.shape)
+    mean = jnp.average(wide, axes, weights, keepdims=True)
+    variance = jnp.average(jnp.square(wide - mean), axes, weights, keepdims=True)
+    return _like(x, *((one if keepdims else jnp.squeeze(one, axes)) for one in (mean, variance)))
 
 
 @op("nn.batch_normalization")
@@ -105,11 +118,13 @@ def batch_normalization(
 ) -> jax.Array:
     """Normalizes a tensor by a given mean and variance, then scales and shifts it.
 
-    Computes ``scale * (x - mean) / sqrt(variance + epsilon) + offset``.
+    Computes ``scale * (x - mean) / sqrt(variance + epsilon) + offset``, in the dtype of the tensor.
     """
     factor = jax.lax.rsqrt(variance + variance_epsilon)
     factor = factor if scale is None else factor * scale
-    return x * factor + (-mean * factor if offset is None else offset - mean * factor)
+    shift = -mean * factor if offset is None else offset - mean * factor
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else factor.dtype
+    return x * factor.astype(dtype) + shift.astype(dtype)
 
 
 @op("nn.local_response_normalization nn.lrn")

@@ -56,7 +56,7 @@ def _softmax_cross_entropy_jvp(
 def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Array) -> jax.Array:
     """Computes the softmax cross entropy between class indices and logits.
 
-    In compiled code and on GPUs, an invalid index gives NaN.
+    Logits of 16 bits are converted to float32 first. In compiled code and on GPUs, an invalid index gives NaN.
 
     Raises:
         InvalidArgumentError: The shapes of labels and logits do not match, or an index is out of range, in eager code
