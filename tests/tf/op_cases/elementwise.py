@@ -123,6 +123,7 @@ CASES = [
     case("complex", np.array([2.25 + 4.75j, 3.25 + 5.75j]), f(2.25, 3.25), f(4.75, 5.75)),
     case("cast", [-1, 1], f(-1.8, 1.8), "int32"),
     case("cast", [1.0], np.array([1 + 2j], np.complex64), dtype="float32"),
+    case("dtypes.saturate_cast", [65504, -65504], np.array([np.inf, -65504], np.float16), "int32"),
     case("dtypes.saturate_cast", [0, 255, 7], f(-5, 300, 7.9), "uint8"),
     case("dtypes.saturate_cast", [2**31 - 1], f([3e9]), "int32"),
     case("dtypes.saturate_cast", [-128, 127], i(-1000, 1000), "int8"),

@@ -149,6 +149,8 @@ CASES = [
     case("linalg.global_norm", 13.0, [f(3, 4), None, f([12.0])]),
     case("clip_by_value", [[-1, -1], [0, 1]], f([[-10, -1], [0, 10]]), clip_value_min=-1, clip_value_max=1),
     case("clip_by_value", [2, 3], f(1, 5), f(2, 2), f(3, 3)),
+    case("clip_by_value", [1, 200], np.array([1, 200], np.uint8), -1, 256),
+    case("clip_by_value", [1, 3], i(0, 5), 0.9, 3.5),
     case("clip_by_norm", [0.6, 0.8], f(3, 4), 1.0),
     case("clip_by_norm", [3, 4], f(3, 4), 10.0),
     case("clip_by_norm", [[0.6, 0.8], [0.1, 0]], f([[3, 4], [0.1, 0]]), 1.0, axes=[1]),

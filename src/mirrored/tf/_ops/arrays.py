@@ -299,8 +299,15 @@ def pad(
         )
     widths = [static_ints(one, called="tf.pad", argument="paddings") for one in paddings]
     _check_paddings(tensor.shape, widths, mode.upper())
-    options = {"constant_values": constant_values} if mode.upper() == "CONSTANT" else {}
+    options = {"constant_values": _filling(constant_values, tensor)} if mode.upper() == "CONSTANT" else {}
     return jnp.pad(tensor, widths, mode=mode.lower(), **options)
+
+
+def _filling(value: Operand, tensor: jax.Array) -> Any:
+    """Returns the value of the padding; refuses Python numbers that the dtype of the tensor cannot represent."""
+    if not isinstance(value, (int, float)) or value == 0:
+        return value
+    return as_tensor(value, tensor.dtype)
 
 
 def _check_paddings(shape: tuple[int, ...], widths: Sequence[tuple[int, ...]], mode: str) -> None:

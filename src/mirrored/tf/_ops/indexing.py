@@ -111,12 +111,26 @@ def _check_updates(called: str, indices: jax.Array, updates: jax.Array, shape: t
 
 
 def _scattered(method: str, called: str) -> Callable[..., jax.Array]:
-    def scatter(tensor: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
-        _check_updates(called, indices, updates, tensor.shape)
-        result: jax.Array = getattr(tensor.at[_places(indices, tensor.shape)], method)(updates, mode="drop")
+    def scatter(tensor: jax.Array, indices: jax.Array, updates: Operand) -> jax.Array:
+        rows = _of_dtype(called, updates, tensor)
+        _check_updates(called, indices, rows, tensor.shape)
+        result: jax.Array = getattr(tensor.at[_places(indices, tensor.shape)], method)(rows, mode="drop")
         return result
 
     return scatter
+
+
+def _of_dtype(called: str, updates: Operand, tensor: jax.Array) -> jax.Array:
+    """Converts updates to a tensor; refuses floats for a tensor of integers, which JAX would cut off."""
+    found = as_tensor(updates, tensor.dtype if isinstance(updates, (int, float, list, tuple)) else None)
+    if jnp.issubdtype(tensor.dtype, jnp.inexact) or not jnp.issubdtype(found.dtype, jnp.inexact):
+        return found
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`updates` have the dtype {found.dtype}, the tensor {tensor.dtype}",
+        rule="updates of a tensor of integers must be integers",
+        remedy="round the updates, and convert them with tf.cast; or convert the tensor",
+    )
 
 
 for _name, _method in {"update": "set", "add": "add", "sub": "subtract", "max": "max", "min": "min"}.items():
@@ -205,7 +219,8 @@ def _elements(value: jax.Array, called: str, instead: str) -> HostArray:
 def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
     """Extracts a slice of a tensor that begins at `begin` and has the shape `size` (`tf.slice`).
 
-    A size of -1 means all remaining elements; `begin` may be traced.
+    A size of -1 means all remaining elements. `begin` may be traced: a slice that leaves the tensor is then moved
+    inside, as in XLA.
     """
     each = begin if isinstance(begin, (list, tuple)) else as_tensor(begin)
     starts = [one if isinstance(one, int) else as_tensor(one) for one in each]

@@ -14,6 +14,7 @@ from mirrored._typing import Array, DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
+from mirrored.tf._ops.math import saturate_cast
 from mirrored.tf._table import Axes, Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
 
@@ -279,7 +280,27 @@ def global_norm(t_list: Iterable[Operand]) -> jax.Array:
 @op("clip_by_value")
 def clip_by_value(t: jax.Array, clip_value_min: jax.Array, clip_value_max: jax.Array) -> jax.Array:
     """Clips each element of a tensor to a minimum and a maximum; the minimum wins if it exceeds the maximum."""
-    return kinks.maximum(kinks.minimum(t, clip_value_max.astype(t.dtype)), clip_value_min.astype(t.dtype))
+    highest, lowest = _bound(clip_value_max, t.dtype, jnp.floor), _bound(clip_value_min, t.dtype, jnp.ceil)
+    return _of_one_shape("tf.clip_by_value", t, kinks.maximum(kinks.minimum(t, highest), lowest))
+
+
+def _of_one_shape(called: str, t: jax.Array, clipped: jax.Array) -> jax.Array:
+    """Returns the clipped tensor; refuses bounds that have broadcast it to a larger shape."""
+    if clipped.shape == t.shape:
+        return clipped
+    raise InvalidArgumentError.of(
+        called,
+        found=f"the bounds broadcast the tensor of shape {t.shape} to {clipped.shape}",
+        rule="the bounds must be scalars, or broadcast to the shape of the tensor",
+        remedy="reshape the bounds with tf.reshape",
+    )
+
+
+def _bound(value: jax.Array, dtype: Any, rounded: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Converts a bound to the dtype of the clipped tensor; for integers to the nearest one within the bound."""
+    if value.dtype == dtype or not jnp.issubdtype(dtype, jnp.integer):
+        return value.astype(dtype)
+    return saturate_cast(rounded(value) if jnp.issubdtype(value.dtype, jnp.floating) else value, dtype)
 
 
 @op("clip_by_norm")
@@ -288,7 +309,7 @@ def clip_by_norm(t: jax.Array, clip_norm: Operand, axes: Axes = None) -> jax.Arr
     square = jnp.sum(jnp.square(t), axis=axes, keepdims=True)
     positive = square > 0  # the square root has no derivative at 0
     length = jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), square)
-    return t * clip_norm / jnp.maximum(length, clip_norm)  # type: ignore[no-any-return]
+    return _of_one_shape("tf.clip_by_norm", t, t * clip_norm / jnp.maximum(length, clip_norm))
 
 
 @op("clip_by_global_norm")

@@ -264,11 +264,12 @@ def saturate_cast(value: jax.Array, dtype: DTypeLike) -> jax.Array:
     wanted, source = as_dtype(dtype), as_dtype(value.dtype)
     low, high = max(float(source.min), float(wanted.min)), min(float(source.max), float(wanted.max))
     if source.is_integer:
-        return jnp.clip(value, int(low), int(high)).astype(array_dtype(wanted))
+        least, most = max(int(source.min), int(wanted.min)), min(int(source.max), int(wanted.max))
+        return jnp.clip(value, least, most).astype(array_dtype(wanted))
     limits = [np.asarray(limit, value.dtype) for limit in (low, high)]
     if wanted.is_integer:  # the next smaller float, as in TensorFlow, because no float32 equals int32's maximum
         limits = [
-            np.nextafter(one, np.zeros_like(one)) if int(one) != int(limit) else one
+            np.nextafter(one, np.zeros_like(one)) if abs(int(one)) > abs(int(limit)) else one
             for one, limit in zip(limits, (wanted.min, wanted.max), strict=True)
         ]
     return jnp.clip(value, *limits).astype(array_dtype(wanted))
