@@ -82,6 +82,8 @@ def as_pytree(kind: type[S]) -> type[S]:
 
 def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
     """Replaces negative indices, which JAX would count from the end, by an out-of-bounds index, as in TensorFlow."""
+    if indices.dtype.itemsize < 4:
+        indices = indices.astype(jnp.int32)  # the size may exceed the dtype
     return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 

@@ -59,6 +59,7 @@ CASES = [
     case("broadcast_static_shape", lambda shape: tuple(shape) == (2, 3), (2, 1), (1, 3), traced=False),
     case("broadcast_dynamic_shape", [2, 3], [2, 1], [1, 3], traced=False),
     case("one_hot", [[1.0, 0, 0], [0, 0, 1.0], [0, 0, 0]], i(0, 2, -1), depth=3),
+    case("one_hot", lambda y: np.flatnonzero(np.asarray(y)).tolist() == [5], np.array([5], np.uint8), 300),
     case("one_hot", [[5, 0], [0, 5]], i(0, 1), 2, on_value=5, off_value=0, axis=0),
     case("sequence_mask", [[True, False, False], [True, True, False]], i(1, 2), 3),
     case("sequence_mask", [[1.0, 0.0], [1.0, 1.0]], i(1, 2), dtype="float32", traced=False),

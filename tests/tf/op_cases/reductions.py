@@ -53,6 +53,9 @@ CASES = [
     case("argsort", [0, 3, 1, 2, 5, 4], f(1, 10, 26.9, 2.8, 166.32, 62.3)),  # the documentation's example
     case("math.top_k", ([9, 5], [2, 1]), f(1, 5, 9), k=2),
     case("math.in_top_k", [True, False], i(1, 0), f([[0.1, 0.8, 0.1], [0.2, 0.5, 0.3]]), 2),
+    case("math.in_top_k", [False, False, False], i(-1, 3, 1), f([[1, 2, 3], [1, 2, 3], [-np.inf, 2, 1]]), 1),
+    case("math.bincount", [2, 1, 1], i([[1, 2], [0, 0]]), axis=0, traced=False),
+    case("math.bincount", [0, 1, 1], np.array([1, 2], np.uint8), traced=False),
     case("math.bincount", [0, 6, 4, 4, 2, 3], i(1, 1, 2, 3, 2, 4, 4, 5, 1, 1, 1, 1, 2, 3, 5, 3, 3, 2, 5), traced=False),
     case("math.bincount", [0.0, 1.5, 2.0], i(1, 2, 1), weights=f(0.5, 2.0, 1.0), minlength=3, maxlength=3),
     case("math.bincount", [[0, 1, 1, 1], [2, 0, 1, 0]], i([[1, 2, 3], [0, 0, 2]]), axis=-1, minlength=4, maxlength=4),

@@ -97,6 +97,22 @@ def require_indices(called: str, indices: jax.Array, limits: int | tuple[int, ..
         )
 
 
+def require_prefix(called: str, argument: str, indices: jax.Array | HostArray, data: str, value: jax.Array) -> None:
+    """Raises an error if the shape of some indices is not that of the first axes of the tensor whose rows they number.
+
+    Raises:
+        InvalidArgumentError: It is not; JAX would drop, repeat or exchange rows.
+    """
+    if value.shape[: indices.ndim] == indices.shape:
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`{argument}` has the shape {indices.shape}, `{data}` {value.shape}",
+        rule=f"`{argument}` must have the shape of the first axes of `{data}`: one entry for each row",
+        remedy="pass as many entries as rows",
+    )
+
+
 def _check_updates(called: str, indices: jax.Array, updates: jax.Array, shape: tuple[int, ...]) -> None:
     """Requires one update for each index vector: JAX would broadcast other shapes silently."""
     wanted = updates_shape(indices.shape, shape)

@@ -15,7 +15,7 @@ from jax import lax
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._ops.indexing import require_indices
+from mirrored.tf._ops.indexing import require_indices, require_prefix
 from mirrored.tf._table import Axes, Int, op, rows
 from mirrored.values.index_checks import values_now
 from mirrored.values.sparse_rows import without_wrapping
@@ -192,10 +192,25 @@ def top_k(input: jax.Array, k: Int = 1, sorted: bool = True, index_type: DTypeLi
 def in_top_k(targets: jax.Array, predictions: jax.Array, k: Operand) -> jax.Array:
     """Returns for each example whether the target class is among the `k` classes with the highest predictions.
 
-    A class tied with the k-th one counts as among them.
+    A class tied with the k-th one counts as among them. The result is False if the target is not a class, or if a
+    prediction of the example is not finite.
     """
-    own = jnp.take_along_axis(predictions, targets[:, None], axis=1)
-    return jnp.isfinite(own[:, 0]) & (jnp.sum(predictions > own, axis=1) < k)  # type: ignore[no-any-return]
+    require_prefix("tf.math.in_top_k", "targets", targets, "predictions", predictions)
+    places = without_wrapping(targets, predictions.shape[1])
+    own = jnp.take_along_axis(predictions, places[:, None], axis=1, mode="fill", fill_value=np.nan)
+    known = jnp.isfinite(own[:, 0]) & jnp.all(jnp.isfinite(predictions), axis=1)
+    return known & (jnp.sum(predictions > own, axis=1) < k)  # type: ignore[no-any-return]
+
+
+def _check_bincount_axis(axis: int | None) -> None:
+    if axis in (None, 0, -1):
+        return
+    raise InvalidArgumentError.of(
+        "tf.math.bincount",
+        found=f"axis={axis} was passed",
+        rule="axis must be 0 or None for all integers, or -1 for those of each row",
+        remedy="reshape the tensor to [rows, integers], and pass axis=-1",
+    )
 
 
 @op("math.bincount")
@@ -210,6 +225,7 @@ def bincount(
 ) -> jax.Array:
     """Counts how often each integer occurs in a tensor, or sums weights for each integer.
 
+    With ``axis=-1`` it counts in each row; None and 0 mean the whole tensor.
     Inside `tf.function`, pass the same value as `minlength` and `maxlength`: the length is a shape.
     """
     if values_now(arr) is not None and arr.size and int(jnp.min(arr)) < 0:
@@ -219,14 +235,17 @@ def bincount(
             rule="all integers must be 0 or more",
             remedy="drop them, or add an offset to all integers",
         )
+    _check_bincount_axis(axis)
+    arr = arr.astype(jnp.int32) if arr.dtype.itemsize < 4 else arr  # in which lengths could wrap around
     length = None if minlength is None or minlength != maxlength else int(maxlength)
     if length is None:
         length = max(int(jnp.max(arr, initial=-1)) + 1, int(minlength or 0))
         length = length if maxlength is None else min(length, int(maxlength))
     one = jax.nn.one_hot(arr, length, dtype=array_dtype(dtype) if weights is None else weights.dtype)
     if weights is not None:
+        require_prefix("tf.math.bincount", "arr", arr, "weights", weights)
         one = one * weights[..., None]
-    counted = one.reshape(math.prod(one.shape[:-1]), length).sum(0) if axis is None else jnp.sum(one, axis=-2)
+    counted = jnp.sum(one, axis=-2) if axis == -1 else one.reshape(math.prod(one.shape[:-1]), length).sum(0)
     return jnp.minimum(counted, 1) if binary_output else counted
 
 
@@ -243,6 +262,10 @@ def confusion_matrix(
     Inside `tf.function`, pass `num_classes`.
     """
     true, guessed = labels.reshape(-1), predictions.reshape(-1)
+    require_prefix("tf.math.confusion_matrix", "labels", true, "predictions", guessed)
+    if weights is not None:
+        weights = weights.reshape(-1)
+        require_prefix("tf.math.confusion_matrix", "labels", true, "weights", weights)
     size = int(jnp.maximum(true.max(), guessed.max())) + 1 if num_classes is None else num_classes
     require_indices("tf.math.confusion_matrix", true, size, "labels")
     require_indices("tf.math.confusion_matrix", guessed, size, "predictions")

@@ -40,6 +40,8 @@ def one_hot(
         )
     if dtype is None:
         dtype = next((one.dtype for one in (on_value, off_value) if one is not None), "float32")
+    if indices.dtype.itemsize < 4:  # JAX compares in this dtype, in which the positions could wrap around
+        indices = indices.astype(jnp.int32)
     hot = jax.nn.one_hot(indices, depth, dtype=jnp.bool_, axis=-1 if axis is None else axis)
     on = jnp.asarray(1 if on_value is None else on_value, array_dtype(dtype))
     return jnp.where(hot, on, jnp.asarray(0 if off_value is None else off_value, on.dtype))
