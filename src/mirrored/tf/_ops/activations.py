@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._typing import Operand
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
@@ -57,7 +58,15 @@ def bias_add(value: Common, bias: Common, data_format: str | None = None) -> jax
 
     Channels are the last axis, or the second with ``data_format="NC..."``.
     """
-    if data_format is not None and data_format.startswith("NC"):
+    axis = 1 if data_format is not None and data_format.startswith("NC") else value.ndim - 1
+    if value.ndim < 2 or bias.shape != (value.shape[axis],):
+        raise InvalidArgumentError.of(
+            "tf.nn.bias_add",
+            found=f"`bias` has the shape {bias.shape}, `value` {value.shape}",
+            rule=f"`bias` must be a vector with one number for each channel, along axis {axis} of two or more",
+            remedy="reshape the bias, or use tf.add, which broadcasts",
+        )
+    if axis < value.ndim - 1:
         return value + bias.reshape((1, -1) + (1,) * (value.ndim - 2))
     return value + bias
 

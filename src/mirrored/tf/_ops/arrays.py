@@ -62,6 +62,13 @@ def ones_like(
 @op("fill")
 def fill(dims: Ints, value: jax.Array, name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor filled with a scalar value."""
+    if value.ndim:
+        raise InvalidArgumentError.of(
+            "tf.fill",
+            found=f"`value` has the shape {value.shape}",
+            rule="`value` must be a scalar",
+            remedy="use tf.broadcast_to for a tensor",
+        )
     return jnp.broadcast_to(value, dims)
 
 

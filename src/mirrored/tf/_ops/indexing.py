@@ -368,6 +368,7 @@ def dynamic_partition(data: jax.Array, partitions: jax.Array, num_partitions: In
     require_indices("tf.dynamic_partition", partitions, num_partitions, "partitions")
     instead = "tf.where(partitions == i, data, 0) for each part"
     parts = _elements(partitions, "tf.dynamic_partition", instead)
+    require_prefix("tf.dynamic_partition", "partitions", parts, "data", data)
     flat = data.reshape((-1,) + data.shape[parts.ndim :])
     return [flat[np.flatnonzero(parts == i)] for i in range(num_partitions)]
 
@@ -389,6 +390,8 @@ def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand]) -> jax.A
                 remedy="correct the indices; negative ones do not count from the end",
             )
     pieces = [as_tensor(one) for one in data]
+    for number, (place, piece) in enumerate(zip(places, pieces, strict=True)):
+        require_prefix("tf.dynamic_stitch", f"indices[{number}]", place, f"data[{number}]", piece)
     flat = jnp.concatenate(
         [piece.reshape((-1,) + piece.shape[place.ndim :]) for piece, place in zip(pieces, places, strict=True)]
     )

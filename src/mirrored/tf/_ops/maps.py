@@ -35,8 +35,17 @@ def _stacked(rows: Sequence[Any]) -> Any:
     return pack_sequence_as(rows[0], [jnp.stack([as_tensor(one) for one in column]) for column in columns])
 
 
-def _length(elems: PyTree) -> int:
-    return int(as_tensor(flatten(elems)[0]).shape[0])
+def _length(called: str, elems: PyTree) -> int:
+    """Returns the number of rows; JAX would repeat the last row of a shorter tensor."""
+    shapes = [as_tensor(one).shape for one in flatten(elems)]
+    if len({one[:1] for one in shapes}) == 1 and shapes[0]:
+        return int(shapes[0][0])
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`elems` has tensors of the shapes {', '.join(map(str, shapes))}",
+        rule="there must be one or more tensors, each with one or more dimensions and all with the same number of rows",
+        remedy="slice the longer ones: x[:n]",
+    )
 
 
 def _all_tensors(structure: PyTree) -> Any:
@@ -72,12 +81,13 @@ def map_fn(
         ValueError, InvalidArgumentError: A result has another structure or dtype.
     """
     del parallel_iterations, back_prop, swap_memory, infer_shape, name
+    length = _length("tf.map_fn", elems)
     given = dtype if fn_output_signature is None else fn_output_signature
     signature = _all_tensors(elems) if given is None else given
     try:
-        return _mapped(lambda row: _fitted(fn(row), signature), elems)
+        return _mapped(lambda row: _fitted(fn(row), signature), elems, length)
     except TransformError:
-        if not executing_eagerly() or _length(elems):
+        if not executing_eagerly() or length:
             raise
         # `fn` is traced for the shapes of its results only. As in TensorFlow, it assigns nothing if there are no rows.
         return pack_sequence_as(
@@ -85,9 +95,9 @@ def map_fn(
         )
 
 
-def _mapped(fn: Callable[[Any], Any], elems: PyTree) -> Any:
-    if executing_eagerly() and _length(elems):
-        return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
+def _mapped(fn: Callable[[Any], Any], elems: PyTree, length: int) -> Any:
+    if executing_eagerly() and length:
+        return _stacked([fn(_row(elems, i)) for i in range(length)])
     return _scanned(lambda _, row: ((), fn(row)), (), elems)[1]
 
 
@@ -143,12 +153,13 @@ def vectorized_map(
         TransformError: `fn` assigns a variable while `tf.function` traces. TensorFlow runs such an assignment once.
     """
     del warn
+    length = _length("tf.vectorized_map", elems)
     try:
         return transformed(jax.vmap, lambda row: _all_tensors(fn(row)))(_all_tensors(elems))
     except TransformError:
         if not fallback_to_while_loop or not is_eager():
             raise
-        return _mapped(fn, elems)
+        return _mapped(fn, elems, length)
 
 
 def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer: PyTree, order: Sequence[int]) -> Any:
@@ -195,7 +206,7 @@ def foldl(
     Computes ``fn(...fn(fn(initializer, slice 0), slice 1)...)``; slice 0 is the default initializer.
     """
     del parallel_iterations, back_prop, swap_memory
-    return _fold("tf.foldl", fn, elems, initializer, range(_length(elems)))
+    return _fold("tf.foldl", fn, elems, initializer, range(_length("tf.foldl", elems)))
 
 
 @op("foldr")
@@ -209,7 +220,7 @@ def foldr(
 ) -> Any:
     """Combines the slices of tensors along the first axis like `foldl`, but from last to first."""
     del parallel_iterations, back_prop, swap_memory
-    return _fold("tf.foldr", fn, elems, initializer, range(_length(elems) - 1, -1, -1))
+    return _fold("tf.foldr", fn, elems, initializer, range(_length("tf.foldr", elems))[::-1])
 
 
 @op("scan")
@@ -232,7 +243,7 @@ def scan(
         OutOfRangeError: There are neither rows nor an `initializer`; `InvalidArgumentError` in traced code.
     """
     del parallel_iterations, back_prop, swap_memory, infer_shape
-    order = list(range(_length(elems)))
+    order = list(range(_length("tf.scan", elems)))
     order = order[::-1] if reverse else order
     results: list[Any] = []
     total = initializer

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._ops.indexing import require_indices
+from mirrored.tf._ops.indexing import require_indices, require_prefix
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
 from mirrored.values.index_checks import values_now
@@ -21,6 +21,7 @@ def _segments(called: str, reduce: Callable[..., jax.Array], *, in_order: bool) 
     """Registers an operation that reduces the rows of each segment."""
 
     def run(data: jax.Array, segment_ids: jax.Array, num_segments: SupportsIndex | None = None) -> jax.Array:
+        require_prefix(f"tf.math.{called}", "segment_ids", segment_ids, "data", data)
         count = jnp.max(segment_ids, initial=-1) + 1 if num_segments is None else num_segments
         total = static_int(count, called=f"tf.math.{called}", argument="num_segments")
         (_check_order if in_order else _check_range)(f"tf.math.{called}", segment_ids, total)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from mirrored._typing import DTypeLike
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._ops.indexing import require_indices
+from mirrored.tf._ops.indexing import require_indices, require_prefix
 from mirrored.tf._static import static_int
 from mirrored.tf._table import Int, op
 
@@ -71,6 +71,7 @@ def reverse_sequence(
         InvalidArgumentError: A length is negative or too large, in eager code on a CPU.
     """
     moved = jnp.moveaxis(input, (batch_axis or 0, seq_axis or 0), (0, 1))
+    require_prefix("tf.reverse_sequence", "seq_lengths", seq_lengths, "input", moved)
     require_indices("tf.reverse_sequence", seq_lengths, moved.shape[1] + 1, "seq_lengths")
     positions, lengths = jnp.arange(moved.shape[1]), jnp.clip(seq_lengths, 0, moved.shape[1])[:, None]
     order = jnp.where(positions < lengths, lengths - 1 - positions, positions)
