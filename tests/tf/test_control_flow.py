@@ -202,6 +202,9 @@ def test_recomputed_gradients(wrap: Wrap) -> None:
 def test_gradients_passed_through() -> None:
     assert gradient(tf.grad_pass_through(tf.round), 2.4) == 1
     assert tf.grad_pass_through(tf.round)(2.4) == 2
+    extremes = tf.constant([1e-9, 1e9, np.inf, 123.456])
+    assert tf.grad_pass_through(tf.sign)(extremes).tolist() == [1, 1, 1, 1]  # a sum with sign(x) - x is rounded
+    assert tf.grad_pass_through(lambda x: tf.cast(x, tf.int32))(2.4).dtype == tf.int32
 
 
 def _loop(x: Any, w: Any) -> Any:

@@ -323,6 +323,21 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(x: Operand, *args: Any, **kwargs: Any) -> Any:
         value = as_tensor(x)
-        return value + lax.stop_gradient(f(value, *args, **kwargs) - value)
+        result = lax.stop_gradient(as_tensor(f(value, *args, **kwargs)))
+        return _passed_through(result, value) if jnp.issubdtype(result.dtype, jnp.inexact) else result
 
     return run
+
+
+@jax.custom_jvp
+def _passed_through(result: jax.Array, value: jax.Array) -> jax.Array:
+    """Returns `result` with the derivative of `value`; a sum with ``result - value`` would be rounded."""
+    return result
+
+
+@_passed_through.defjvp
+def _passed_through_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[object, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    result = primals[0]
+    return result, jnp.broadcast_to(tangents[1], result.shape).astype(result.dtype)
