@@ -118,3 +118,23 @@ def test_counts_that_do_not_fit_and_shards():
         sampler([[1]], 1, 1, True, 4, num_reserved_ids=1, unigrams=[1.0, 2.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="num_shards must be 1"):
         sampler([[1]], 1, 1, True, 2, num_shards=2, unigrams=[1.0, 2.0])
+
+
+LONG = [[1, 2, 3], [1, 2, 3], [1, 1, 2]]
+
+
+def test_ctc_of_a_label_that_does_not_fit_is_infinite():
+    """Programs drop such examples by `tf.math.is_inf`. Equal neighbors need a blank between them."""
+    loss = tf.nn.ctc_loss(LONG, tf.zeros([5, 3, 4]), [3, 3, 3], [3, 2, 3])
+    assert np.isfinite(loss).tolist() == [True, False, False]
+
+
+@pytest.mark.long
+def test_the_gradient_of_an_infinite_ctc_loss_is_zero():
+    logits = tf.Variable(tf.zeros([5, 3, 4]))
+    with tf.GradientTape() as tape:
+        loss = tf.nn.ctc_loss(LONG, logits, [3, 3, 3], [3, 2, 3])
+        kept = tf.where(tf.math.is_inf(loss), 0.0, loss)
+    slope = tape.gradient(kept, logits)
+    assert np.isfinite(slope).all()
+    assert np.any(slope, axis=(0, 2)).tolist() == [True, False, False]

@@ -277,7 +277,7 @@ def ctc_loss(
 ) -> jax.Array:
     """Computes the CTC (connectionist temporal classification) loss for each example.
 
-    The result is f32[batch].
+    The result is f32[batch]; infinite, with a gradient of zero, for a label that needs more frames than there are.
 
     Args:
         labels: i32[batch, longest label].
@@ -294,13 +294,16 @@ def ctc_loss(
     Source: A. Graves and others, Connectionist temporal classification, ICML 2006, in optax.
     """
     scores = jnp.swapaxes(logits, 0, 1) if logits_time_major else logits
-    return optax.ctc_loss(  # type: ignore[no-any-return]
+    loss = optax.ctc_loss(
         scores,
         _beyond(logit_length, scores.shape[1]),
         labels,
         _beyond(label_length, labels.shape[1]),
         blank_id=(blank_index or 0) % scores.shape[-1],
     )
+    # Equal neighbors need a blank between them. For a label that does not fit, optax returns about 100,000.
+    repeated = (labels[:, 1:] == labels[:, :-1]) & (jnp.arange(1, labels.shape[1]) < label_length[:, None])
+    return jnp.where(label_length + jnp.sum(repeated, axis=1) <= logit_length, loss, jnp.inf)
 
 
 def _beyond(length: jax.Array, size: int) -> jax.Array:
