@@ -48,6 +48,16 @@ def test_unstack_concat_split_and_scatter():
     np.testing.assert_allclose(scattered.stack(), [[2], [0], [1]])
 
 
+def test_rows_are_neither_dropped_nor_repeated():
+    array = tf.TensorArray(tf.float32, size=3)
+    for lengths in ([2, 2], [2, 4], [6, -1]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"add up to the number of rows"):
+            array.split(tf.range(5.0), lengths)
+    for indices in ([0], [0, 1, 2], [[0, 1]]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"one index for each row"):
+            array.scatter(indices, tf.ones([2, 1]))
+
+
 def test_a_write_leaves_the_old_one_as_it_was():
     old = tf.TensorArray(tf.int32, size=1, element_shape=())
     new = old.write(0, 7)

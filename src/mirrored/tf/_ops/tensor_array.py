@@ -14,7 +14,7 @@ from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._ops.loops import MOST_UNROLLED
-from mirrored.tf._static import known, static_int
+from mirrored.tf._static import known, static_int, static_ints
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.index_checks import outside
 from mirrored.values.sparse_rows import without_wrapping
@@ -292,16 +292,39 @@ class TensorArray:
         return self._made(options, {}, rows)
 
     def scatter(self, indices: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns a copy of the sequence in which the tensor at ``indices[i]`` is ``value[i]``."""
-        rows, array = self._row(value), self
+        """Returns a copy of the sequence in which the tensor at ``indices[i]`` is ``value[i]``.
+
+        Raises:
+            InvalidArgumentError: There are not as many indices as rows.
+        """
+        rows, places, array = self._row(value), as_tensor(indices), self
+        if places.shape != rows.shape[:1]:
+            raise InvalidArgumentError.of(
+                "TensorArray.scatter",
+                found=f"`indices` has the shape {places.shape}, `value` {rows.shape}",
+                rule="`indices` must be a vector with one index for each row of `value`",
+                remedy="pass as many indices as rows",
+            )
         for number in range(rows.shape[0]):
-            array = array.write(as_tensor(indices)[number], rows[number])
+            array = array.write(places[number], rows[number])
         return array
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Splits `value` into parts of the given lengths; returns a copy of the array with the parts as elements."""
+        """Splits `value` into parts of the given lengths; returns a copy of the array with the parts as elements.
+
+        Raises:
+            InvalidArgumentError: The lengths do not add up to the rows of `value`, or are traced.
+        """
         array, start, whole = self, 0, self._row(value)
-        for number, length in enumerate(jnp.asarray(lengths).tolist()):
+        sizes = static_ints(lengths, called="TensorArray.split", argument="lengths")
+        if sum(sizes) != whole.shape[0] or min(sizes, default=0) < 0:
+            raise InvalidArgumentError.of(
+                "TensorArray.split",
+                found=f"`lengths` is {list(sizes)} for a value of shape {whole.shape}",
+                rule="the lengths must be 0 or more, and add up to the number of rows of the value",
+                remedy="correct the lengths",
+            )
+        for number, length in enumerate(sizes):
             array, start = array.write(number, whole[start : start + length]), start + length
         return array
 
