@@ -36,6 +36,8 @@ CASES = [
     (lambda: S.reduce_join([["a", "b"], ["c", "d"]], separator=" "), b"a b c d"),
     (lambda: S.reduce_join([["a", "b"], ["c", "d"]], axis=-1, keepdims=True), [[b"ab"], [b"cd"]]),
     (lambda: S.reduce_join([["a", "b"], ["c", "d"]], axis=0), [b"ac", b"bd"]),
+    (lambda: S.reduce_join([["a", "b"], ["c", "d"]], axis=[0, 1]), b"acbd"),  # the documentation's examples
+    (lambda: S.reduce_join([["a", "b"], ["c", "d"]], axis=[1, 0]), b"abcd"),
     (lambda: S.length("héllo"), 6),
     (lambda: S.length(["héllo", "a"], unit="UTF8_CHAR"), [5, 1]),
     (lambda: S.lower("HÉ"), b"h\xc3\x89"),

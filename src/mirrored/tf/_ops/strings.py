@@ -271,10 +271,10 @@ def join(inputs: Sequence[Texts], separator: str | bytes = "") -> Any:
 def reduce_join(
     inputs: Texts, axis: int | Sequence[int] | None = None, keepdims: bool = False, separator: str | bytes = ""
 ) -> Any:
-    """Joins the texts of an array along axes; along all axes if `axis` is None."""
+    """Joins the texts of an array along axes, one after another; in reading order along all axes if `axis` is None."""
     array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
-    axes = range(array.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-    order = [one % array.ndim for one in axes]
+    axes = range(array.ndim)[::-1] if axis is None else [axis] if isinstance(axis, int) else axis
+    order = [one % array.ndim for one in axes][::-1]  # texts along the first of the axes are neighbors in the result
     kept = [one for one in range(array.ndim) if one not in order]
     rows = array.transpose([*kept, *order]).reshape([array.shape[one] for one in kept] + [-1])
     made = np.empty(rows.shape[:-1], object)
