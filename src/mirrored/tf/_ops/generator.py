@@ -249,7 +249,7 @@ class Generator:
         """
         return samplers.uniform(self.next_key(), shape, minval, maxval, dtype)
 
-    def uniform_full_int(self, shape: StaticInts, dtype: DTypeLike = "uint32", name: str | None = None) -> jax.Array:
+    def uniform_full_int(self, shape: StaticInts, dtype: DTypeLike = "uint64", name: str | None = None) -> jax.Array:
         """Returns random integers, uniform over all values of the dtype."""
         return samplers.full_int(self.next_key(), shape, dtype)
 

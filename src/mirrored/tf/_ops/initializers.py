@@ -147,7 +147,9 @@ class VarianceScaling(Initializer):
         self._scale, self._mode, self._distribution, self._seed = scale, mode, distribution, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        how: Any = "normal" if self._distribution == "untruncated_normal" else self._distribution
+        # JAX's "normal" is not truncated; TensorFlow takes it for the older name of "truncated_normal".
+        names = {"untruncated_normal": "normal", "normal": "truncated_normal"}
+        how: Any = names.get(self._distribution, self._distribution)
         if len(shape) < 2:  # for a vector, TensorFlow sets fan_in = fan_out = length; JAX raises
             size = shape[0] if shape else 1
             flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(
