@@ -34,7 +34,9 @@ def _power_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -
     """Computes the derivative of a power; that with respect to the exponent is 0 for a base of 0 or less."""
     value, by_base = jax.jvp(lambda base: jnp.power(base, y), (x,), (of_x,))
     positive = x > 0
-    return by_base + jnp.where(positive, value * jnp.log(jnp.where(positive, x, 1)), 0) * of_y
+    by_exponent = jnp.where(positive, value * jnp.log(jnp.where(positive, x, 1)), 0) * of_y
+    total: jax.Array = by_base + by_exponent
+    return total
 
 
 _absolute: Final = _with_derivative(jnp.abs, lambda x, moved: jnp.sign(x) * moved)
