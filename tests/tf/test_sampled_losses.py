@@ -138,3 +138,24 @@ def test_the_gradient_of_an_infinite_ctc_loss_is_zero():
     slope = tape.gradient(kept, logits)
     assert np.isfinite(slope).all()
     assert np.any(slope, axis=(0, 2)).tolist() == [True, False, False]
+
+
+@pytest.mark.long
+def test_dtypes_are_those_of_tensorflow_in_the_64_bit_mode():
+    with jax.enable_x64(True):
+        weights, biases, inputs = tf.ones([4, 3]), tf.zeros([4]), tf.ones([1, 3])
+        found = [
+            tf.nn.nce_loss(weights, biases, [[1]], inputs, 2, 4),
+            tf.nn.sampled_softmax_loss(weights, biases, [[1]], inputs, 2, 4),
+            *tf.random.log_uniform_candidate_sampler([[1]], 1, 2, True, 4)[1:],
+            *tf.nn.all_candidate_sampler([[1]], 1, 2, True)[1:],
+        ]
+        assert [one.dtype for one in found] == [tf.float32] * len(found)
+        drawn = tf.random.uniform_candidate_sampler([[1]], 1, 2, False, 4).sampled_candidates
+        assert [drawn.dtype, tf.math.bincount([1]).dtype] == [tf.int32] * 2
+
+
+@pytest.mark.long
+def test_the_ctc_loss_has_the_dtype_of_the_logits_in_the_64_bit_mode():
+    with jax.enable_x64(True):
+        assert tf.nn.ctc_loss(LONG, tf.zeros([5, 3, 4]), [3, 3, 3], [3, 2, 3]).dtype == tf.float32

@@ -245,7 +245,8 @@ def bincount(
     if weights is not None:
         require_prefix("tf.math.bincount", "arr", arr, "weights", weights)
         one = one * weights[..., None]
-    counted = jnp.sum(one, axis=-2) if axis == -1 else one.reshape(math.prod(one.shape[:-1]), length).sum(0)
+    parts = one if axis == -1 else one.reshape(math.prod(one.shape[:-1]), length)
+    counted = jnp.sum(parts, axis=-2, dtype=one.dtype)
     return jnp.minimum(counted, 1) if binary_output else counted
 
 

@@ -60,14 +60,15 @@ def _drawn(
         p = jnp.exp(log_p)[classes]
         return -jnp.expm1(tries * jnp.log1p(-p)) if unique else p * tries
 
-    return Candidates(sampled, expected(true_classes), expected(sampled))
+    return Candidates(sampled.astype(jnp.int32), expected(true_classes), expected(sampled))
 
 
 def _tries(key: jax.Array, p: jax.Array) -> jax.Array:
     """Samples the number of draws until the last of several distinct classes appears, in this order."""
-    before = jnp.concatenate([jnp.zeros(1), jnp.cumsum(p)[:-1]])
+    before = jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(p)[:-1]])
     fresh = jnp.clip(1 - before, 1e-7, 1.0)
-    waits = jnp.where(fresh >= 1, 1.0, jnp.ceil(jnp.log1p(-jax.random.uniform(key, p.shape)) / jnp.log1p(-fresh)))
+    failures = jnp.log1p(-jax.random.uniform(key, p.shape, p.dtype)) / jnp.log1p(-fresh)
+    waits = jnp.where(fresh >= 1, 1.0, jnp.ceil(failures))
     return jnp.sum(jnp.maximum(waits, 1.0))
 
 
@@ -174,11 +175,11 @@ def _counts(path: str) -> list[float]:
 
 @op("random.all_candidate_sampler nn.all_candidate_sampler")
 def all_candidate_sampler(
-    true_classes: Operand, num_true: int, num_sampled: Int, unique: bool, seed: int | None = None
+    true_classes: jax.Array, num_true: int, num_sampled: Int, unique: bool, seed: int | None = None
 ) -> Candidates:
     """Returns all classes in place of a sample; each has an expected count of one."""
     ones = jnp.ones(num_sampled, jnp.float32)
-    return Candidates(jnp.arange(num_sampled), jnp.ones(true_classes.shape, jnp.float32), ones)
+    return Candidates(jnp.arange(num_sampled, dtype=jnp.int32), jnp.ones(true_classes.shape, jnp.float32), ones)
 
 
 @op("nn.sampled_softmax_loss")
@@ -303,7 +304,7 @@ def ctc_loss(
     )
     # Equal neighbors need a blank between them. For a label that does not fit, optax returns about 100,000.
     repeated = (labels[:, 1:] == labels[:, :-1]) & (jnp.arange(1, labels.shape[1]) < label_length[:, None])
-    return jnp.where(label_length + jnp.sum(repeated, axis=1) <= logit_length, loss, jnp.inf)
+    return jnp.where(label_length + jnp.sum(repeated, axis=1) <= logit_length, loss, jnp.inf).astype(logits.dtype)
 
 
 def _beyond(length: jax.Array, size: int) -> jax.Array:
