@@ -29,6 +29,13 @@ def test_what_had_no_effect_is_refused(call: Callable[[], Any]) -> None:
         call()
 
 
+def test_the_gradient_of_a_dilation_goes_to_the_first_of_equal_maxima() -> None:
+    x = tf.Variable(tf.ones([1, 2, 1, 1]))
+    with tf.GradientTape() as tape:
+        y = tf.nn.dilation2d(x, tf.zeros([2, 1, 1]), [1] * 4, "VALID", "NHWC", [1] * 4)
+    assert tape.gradient(y, x).numpy().tolist() == [[[[1]], [[0]]]]
+
+
 def test_maxima_of_channels_have_gradients() -> None:
     """A layer of A. Geron's "Hands-On Machine Learning"."""
     x = tf.Variable(X[:, :1, :1])

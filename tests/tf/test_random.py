@@ -200,3 +200,7 @@ def test_bounds_that_are_missing(options: dict[str, Any]) -> None:
     ):
         with pytest.raises(ValueError, match=r"minval|maxval"):
             draw_uniform([2], **options)
+
+
+def test_shuffling_a_number_returns_it() -> None:
+    assert tf.random.shuffle(tf.constant(5)).numpy() == 5

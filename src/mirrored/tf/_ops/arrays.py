@@ -280,6 +280,13 @@ def tile(input: jax.Array, multiples: Ints) -> jax.Array:
 @op("repeat")
 def repeat(input: jax.Array, repeats: Ints, axis: Int | None = None) -> jax.Array:
     """Repeats each element of a tensor, or each slice along `axis`, `repeats` times."""
+    if min(repeats, default=0) < 0:
+        raise InvalidArgumentError.of(
+            "tf.repeat",
+            found=f"`repeats` is {list(repeats)}",
+            rule="`repeats` must be 0 or more",
+            remedy="correct the numbers",
+        )
     if len(repeats) == 1:
         return jnp.repeat(input, repeats[0], axis)
     return jnp.repeat(input, np.asarray(repeats), axis, total_repeat_length=sum(repeats))

@@ -34,6 +34,20 @@ def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return run
 
 
+def _power(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes x to the power of y, elementwise; refuses negative powers of integers, if they are known."""
+    if jnp.issubdtype(jnp.result_type(x, y), jnp.signedinteger):
+        known = values_now(as_tensor(y))
+        if known is not None and (known < 0).any():
+            raise InvalidArgumentError.of(
+                "tf.math.pow",
+                found=f"the exponent {np.array2string(known, threshold=10)} of integers",
+                rule="integers to negative integer powers are not allowed: they are fractions",
+                remedy="convert the base with tf.cast(x, tf.float32)",
+            )
+    return kinks.power(x, y)
+
+
 def _floordiv(x: jax.Array, y: jax.Array) -> jax.Array:
     """Divides elementwise, and rounds the result down: of floats the rounded quotient, so that 1.0 // 0.1 is 10."""
     if jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
@@ -95,7 +109,7 @@ rows(
         "math.ndtri": ("x", special.ndtri),
         "math.negative negative": ("x", jnp.negative),
         "math.nextafter": ("x1 x2", jnp.nextafter),
-        "math.pow pow": ("x y", kinks.power),
+        "math.pow pow": ("x y", _power),
         "math.real": ("input", jnp.real),
         "math.reciprocal": ("x", jnp.reciprocal),
         "math.rint": ("x", jnp.rint),

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_ints
 from mirrored.tf._tensors import as_tensor
+from mirrored.values.index_checks import values_now
 
 
 def _shape(shape: StaticInts, called: str) -> tuple[int, ...]:
@@ -61,12 +63,27 @@ def uniform(
                 f"Must specify maxval for integer dtype {wanted.name}: minval and maxval must be both `None` or both "
                 f"non-`None`; got minval={minval} and maxval={maxval}"
             )
-        return jax.random.randint(key, size, as_tensor(minval), as_tensor(maxval), wanted)
+        least, most = as_tensor(minval), as_tensor(maxval)
+        _check_bounds(least, most)
+        return jax.random.randint(key, size, least, most, wanted)
     if minval is None:
         raise ValueError(f"minval must be a number for dtype {wanted.name}; got None")
     low = as_tensor(minval).astype(wanted)
     high = as_tensor(1.0 if maxval is None else maxval).astype(wanted)
     return low + (high - low) * jax.random.uniform(key, size, wanted)
+
+
+def _check_bounds(least: jax.Array, most: jax.Array) -> None:
+    """Refuses bounds between which there are no integers, if they are known: JAX would return the lower one."""
+    bounds = values_now(least), values_now(most)
+    if bounds[0] is None or bounds[1] is None or (bounds[0] < bounds[1]).all():
+        return
+    raise InvalidArgumentError.of(
+        "tf.random.uniform",
+        found=f"minval={bounds[0].tolist()} and maxval={bounds[1].tolist()} were passed",
+        rule="minval must be less than maxval: integers are at least minval, and less than maxval",
+        remedy="pass a larger maxval",
+    )
 
 
 def full_int(key: jax.Array, shape: StaticInts, dtype: DTypeLike = "int32") -> jax.Array:
@@ -91,7 +108,8 @@ def categorical(key: jax.Array, logits: Operand, num_samples: SupportsIndex, dty
 
 def shuffle(key: jax.Array, value: Operand) -> jax.Array:
     """Permutes the slices of a tensor along its first axis with a JAX key."""
-    return jax.random.permutation(key, as_tensor(value), axis=0)
+    whole = as_tensor(value)
+    return jax.random.permutation(key, whole, axis=0) if whole.ndim else whole  # JAX permutes the range of a number
 
 
 def gamma(

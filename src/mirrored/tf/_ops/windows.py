@@ -108,7 +108,9 @@ def dilation2d(
     pads = jax.lax.padtype_to_pads(input.shape, reach, steps, padding.upper())
     padded = jnp.pad(input, pads, constant_values=-jnp.inf)
     weights = filters.reshape((-1, 1, 1, 1, filters.shape[2]))
-    return jnp.max(stacked_windows(padded, window, steps, holes) + weights, axis=0)
+    sums = stacked_windows(padded, window, steps, holes) + weights
+    best = jnp.argmax(sums, axis=0)[None]  # the gradient goes to the first of equal maxima
+    return jnp.take_along_axis(sums, best, axis=0)[0]
 
 
 @op("nn.erosion2d")
