@@ -709,3 +709,57 @@ def test_max_min_and_sorted_of_tensors():
 
     with pytest.raises(InvalidArgumentError, match="tf.reduce_max"):
         wrong(tf.ones([2, 2]))
+
+
+@pytest.mark.parametrize("limit", [None, 50])
+def test_a_condition_that_assigns_a_variable_is_evaluated_before_each_iteration(limit):
+    seen, turns = tf.Variable(0), tf.Variable(0)
+
+    def loop():
+        n = tf.constant(0)
+        while seen.assign_add(1) < 5:
+            tf.autograph.experimental.set_loop_options(maximum_iterations=limit)
+            turns.assign_add(1)
+            n += 1
+        return n
+
+    def by_function():
+        return tf.while_loop(
+            lambda n: seen.assign_add(1) < 5, lambda n: [n + 1], [tf.constant(0)], maximum_iterations=limit
+        )
+
+    assert (int(tf.function(loop)()), int(seen.numpy()), int(turns.numpy())) == (4, 5, 4)
+    assert (int(tf.function(loop)()), int(seen.numpy()), int(turns.numpy())) == (0, 6, 4)
+    seen.assign(0)
+    assert (int(tf.function(by_function)()[0]), int(seen.numpy())) == (4, 5)
+
+
+def test_a_condition_that_draws_random_numbers_draws_a_new_one_each_time():
+    generator = tf.random.Generator.from_seed(1)
+
+    def draws():
+        n = tf.constant(0)
+        while generator.uniform([]) < 0.5:
+            n += 1
+        return n
+
+    compiled = tf.function(draws)
+    found = [int(compiled()) for _ in range(4)]
+    generator.reset_from_seed(1)
+    assert found == [int(draws()) for _ in range(4)]
+    assert len(set(found)) > 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_iterations_before_the_condition_depends_on_a_tensor_count_for_the_limit(limit):
+    @tf.function
+    def loop(x):
+        n = 0
+        while True:
+            tf.autograph.experimental.set_loop_options(maximum_iterations=limit)
+            n += 1
+            if x < 0:
+                break
+        return n
+
+    assert int(loop(tf.constant(1.0))) == max(limit, 1)  # the first condition, True, is one of Python: no limit holds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import Tracer, is_eager
-from mirrored._typing import Leaf, PyTree
+from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.tf._autograph.branches import if_stmt
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import (
@@ -52,19 +53,27 @@ def while_stmt(
         symbol_names: The names.
         opts: Options of the loop: ``maximum_iterations``.
     """
-    while True:
+    for count in itertools.count():
         condition = test()
         if isinstance(condition, jax.Array) and isinstance(condition, Tracer) and not is_eager():
-            state = _Names("while", get_state, set_state, symbol_names)
             limit = _limit(opts.get("maximum_iterations"))
-            try:
-                state.loop(body, test, limit=limit)
-            except GrowingArrayError as error:
-                unroll(lambda: truth(test()), body, limit, error)
+            limit = None if limit is None else max(limit - count, 0)  # `count` iterations have run in Python
+            _while_in_program(condition, test, body, _Names("while", get_state, set_state, symbol_names), limit)
             return
         if not truth(condition):
             return
         body()
+
+
+def _while_in_program(
+    condition: Operand, test: Callable[[], Any], body: Callable[[], None], state: _Names, limit: int | None
+) -> None:
+    """Adds a loop to the program; `condition` is that of its first iteration, which has been evaluated."""
+    try:
+        state.loop(body, test, limit=limit, first=condition)
+    except GrowingArrayError as error:
+        conditions = itertools.chain([condition], (test() for _ in itertools.count()))
+        unroll(lambda: truth(next(conditions)), body, limit, error)
 
 
 def _limit(maximum_iterations: object) -> int | None:
@@ -204,6 +213,7 @@ class _Names:
         *,
         rows: jax.Array | None = None,
         limit: int | None = None,
+        first: Operand | None = None,
     ) -> None:
         """Traces the loop, runs it inside the program, and assigns the results to the Python variables."""
         before = self.get()
@@ -217,7 +227,7 @@ class _Names:
                     loop = None
                 settled = attempt.settled()
                 if loop is not None and settled is None:
-                    self.set(attempt.parts.filled(loop.run(rows=rows, limit=limit)))
+                    self.set(attempt.parts.filled(loop.run(rows=rows, limit=limit, first=first)))
                     return
                 start = start if settled is None else settled
         except BaseException:

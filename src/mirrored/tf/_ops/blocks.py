@@ -225,21 +225,19 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 
 
 def carried_over(
-    block: Block, keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
+    blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
 ) -> dict[Key, Any]:
     """Returns all variables' values at the start of a loop iteration: `entries`, updated with the assigned `values`.
 
     Args:
-        block: The body of the loop.
-        keys: The variables that the body assigns.
+        blocks: The body of the loop, and its condition if that assigns variables.
+        keys: The variables that they assign.
         values: Their values after the previous iteration.
         entries: The values of all variables before the loop.
     """
-    store = block.store
-    if store is None:
-        return dict(entries)
+    stores = {key: block.store for block in blocks for key in block.assigned if block.store is not None}
     pairs = zip(keys, values, strict=True)
-    return {**entries, **{key: store.entered(key, value, entries[key]) for key, value in pairs}}
+    return {**entries, **{key: stores[key].entered(key, value, entries[key]) for key, value in pairs}}
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -81,20 +81,28 @@ class Loop:
         tested = None if test is None else trace_block(lambda *all_: [_scalar(test(list(all_)))], start)
         return cls(start, traced, tested)
 
-    def run(self, *, count: int | None = None, limit: int | None = None, rows: jax.Array | None = None) -> list[Any]:
+    def run(
+        self,
+        *,
+        count: int | None = None,
+        limit: int | None = None,
+        rows: jax.Array | None = None,
+        first: Operand | None = None,
+    ) -> list[Any]:
         """Runs the loop with `lax.scan` or `lax.while_loop`, and returns the final loop variables.
 
-        Also assigns the `tf.Variable` objects that the body assigns.
+        Also assigns the `tf.Variable` objects that the body and the condition assign.
 
         Args:
             count: The number of iterations, if it is known and the test can be skipped.
             limit: Maximum number of iterations; None for no limit.
             rows: The inputs of the iterations, along axis 0.
+            first: The condition of the first iteration, if the program has evaluated it already.
 
         Returns:
             The final loop variables.
         """
-        carry = _Carry(self)
+        carry = _Carry(self, first)
         if rows is not None:
             outs = self._scanned(carry, rows.shape[0], rows)
         elif count is not None:
@@ -125,6 +133,8 @@ class Loop:
         Evaluates the condition on the host.
         """
         assert self.test is not None
+        if self.test.assigned:  # skipping the test would skip its assignments
+            return None
         test, body = self.test.staged.closed, self.body.staged.closed
         moved = dependencies(body)[: len(self.start)]
         deciding = sorted(_deciding(dependencies(test)[0], moved))
@@ -142,33 +152,61 @@ class Loop:
 
 
 class _Carry:
-    """The loop carry: the loop variables, and the variables that the loop assigns."""
+    """The loop carry: the loop variables, and the variables that the loop assigns.
 
-    def __init__(self, loop: Loop) -> None:
+    A condition that assigns variables, such as one that draws a random number, is evaluated once before each iteration,
+    like a part of the body. The carry then begins with its result.
+
+    Args:
+        loop: The loop.
+        first: The condition of the first iteration, if it has been evaluated.
+    """
+
+    def __init__(self, loop: Loop, first: Operand | None) -> None:
         self._loop = loop
         self._blocks = [loop.body] if loop.test is None else [loop.body, loop.test]
+        self._test = loop.test if loop.test is not None and loop.test.assigned else None
         self._entries = outer_values(self._blocks)
-        self._keys = assigned_by([loop.body])
+        self._keys = assigned_by([loop.body] if self._test is None else self._blocks)
         self._count = len(loop.start)
         start = [jnp.asarray(one) for one in loop.start]
-        self.start = [*start, *(jnp.asarray(self._entries[key]) for key in self._keys)]
+        start += [jnp.asarray(self._entries[key]) for key in self._keys]
+        self.start = self._tested(start, first)
 
     def _at(self, values: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
-        entries = carried_over(self._loop.body, self._keys, values[self._count :], self._entries)
-        return list(values[: self._count]), entries
+        blocks = [self._loop.body] if self._test is None else self._blocks
+        return list(values[: self._count]), carried_over(blocks, self._keys, values[self._count :], self._entries)
+
+    def _tested(self, values: list[Any], known: Operand | None = None) -> list[Any]:
+        """Prepends the condition, and updates the variables that it assigns; the values alone if it assigns none."""
+        if self._test is None:
+            return values
+        if known is not None:
+            return [_scalar(known), *values]
+        state, entries = self._at(values)
+        (holds, *_), assigned = self._test(state, entries)
+        return [holds, *state, *self._updated(values, assigned)]
+
+    def _updated(self, values: Sequence[Any], assigned: Mapping[Any, Any]) -> list[Any]:
+        pairs = zip(self._keys, values[self._count :], strict=True)
+        return [assigned.get(key, value) for key, value in pairs]
 
     def holds(self, values: Sequence[Any]) -> Any:
+        if self._test is not None:
+            return values[0]
         assert self._loop.test is not None
         state, entries = self._at(values)
         return self._loop.test(state, entries)[0][0]
 
     def step(self, values: Sequence[Any], row: jax.Array | None = None) -> list[Any]:
+        values = values if self._test is None else values[1:]
         state, entries = self._at(values)
         results, assigned = self._loop.body(state if row is None else [*state, row], entries)
-        return [*results, *(assigned[key] for key in self._keys)]
+        return self._tested([*results, *self._updated(values, assigned)])
 
     def finish(self, outs: Sequence[Any]) -> list[Any]:
-        commit([self._loop.body], self._keys, outs[self._count :])
+        outs = outs if self._test is None else outs[1:]
+        commit(self._blocks, self._keys, outs[self._count :])
         return list(outs[: self._count])
 
 
@@ -217,7 +255,7 @@ def scan_rows(step: Step, start: Sequence[Any], rows: Sequence[Any]) -> tuple[li
     entries, keys = outer_values([block]), assigned_by([block])
 
     def once(carry: Sequence[Any], row: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        results, assigned = block([*carry[:count], *row], carried_over(block, keys, carry[count:], entries))
+        results, assigned = block([*carry[:count], *row], carried_over([block], keys, carry[count:], entries))
         return [*results[:count], *(assigned[key] for key in keys)], results[count:]
 
     outs, stacked = lax.scan(once, [*start, *(jnp.asarray(entries[key]) for key in keys)], list(rows))
