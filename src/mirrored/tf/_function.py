@@ -108,7 +108,11 @@ def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(python_function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with _layers_converted_by(autograph.converted):
-            return autograph.converted_call(python_function, args, kwargs)
+            try:
+                return autograph.converted_call(python_function, args, kwargs)
+            except jax.errors.ConcretizationTypeError as error:
+                autograph.explain(error)
+                raise
 
     return call
 

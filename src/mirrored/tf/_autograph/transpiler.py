@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import functools
 import logging
+import traceback
 import types
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -17,12 +19,13 @@ from malt import operators as defaults
 from malt.core import converter
 from malt.impl import api
 from malt.lang import directives, special_functions
-from malt.pyct import anno, inspect_utils, origin_info, parser, transpiler
+from malt.pyct import inspect_utils, origin_info, parser, transpiler
 
 from mirrored.tf._autograph import branches, calls, loops, scope, truth
 from mirrored.tf._autograph.calls import converted as converted
 from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
+from mirrored.tf._autograph.syntax import OuterNames, check, like
 from mirrored.tf._loop_options import set_loop_options
 
 _log = logging.getLogger("mirrored")
@@ -51,8 +54,22 @@ def transpile(function: types.FunctionType) -> Any:
         factory = _factory(function)
     except Exception as error:  # the parser and the passes raise many kinds of errors
         _log.info("AutoGraph does not convert %s: %s", function.__qualname__, error)
+        _reasons[function.__code__] = f"{function.__qualname__}: {str(error) or type(error).__name__}"
         return function
     return factory(function)
+
+
+_reasons: Final[weakref.WeakKeyDictionary[types.CodeType, str]] = weakref.WeakKeyDictionary()
+
+
+def explain(error: BaseException) -> None:
+    """Adds a note to an error of JAX about a traced condition in a function that could not be converted."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for reason in dict.fromkeys(_reasons[code] for code in codes if code in _reasons):
+        error.add_note(
+            f"AutoGraph has not converted {reason}. Such a function runs as Python, where no `if`, `while` or `for` "
+            "can depend on a tensor: move these statements to another function, or rewrite what is not supported"
+        )
 
 
 class _Factory:
@@ -136,7 +153,8 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
         return f"converted_{super().get_transformed_name(node)}"
 
     def transform_ast(self, node: ast.AST, ctx: Any) -> Any:
-        node = _LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node))
+        check(node)
+        node = OuterNames().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
         return api._TRANSPILER.transform_ast(node, ctx)
 
 
@@ -194,7 +212,7 @@ class _LoopElse(ast.NodeTransformer):
         if not breaks.found:
             return [node, *after]
         test = ast.UnaryOp(ast.Not(), ast.Name(flag, ast.Load()))
-        return [_assigned(flag, False, node), node, _like(ast.If(test, after, []), after[0])]
+        return [_assigned(flag, False, node), node, like(ast.If(test, after, []), after[0])]
 
 
 class _Breaks(ast.NodeTransformer):
@@ -224,17 +242,7 @@ def _as_list(nodes: Any) -> list[Any]:
 
 def _assigned(name: str, value: bool, place: ast.stmt) -> ast.stmt:
     """Returns an assignment that has the source line of `place`."""
-    return _like(ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value)), place)
-
-
-def _like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
-    """Copies the source line of a statement to a newly created statement."""
-    for part in ast.walk(made):
-        if not anno.hasanno(part, anno.Basic.ORIGIN) and anno.hasanno(place, anno.Basic.ORIGIN):
-            anno.copyanno(place, part, anno.Basic.ORIGIN)
-        if isinstance(part, (ast.stmt, ast.expr)) and not hasattr(part, "lineno"):
-            ast.copy_location(part, place)
-    return made
+    return like(ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value)), place)
 
 
 def _operators(falls_through: frozenset[str]) -> types.ModuleType:
@@ -261,10 +269,13 @@ def _returns(statements: list[ast.stmt]) -> bool:
         return _returns(last.body) and _returns(last.orelse)
     if isinstance(last, ast.With):
         return _returns(last.body)
+    if isinstance(last, ast.Try):
+        tried = _returns(last.body) or _returns(last.orelse)
+        return _returns(last.finalbody) or (tried and all(_returns(handler.body) for handler in last.handlers))
     if isinstance(last, (ast.For, ast.While)) and _returns(last.orelse) and not _has_break(last.body):
         return True
     if isinstance(last, ast.While):
-        return isinstance(last.test, ast.Constant) and bool(last.test.value)
+        return isinstance(last.test, ast.Constant) and bool(last.test.value) and not _has_break(last.body)
     return isinstance(last, (ast.Return, ast.Raise))
 
 

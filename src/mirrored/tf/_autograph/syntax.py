@@ -1,0 +1,77 @@
+"""Prepares the source of a function for malt's passes, and refuses what they would give another meaning."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from malt.pyct import anno, errors
+
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def check(node: ast.AST) -> None:
+    """Raises an error for a statement to which malt's passes would give another meaning.
+
+    The function is then not converted, and runs as Python.
+
+    Raises:
+        UnsupportedLanguageElementError: The function has such a statement.
+    """
+    for one in ast.walk(node):
+        if isinstance(one, (ast.TryStar, ast.Match)):
+            keyword = "match" if isinstance(one, ast.Match) else "except*"
+            raise errors.UnsupportedLanguageElementError(f"`{keyword}` is not supported")
+        if any(isinstance(part, ast.NamedExpr) for moved in _moved(one) for part in ast.walk(moved)):
+            # The passes move the expression to a function of its own, in which `:=` assigns a local variable.
+            raise errors.UnsupportedLanguageElementError(
+                "`:=` is not supported in the condition of `while`, in `and`, `or` and `a if b else c`"
+            )
+
+
+def _moved(node: ast.AST) -> list[ast.expr]:
+    """Returns the parts of a statement or expression that the passes move to a function of their own."""
+    if isinstance(node, ast.While):
+        return [node.test]
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    return [node.body, node.orelse] if isinstance(node, ast.IfExp) else []
+
+
+def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yields statements and their parts, but not those of inner functions."""
+    for one in nodes:
+        if not isinstance(one, _FUNCTIONS):
+            yield one
+            yield from _within(ast.iter_child_nodes(one))
+
+
+class OuterNames(ast.NodeTransformer):
+    """Adds an expression that mentions a function's nonlocal and global names to the end of all its paths.
+
+    Otherwise the passes take such a name for a local variable that is not read after the last `if`, and drop what its
+    branches assign. The expression, a lambda that is not called, reads nothing.
+    """
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.generic_visit(node)
+        declared = [one for one in _within(node.body) if isinstance(one, (ast.Nonlocal, ast.Global))]
+        names = dict.fromkeys(name for one in declared for name in one.names)
+        if names:
+            start = 1 if ast.get_docstring(node, clean=False) is not None else 0
+            (mention,) = ast.parse(f"lambda: ({', '.join(names)},)").body
+            last = like(mention, node.body[-1])
+            whole = ast.Try(body=node.body[start:], handlers=[], orelse=[], finalbody=[last])
+            node.body[start:] = [like(whole, node.body[start])]
+        return node
+
+
+def like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
+    """Copies the source line of a statement to a newly created statement."""
+    for part in ast.walk(made):
+        if not anno.hasanno(part, anno.Basic.ORIGIN) and anno.hasanno(place, anno.Basic.ORIGIN):
+            anno.copyanno(place, part, anno.Basic.ORIGIN)
+        if isinstance(part, (ast.stmt, ast.expr)) and not hasattr(part, "lineno"):
+            ast.copy_location(part, place)
+    return made
