@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.tf._autograph.state import (
-    RETURN_VALUE,
     GetState,
     Parts,
     SetState,
+    common_dtype,
+    is_generated,
     is_inferring,
     is_number,
     is_same,
@@ -29,8 +30,6 @@ from mirrored.tf._ops.blocks import Block, choose, outer_values, trace_block
 from mirrored.tf._ops.tensor_array import refuse_growth
 from mirrored.tf._tensors import as_tensor
 from mirrored.variables import Variable
-
-_PLACEHOLDERS = (RETURN_VALUE, "do_return", "break_", "continue_")
 
 
 def if_stmt(
@@ -186,7 +185,7 @@ def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[
     missing = [is_undefined(first), is_undefined(second)]
     if not any(missing) or all(missing):
         return first, second
-    if not (is_inferring() or name.startswith(_PLACEHOLDERS)):
+    if not (is_inferring() or is_generated(name)):
         raise unlike(statement, name, f"gets a value in the {'else' if missing[0] else 'first'} branch only")
     return (zeros_like(second), second) if missing[0] else (first, zeros_like(first))
 
@@ -233,7 +232,7 @@ class _Joint:
         numbers = is_number(one) or is_number(two)
         if first.shape != second.shape or (first.dtype != second.dtype and not numbers):
             raise unlike(self._statement, self._name, f"is {_shown(one)} in one branch and {_shown(two)} in the other")
-        return jnp.result_type(*(leaf if is_number(leaf) else as_tensor(leaf) for leaf in (one, two)))
+        return common_dtype(one, two)
 
     def given(self, number: int, tensors: Sequence[Any]) -> list[Any]:
         """Returns a branch's outputs for the leaves that differ.

@@ -77,6 +77,9 @@ def converted(function: object) -> Any:
     if isinstance(function, types.MethodType):
         inner = converted(function.__func__)
         return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
+    if type(function) is functools.partial:
+        inner = converted(function.func)
+        return function if inner is function.func else functools.partial(inner, *function.args, **function.keywords)
     if not is_convertible(function):
         return function
     found = _converted.get(function)

@@ -18,6 +18,7 @@ from mirrored.tf._autograph.state import (
     GetState,
     Parts,
     SetState,
+    common_dtype,
     inferring,
     is_number,
     is_same,
@@ -310,7 +311,7 @@ class _Attempt:
         if old.dtype == new.dtype:
             return before
         if is_number(before):
-            return old.astype(jnp.result_type(before, new))
+            return old.astype(common_dtype(before, new))
         raise self._names.error(name, f"is {old.dtype} before the loop and {new.dtype} in it")
 
 

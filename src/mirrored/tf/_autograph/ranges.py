@@ -36,8 +36,16 @@ class TracedRange:
     @property
     def count(self) -> jax.Array:
         """The number of integers or floats in the range, as a tensor."""
-        span = (self._limit - self._start) / self._delta
-        return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
+        if not jnp.issubdtype(self._start.dtype, jnp.integer):
+            span = (self._limit - self._start) / self._delta
+            return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
+        # Integers: a quotient of floats would be inexact from 2**24 on, and unsigned differences can be negative.
+        wide = jnp.promote_types(self._start.dtype, jnp.uint16)  # no difference of int8 or int16 overflows
+        start, limit, delta = (one.astype(wide) for one in (self._start, self._limit, self._delta))
+        rises, falls = (delta > 0) & (limit > start), (delta < 0) & (limit < start)
+        distance = jnp.where(falls, start - limit, limit - start)
+        step = jnp.where(falls, -delta, delta)
+        return jnp.where(rises | falls, (distance - 1) // step + 1, 0).astype(jnp.int32)
 
     def at(self, place: Operand) -> jax.Array:
         """Returns the number at a given index of the range."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import numpy as np
 from malt.operators.variables import Undefined, UndefinedReturnValue
 
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
-from mirrored._typing import PyTree
+from mirrored._typing import Leaf, PyTree
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import StaticTensor
 from mirrored.tf._tensors import as_tensor
@@ -25,6 +26,14 @@ GetState = Callable[[], tuple[Any, ...]]
 SetState = Callable[[tuple[Any, ...]], None]
 
 
+_GENERATED: Final = re.compile(r"(retval_|do_return|break_|continue_)(_\d+)?")
+
+
+def is_generated(name: str) -> bool:
+    """Returns whether AutoGraph has created a variable, for a `return`, `break` or `continue`."""
+    return _GENERATED.fullmatch(name) is not None
+
+
 def is_undefined(value: object) -> bool:
     """Returns whether a value is AutoGraph's marker for a Python variable that is not assigned yet."""
     return isinstance(value, (Undefined, UndefinedReturnValue))
@@ -33,6 +42,17 @@ def is_undefined(value: object) -> bool:
 def is_number(leaf: object) -> bool:
     """Returns whether a pytree leaf is a Python bool, int, float or complex."""
     return type(leaf) in (bool, int, float, complex)
+
+
+def common_dtype(one: Leaf, two: Leaf) -> Any:
+    """Returns the dtype of a variable that is `one` on one path and `two` on another, tensors or Python numbers.
+
+    A number takes the dtype of the tensor. Otherwise it is an int32 or float32, also in JAX's 64-bit mode.
+    """
+    promoted = jnp.result_type(*(leaf if is_number(leaf) else as_tensor(leaf) for leaf in (one, two)))
+    if any(not is_number(leaf) and as_tensor(leaf).dtype == promoted for leaf in (one, two)):
+        return promoted
+    return jnp.result_type(as_tensor(one), as_tensor(two))
 
 
 def is_tensor(leaf: object) -> bool:
