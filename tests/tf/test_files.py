@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import inspect
+import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import mirrored.tf as tf
+from mirrored.tf._errors import InvalidArgumentError
 
 
 def test_whole_files(tmp_path: Path) -> None:
@@ -159,3 +164,56 @@ def test_the_type_of_texts() -> None:
     dataset = tf.data.Dataset.from_generator(lambda: iter(["a", "b"]), output_signature=tf.TensorSpec((), tf.string))
     assert [text.numpy() for text in dataset] == [b"a", b"b"]
     assert next(iter(dataset.batch(2))).numpy().tolist() == [b"a", b"b"]
+
+
+DEPTHS = np.array([[0, 255, 256, 12345], [65535, 40000, 300, 511]], np.uint16)
+
+
+def packed(pixels: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("decode", [tf.io.decode_png, tf.io.decode_image])
+def test_gray_pictures_of_16_bits(decode: Any) -> None:
+    data = packed(DEPTHS)
+    assert decode(data, dtype=tf.uint16)[..., 0].tolist() == DEPTHS.tolist()
+    assert decode(data)[..., 0].tolist() == (DEPTHS // 256).tolist()
+    np.testing.assert_allclose(decode(data, dtype=tf.float32)[..., 0], DEPTHS / 65535, rtol=1e-6)
+    coloured = np.asarray(decode(data, channels=4, dtype=tf.uint16))
+    assert coloured.shape == (2, 4, 4)
+    assert (coloured[..., :3] == DEPTHS[..., None]).all()
+    assert (coloured[..., 3] == 65535).all()
+
+
+def test_colours_of_16_bits_are_decoded_to_8_bits_only() -> None:
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    parts = [
+        (b"IHDR", header),
+        (b"IDAT", zlib.compress(b"\0" + struct.pack(">HHH", 0x1234, 0xFF00, 0x00FF))),
+        (b"IEND", b""),
+    ]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    assert tf.io.decode_png(data).tolist() == [[[0x12, 0xFF, 0x00]]]
+    with pytest.raises(InvalidArgumentError, match=r"dtype=tf.uint16 for a PNG image of several channels with 16 bits"):
+        tf.io.decode_png(data, dtype=tf.uint16)
+
+
+def test_the_channels_of_a_png_file() -> None:
+    gray = np.full((2, 3, 2), 100, np.uint8)
+    assert tf.io.decode_png(packed(gray)).shape == (2, 3, 2)
+    palette = Image.fromarray(np.full((2, 3, 3), 100, np.uint8)).quantize(4)
+    shapes = []
+    for options in ({}, {"transparency": 0}):
+        file = io.BytesIO()
+        palette.save(file, "PNG", **options)
+        shapes.append(tf.io.decode_png(file.getvalue()).shape)
+    assert shapes == [(2, 3, 3), (2, 3, 4)]
+
+
+def test_a_dtype_that_no_picture_has() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"dtype=tf.int32\n"):
+        tf.io.decode_image(tf.io.encode_png(PIXELS), dtype=tf.int32)

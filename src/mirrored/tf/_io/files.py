@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 
 from mirrored._typing import DTypeLike, Operand
@@ -19,6 +18,7 @@ from mirrored.extras import load
 from mirrored.tf import _dtypes
 from mirrored.tf._data.host_arrays import Texts, as_bytes_array, on_host
 from mirrored.tf._errors import InvalidArgumentError, NotFoundError
+from mirrored.tf._io.pixels import in_dtype, in_mode, pixels_of
 from mirrored.tf._tensors import as_tensor
 
 FileName: TypeAlias = str | bytes | os.PathLike[str] | np.ndarray[Any, Any]
@@ -153,10 +153,6 @@ def _default(given: object) -> Any:
     return given if isinstance(given, str | bytes | int | float | _dtypes.DType) else np.asarray(given)
 
 
-# channels -> Pillow's image mode
-_LAYOUTS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
-
-
 def decode_image(
     contents: Texts, channels: int | None = None, dtype: DTypeLike = _dtypes.uint8, name: str | None = None,
     expand_animations: bool = True,
@@ -168,7 +164,7 @@ def decode_image(
     Args:
         contents: The file's bytes.
         channels: 1, 3 or 4; None or 0 keeps the number of channels in the image.
-        dtype: uint8, or a floating type for pixels in [0, 1].
+        dtype: uint8, uint16, or a floating type for pixels in [0, 1].
         name: Accepted and ignored.
         expand_animations: Whether a GIF returns all its frames, ``[frames, height, width, 3]``.
 
@@ -188,9 +184,9 @@ def decode_image(
         frames = []
         for number in range(getattr(image, "n_frames", 1)):
             image.seek(number)
-            frames.append(_pixels(image, 3))
-        return _in_dtype(np.stack(frames), dtype)
-    return _in_dtype(_pixels(image, channels), dtype)
+            frames.append(in_mode(image, 3))
+        return in_dtype(np.stack(frames), dtype)
+    return pixels_of(image, _text(contents), channels, dtype, "tf.io.decode_image")
 
 
 def decode_bmp(contents: Texts, channels: int = 0, name: str | None = None, *, dtype: DTypeLike = _dtypes.uint8) -> Any:
@@ -238,7 +234,7 @@ def decode_jpeg(
 def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.uint8, name: str | None = None) -> Any:
     """Decodes the bytes of a PNG, JPEG, BMP or GIF image to pixels ``[height, width, channels]``.
 
-    MPO files are accepted, too; see `decode_image`.
+    MPO files are accepted, too; see `decode_image`. A gray image of 16 bits keeps them with ``dtype=tf.uint16``.
     """
     del name
     return _decoded("tf.io.decode_png", ("PNG", "JPEG", "MPO", "BMP", "GIF"), contents, channels, dtype)
@@ -255,7 +251,7 @@ def _decoded(
             rule=f"`contents` must be in the format {' or '.join(formats)}",
             remedy="use tf.io.decode_image, which accepts JPEG, PNG, BMP and GIF files",
         )
-    return _in_dtype(_pixels(image, channels), dtype)
+    return pixels_of(image, _text(contents), channels, dtype, called)
 
 
 def _opened(contents: Texts, called: str, ratio: int = 1) -> Any:
@@ -287,23 +283,6 @@ def _make_smaller(image: Any, ratio: int, called: str) -> None:
             remedy="omit ratio, and use tf.image.resize",
         )
     image.draft(None, (image.size[0] // ratio, image.size[1] // ratio))
-
-
-def _pixels(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
-    wanted = channels or {"L": 1, "1": 1, "I;16": 1, "LA": 4, "RGBA": 4}.get(image.mode, 3)
-    if wanted not in _LAYOUTS:
-        raise ValueError(f"channels must be 0, 1, 3 or 4, not {channels}")
-    pixels = np.asarray(image if image.mode == _LAYOUTS[wanted] else image.convert(_LAYOUTS[wanted]))
-    return pixels.reshape(*pixels.shape[:2], wanted)
-
-
-def _in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
-    wanted = _dtypes.as_dtype(dtype)
-    if wanted.is_floating:
-        return jnp.asarray((pixels / 255).astype(_dtypes.array_dtype(wanted)))
-    if wanted == _dtypes.uint16:
-        return jnp.asarray(pixels.astype(np.uint16) * 257)
-    return jnp.asarray(pixels)
 
 
 def encode_png(image: Operand, compression: int = -1, name: str | None = None) -> Any:
@@ -375,7 +354,7 @@ def encode_jpeg(
 def _encoded(image: Operand, kind: str, called: str, **settings: int) -> Any:
     images = load("PIL.Image", called=called, extra="image", package="pillow")
     pixels = np.asarray(as_tensor(image))
-    if pixels.ndim != 3 or pixels.shape[-1] not in _LAYOUTS or pixels.dtype != np.uint8:
+    if pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4) or pixels.dtype != np.uint8:
         raise InvalidArgumentError.of(
             called,
             found=f"the image is {pixels.dtype}{list(pixels.shape)}",

@@ -1,0 +1,88 @@
+"""Converts images that Pillow has decoded to arrays of pixels."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._typing import DTypeLike
+from mirrored.tf import _dtypes
+from mirrored.tf._errors import InvalidArgumentError
+
+# channels -> Pillow's image mode
+_LAYOUTS: Final = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLike, called: str) -> Any:
+    """Returns the pixels of an image in a dtype.
+
+    Args:
+        image: The image, decoded by Pillow.
+        contents: The file.
+        channels: 1, 3 or 4; None or 0 keeps the number of channels in the file.
+        dtype: uint8, uint16 or a floating type.
+        called: What the user called, for messages.
+
+    Raises:
+        InvalidArgumentError: The dtype is another one, or the image has more bits than Pillow decodes.
+    """
+    wanted = _dtypes.as_dtype(dtype)
+    if not wanted.is_floating and wanted not in (_dtypes.uint8, _dtypes.uint16):
+        raise InvalidArgumentError.of(
+            called,
+            found=f"dtype={wanted!r}",
+            rule="dtype must be tf.uint8, tf.uint16 or a floating type",
+            remedy="decode to tf.uint8, and convert with tf.cast",
+        )
+    is_gray = image.mode.startswith("I")
+    if wanted != _dtypes.uint8 and not is_gray and _bits_of_png(contents) == 16:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"dtype={wanted!r} for a PNG image of several channels with 16 bits each",
+            rule="of such images, Pillow decodes the upper 8 bits; 16 bits are decoded of images with one channel",
+            remedy="pass dtype=tf.uint8, or read the file with another library (cv2.imread with IMREAD_UNCHANGED) in "
+            "Dataset.map",
+        )
+    return in_dtype(_gray_of_16_bits(image, channels) if is_gray else in_mode(image, channels), dtype)
+
+
+def _bits_of_png(contents: bytes) -> int | None:
+    """Returns the number of bits per channel of a PNG file; None for another file."""
+    return contents[24] if contents.startswith(b"\x89PNG\r\n\x1a\n") else None
+
+
+def _gray_of_16_bits(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
+    """Returns the pixels of a gray image of 16 bits, which Pillow's conversions would clip to 8 bits."""
+    pixels = np.asarray(image).astype(np.uint16)[..., None]
+    if (channels or 1) == 1:
+        return pixels
+    opaque = [np.full_like(pixels, np.iinfo(np.uint16).max)] if _checked(channels) == 4 else []
+    return np.concatenate([pixels, pixels, pixels, *opaque], -1)
+
+
+def in_mode(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
+    """Returns the pixels of an image of 8 bits; None or 0 keeps the number of channels in the file."""
+    own = {"L": 1, "1": 1, "LA": 2, "RGBA": 4}.get(image.mode, 3)
+    if image.mode == "P" and image.format == "PNG" and "transparency" in image.info:
+        own = 4
+    wanted = _checked(channels) if channels else own
+    pixels = np.asarray(image if image.mode == _LAYOUTS[wanted] else image.convert(_LAYOUTS[wanted]))
+    return pixels.reshape(*pixels.shape[:2], wanted)
+
+
+def _checked(channels: int | None) -> int:
+    if channels not in (1, 3, 4):
+        raise ValueError(f"channels must be 0, 1, 3 or 4, not {channels}")
+    return channels
+
+
+def in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
+    """Converts pixels of 8 or 16 bits: to numbers from 0 to 1 for a floating dtype."""
+    wanted, wide = _dtypes.as_dtype(dtype), pixels.dtype == np.uint16
+    if wanted.is_floating:
+        return jnp.asarray((pixels / np.iinfo(pixels.dtype).max).astype(_dtypes.array_dtype(wanted)))
+    if wanted == _dtypes.uint16:
+        return jnp.asarray(pixels if wide else pixels.astype(np.uint16) * 257)
+    return jnp.asarray((pixels >> 8).astype(np.uint8) if wide else pixels)
