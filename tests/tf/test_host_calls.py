@@ -57,3 +57,24 @@ def test_eager_calls_have_gradients():
     with tf.GradientTape() as tape:
         y = tf.py_function(lambda v: v * v, [x], tf.float32)
     assert float(tape.gradient(y, x)) == 6.0
+
+
+@pytest.mark.parametrize("inputs", [[], [tf.constant(1.0)]], ids=["nothing", "a constant"])
+@pytest.mark.parametrize("call", [tf.py_function, tf.numpy_function])
+def test_calls_without_traced_arguments_happen_each_time(call, inputs):
+    calls = []
+
+    def number(*_):
+        calls.append(len(calls))
+        return np.float32(calls[-1])
+
+    @tf.function
+    def f(x):
+        total = x
+        for _ in tf.range(2):
+            total = total + call(number, inputs, tf.float32)
+        return total
+
+    f(tf.constant(0.0)).block_until_ready()
+    start = len(calls)
+    assert float(f(tf.constant(0.0))) == 2 * start + 1  # the next two numbers

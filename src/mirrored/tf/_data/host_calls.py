@@ -13,6 +13,7 @@ from jax.experimental import io_callback
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Array, DTypeLike, HostArray
+from mirrored.tf._asking import inside_function
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._tensors import as_tensor
 
@@ -68,7 +69,8 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
         results = [] if not dtypes else list(result) if isinstance(result, (list, tuple)) else [result]
         return [jnp.asarray(as_tensor(one), dtype) for one, dtype in zip(results, dtypes, strict=True)]
 
-    if any(isinstance(payload_of(one), Tracer) for one in tensors):
+    # In a program, a call of constants may still return another value each time, or have a side effect.
+    if inside_function() or any(isinstance(payload_of(one), Tracer) for one in tensors):
         outs = _from_program(run, tensors)
     else:
         outs = run(*tensors)
