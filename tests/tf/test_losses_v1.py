@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,7 +29,7 @@ def test_reductions_of_weighted_losses(reduction: str) -> None:
 
 def test_losses_without_a_reduction_and_of_integers() -> None:
     found = losses.compute_weighted_loss([1, 2], 3.0, reduction=losses.Reduction.NONE)
-    assert (found.dtype, found.tolist()) == (np.float32, [3.0, 6.0])
+    assert (found.dtype, found.tolist()) == (np.int32, [3, 6])
 
 
 def test_weights_of_zero_give_zero_and_a_gradient_of_zero() -> None:
@@ -62,3 +63,44 @@ def test_each_replica_averages_its_own_losses() -> None:
 def test_wrong_arguments(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         losses.compute_weighted_loss(*arguments)
+
+
+OF_PREDICTIONS = ("absolute_difference", "hinge_loss", "huber_loss", "log_loss", "mean_squared_error")
+
+
+@pytest.mark.parametrize("name", OF_PREDICTIONS)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_losses_of_predictions_are_float32(name: str, dtype: Any) -> None:
+    labels, predictions = tf.zeros([2], dtype), tf.constant([0.5, 0.25], dtype)
+    expected = getattr(losses, name)(tf.cast(labels, tf.float32), tf.cast(predictions, tf.float32))
+    found = getattr(losses, name)(labels, predictions)
+    assert (found.dtype, float(found)) == (np.float32, float(expected))
+
+
+def test_sums_of_short_floats_are_computed_in_float32() -> None:
+    assert (
+        float(losses.mean_squared_error(tf.zeros([2], tf.float16), tf.fill([2], tf.constant(300.0, tf.float16)))) == 9e4
+    )
+    found = losses.compute_weighted_loss(tf.fill([2000], tf.constant(100.0, tf.float16)))
+    assert (found.dtype, float(found)) == (np.float16, 100.0)
+    found = losses.compute_weighted_loss(tf.fill([1001], tf.constant(3.0, tf.bfloat16)))
+    assert (found.dtype, float(found)) == (jnp.bfloat16, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_gradient"),
+    [
+        (losses.softmax_cross_entropy, False),
+        (tf.compat.v1.nn.softmax_cross_entropy_with_logits, False),
+        (tf.compat.v1.nn.softmax_cross_entropy_with_logits_v2, True),
+        (tf.nn.softmax_cross_entropy_with_logits, True),
+    ],
+)
+def test_gradients_of_labels(loss: Any, has_gradient: bool) -> None:
+    labels, logits = tf.constant([[0.2, 0.8]]), tf.constant([[1.0, 2.0]])
+    with tf.GradientTape() as tape:
+        tape.watch([labels, logits])
+        value = loss(labels, logits)
+    of_labels, of_logits = tape.gradient(value, [labels, logits])
+    assert (of_labels is not None) == has_gradient
+    assert of_logits is not None

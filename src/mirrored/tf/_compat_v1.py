@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from mirrored._typing import Operand
+from mirrored.tape import stop_gradient
 from mirrored.tf._ops.activations import embedding_lookup as embedding_lookup_of_2
 from mirrored.tf._ops.indexing import where as where_of_2
 from mirrored.tf._ops.math import cast
@@ -146,7 +147,7 @@ _PARAMETERS: Final[dict[str, str]] = {
     "nn.in_top_k": "predictions targets k name>",
     "nn.max_pool": _POOLING,
     "nn.moments": "x axes shift> name> keep_dims>keepdims keepdims",
-    "nn.softmax_cross_entropy_with_logits": "labels logits dim>axis name> axis",
+    "nn.softmax_cross_entropy_with_logits_v2": "labels logits axis name> dim>axis",
     "nn.sparse_softmax_cross_entropy_with_logits": _SPARSE,
     "nn.weighted_cross_entropy_with_logits": "labels logits pos_weight name> targets>labels",
     "norm": "tensor ord axis keepdims name> keep_dims>keepdims",
@@ -245,6 +246,15 @@ def where(condition: Operand, x: Operand | None = None, y: Operand | None = None
     return where_of_2(truths, x, y)
 
 
+def _of_constant_labels(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a loss without a gradient to its labels, as TensorFlow 1 defined it."""
+
+    def loss(labels: Operand, **others: Any) -> Any:
+        return function(labels=stop_gradient(as_tensor(labels)), **others)
+
+    return loss
+
+
 def _casting(dtype: str) -> Callable[..., Any]:
     def to(x: Operand, name: str | None = None) -> Any:
         del name
@@ -266,13 +276,16 @@ def names(known: Mapping[str, Any]) -> dict[str, Any]:
     """
     made: dict[str, Any] = {one: known[one] for one in shared(known)}
     made |= {old: known[new] for old, new in _MOVED.items() if new in known}
-    made |= {one: _as_before(one, parameters, known[one]) for one, parameters in _PARAMETERS.items()}
+    made |= {
+        one: _as_before(one, parameters, known[one.removesuffix("_v2")]) for one, parameters in _PARAMETERS.items()
+    }
     for one in ("argmax", "argmin"):
         old = f"arg_{one[3:]}"
         made[old] = _as_before(old, "input dimension>axis output_type name>", known[one])
     made |= {f"to_{name}": _casting(dtype) for name, dtype in _CASTS.items()}
     made["nn.dropout"], made["where"], made["nn.embedding_lookup"] = dropout, where, embedding_lookup
-    made["nn.softmax_cross_entropy_with_logits_v2"] = made["nn.softmax_cross_entropy_with_logits"]
+    softmax = "nn.softmax_cross_entropy_with_logits"
+    made[softmax] = _as_before(softmax, "labels logits dim>axis name> axis", _of_constant_labels(known[softmax]))
     made |= dict.fromkeys(("global_variables_initializer", "local_variables_initializer"), no_op)
     return {f"compat.v1.{one}": value for one, value in made.items()}
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError
+from mirrored.tape import stop_gradient
 from mirrored.tf._ops import kinks
 from mirrored.tf._ops import losses as ops_losses
 from mirrored.tf._tensors import as_tensor
@@ -63,7 +64,8 @@ def compute_weighted_loss(
         reduction: One of `Reduction`.
 
     Returns:
-        A scalar, or for `Reduction.NONE` the weighted losses. 0 if the divisor is 0.
+        A scalar, or for `Reduction.NONE` the weighted losses. 0 if the divisor is 0. It is computed in float32, and has
+        the dtype of the losses.
 
     Raises:
         ArgumentError: `reduction` is not a reduction, or the shape of the weights does not fit.
@@ -83,12 +85,12 @@ def compute_weighted_loss(
             rule=f"reduction must be one of {', '.join(Reduction.all())}",
             remedy="pass an attribute of tf.compat.v1.losses.Reduction",
         )
-    values = as_tensor(losses)
-    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.float32)
-    factors = _broadcast(as_tensor(weights).astype(values.dtype), values)
+    given = as_tensor(losses)
+    values = given.astype(jnp.float32)  # sums of float16 overflow, and counts in bfloat16 are rounded
+    factors = _broadcast(as_tensor(weights).astype(jnp.float32), values)
     weighted = values * factors
     if reduction == Reduction.NONE:
-        return weighted
+        return weighted.astype(given.dtype)
     divisors: dict[str, Any] = {
         Reduction.SUM: 1.0,
         Reduction.MEAN: jnp.sum(factors),
@@ -97,7 +99,8 @@ def compute_weighted_loss(
     }
     divisor = divisors[reduction]
     # The inner `where` keeps a division by 0 out of the gradient.
-    return jnp.where(divisor == 0, 0.0, jnp.sum(weighted) / jnp.where(divisor == 0, 1.0, divisor))
+    loss = jnp.where(divisor == 0, 0.0, jnp.sum(weighted) / jnp.where(divisor == 0, 1.0, divisor))
+    return loss.astype(given.dtype)
 
 
 def _broadcast(weights: jax.Array, values: jax.Array) -> jax.Array:
@@ -142,6 +145,11 @@ def _loss(losses: Callable[..., jax.Array], called: str) -> Callable[..., jax.Ar
     return loss
 
 
+def _in_float32(labels: Operand, predictions: Operand) -> tuple[jax.Array, jax.Array]:
+    """Converts labels and predictions to float32, in which TensorFlow computes the losses that are not of logits."""
+    return _pair(labels, as_tensor(predictions).astype(jnp.float32))
+
+
 def _pair(labels: Operand, predictions: Operand) -> tuple[jax.Array, jax.Array]:
     found, expected = as_tensor(predictions), as_tensor(labels)
     found = found if jnp.issubdtype(found.dtype, jnp.floating) else found.astype(jnp.float32)
@@ -157,19 +165,19 @@ def _pair(labels: Operand, predictions: Operand) -> tuple[jax.Array, jax.Array]:
 
 def _absolute_difference(labels: Operand, predictions: Operand) -> jax.Array:
     """Returns the weighted mean of absolute differences."""
-    expected, found = _pair(labels, predictions)
+    expected, found = _in_float32(labels, predictions)
     return kinks.absolute(found - expected)
 
 
 def _mean_squared_error(labels: Operand, predictions: Operand) -> jax.Array:
     """Returns the weighted mean of squared differences."""
-    expected, found = _pair(labels, predictions)
+    expected, found = _in_float32(labels, predictions)
     return jnp.square(found - expected)
 
 
 def _huber_loss(labels: Operand, predictions: Operand, delta: float = 1.0) -> jax.Array:
     """Returns the weighted mean of Huber's losses: quadratic for errors up to `delta`, linear beyond."""
-    expected, found = _pair(labels, predictions)
+    expected, found = _in_float32(labels, predictions)
     error = jnp.abs(found - expected)
     quadratic = jnp.minimum(error, delta)
     return 0.5 * jnp.square(quadratic) + delta * (error - quadratic)
@@ -177,13 +185,13 @@ def _huber_loss(labels: Operand, predictions: Operand, delta: float = 1.0) -> ja
 
 def _log_loss(labels: Operand, predictions: Operand, epsilon: float = 1e-7) -> jax.Array:
     """Returns the weighted mean of the cross entropy between labels and probabilities."""
-    expected, found = _pair(labels, predictions)
+    expected, found = _in_float32(labels, predictions)
     return -expected * jnp.log(found + epsilon) - (1 - expected) * jnp.log(1 - found + epsilon)
 
 
 def _hinge_loss(labels: Operand, logits: Operand) -> jax.Array:
     """Returns the weighted mean of hinge losses of labels 0 and 1."""
-    expected, found = _pair(labels, logits)
+    expected, found = _in_float32(labels, logits)
     return jax.nn.relu(1 - (2 * expected - 1) * found)
 
 
@@ -200,6 +208,7 @@ def _softmax_cross_entropy(onehot_labels: Operand, logits: Operand, label_smooth
     expected, found = _pair(onehot_labels, logits)
     if label_smoothing > 0:
         expected = expected * (1 - label_smoothing) + label_smoothing / expected.shape[1]
+    expected = stop_gradient(expected)
     return ops_losses.softmax_cross_entropy_with_logits(expected, found)
 
 
