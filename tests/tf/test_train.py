@@ -223,3 +223,28 @@ def test_callbacks_of_checkpoints(tmp_path, v):
     assert seen == ["written", True] * 2
     with pytest.raises(ValueError, match="several parameters"):
         tf.train.CheckpointOptions(experimental_write_callbacks=[lambda path, more: None])
+
+
+def test_a_save_without_the_check_begins_a_new_interval(tmp_path):
+    step = tf.Variable(0)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(step=step), tmp_path, None, step_counter=step, checkpoint_interval=10
+    )
+    saved = []
+    for number, checks in ((0, True), (5, False), (11, True), (15, True)):
+        step.assign(number)
+        saved.append(manager.save(check_interval=checks) is not None)
+    assert saved == [True, True, False, True]
+
+
+def test_a_manager_calls_the_functions_of_its_options(tmp_path):
+    called = []
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(0)), tmp_path, 2)
+    options = tf.train.CheckpointOptions(experimental_write_callbacks=[called.append, lambda: called.append("done")])
+    path = manager.save(options=options)
+    assert called == [path, "done"]
+
+
+def test_a_manager_keeps_at_least_one_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="max_to_keep=0"):
+        tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(0)), tmp_path, 0)

@@ -180,7 +180,7 @@ class CheckpointManager:
         self._manager = checkpoints.CheckpointManager(
             checkpoint,
             directory,
-            max_to_keep or None,
+            max_to_keep,
             checkpoint_name=checkpoint_name,
             keep_every_n_hours=keep_checkpoint_every_n_hours,
         )
@@ -223,20 +223,22 @@ class CheckpointManager:
         Args:
             checkpoint_number: The number in the name; by default one more than the checkpoint's `save_counter`.
             check_interval: Whether to respect `checkpoint_interval`.
-            options: Whether to wait until the checkpoint is on disk.
+            options: Whether to wait until the checkpoint is on disk, and what to call then.
 
         Returns:
             The path; None if `checkpoint_interval` steps have not passed yet.
         """
         step = None if self._step_counter is None else int(np.asarray(self._step_counter))
-        if self._interval is not None and check_interval and step is not None:
-            if self._last_step is not None and step - self._last_step < self._interval:
+        if self._interval is not None and check_interval and step is not None and self._last_step is not None:
+            if step - self._last_step < self._interval:
                 return None
-            self._last_step = step
         number = None if checkpoint_number is None else int(np.asarray(checkpoint_number))
         path = self._manager.save(number, force=True)
+        self._last_step = step
         if _waits(options, None):
             self._manager.wait()
+        if path is not None:
+            _call_back(options, path)
         return path
 
     def restore_or_initialize(self) -> str | None:
