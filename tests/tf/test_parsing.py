@@ -184,3 +184,22 @@ def test_a_tensor_is_parsed_of_one_text() -> None:
     text = tf.io.serialize_tensor(np.arange(3))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"tf.io.parse_tensor: `serialized` has the shape \[2\]"):
         tf.io.parse_tensor([text, text], tf.int64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "encoded", "expected"),
+    [
+        (tf.float16, 13, bytes([0x80, 0x7C]), 1.5),
+        (tf.bfloat16, 13, bytes([0xC0, 0x7F]), 1.5),
+        (tf.uint32, 16, bytes([0xFF, 0xFF, 0xFF, 0xFF, 0x0F]), 2**32 - 1),
+        (tf.uint64, 17, bytes([0x07]), 7),
+        (tf.complex64, 9, struct.pack("<ff", 1, -2), 1 - 2j),
+        (tf.complex128, 12, struct.pack("<dd", 1, -2), 1 - 2j),
+    ],
+)
+def test_numbers_in_the_fields_of_their_types(dtype: Any, field: int, encoded: bytes, expected: Any) -> None:
+    """`tf.make_tensor_proto` stores scalars in these fields, which are not those of `serialize_tensor`."""
+    tag = field << 3 | 2
+    head = bytes([tag]) if tag < 128 else bytes([tag & 127 | 128, tag >> 7])
+    proto = bytes([8, dtype.as_datatype_enum, 0x12, 0]) + head + bytes([len(encoded)]) + encoded
+    assert tf.io.parse_tensor(proto, dtype).numpy() == expected

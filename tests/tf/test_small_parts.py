@@ -67,7 +67,8 @@ def test_files(tmp_path: Path) -> None:
 
 def test_compat() -> None:
     assert tf.compat.as_bytes("a") == b"a"
-    assert tf.compat.as_text(b"a") == tf.compat.as_str("a") == "a"
+    assert tf.compat.as_text(b"a") == tf.compat.as_str("a") == tf.compat.as_str_any(b"a") == "a"
+    assert tf.compat.as_str_any(1.5) == "1.5"
     tf.compat.v1.enable_eager_execution()
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     tf.compat.v1.logging.set_verbosity("INFO")

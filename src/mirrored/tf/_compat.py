@@ -20,6 +20,11 @@ def as_text(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> 
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
+def as_str_any(value: object, encoding: str = "utf-8") -> str:
+    """Converts a value to a str; decodes bytes."""
+    return as_text(value, encoding) if isinstance(value, bytes | bytearray) else str(value)
+
+
 def enable_v2() -> None:
     """Does nothing (`tf.compat.v1.enable_v2_behavior`): TensorFlow 2 behavior is always enabled."""
 
@@ -84,7 +89,7 @@ NAMES: dict[str, Any] = {
     "compat.as_bytes": as_bytes,
     "compat.as_text": as_text,
     "compat.as_str": as_text,
-    "compat.as_str_any": str,
+    "compat.as_str_any": as_str_any,
     "compat.v1.ConfigProto": ConfigProto,
     "compat.v1.enable_eager_execution": enable_v2,
     "compat.v1.enable_v2_behavior": enable_v2,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from mirrored.extras import load
 
 _OPTIONAL, _REPEATED = 1, 3
-_DOUBLE, _FLOAT, _INT64, _INT32, _BOOL, _STRING, _MESSAGE, _BYTES = 1, 2, 3, 5, 8, 9, 11, 12
+_DOUBLE, _FLOAT, _INT64, _UINT64, _INT32, _BOOL, _STRING, _MESSAGE, _BYTES, _UINT32 = 1, 2, 3, 4, 5, 8, 9, 11, 12, 13
 
 # message -> (field, number, label, type, message type). Repeated fields of numbers are packed.
 _FIELDS: Final[dict[str, tuple[tuple[str, int, int, int, str], ...]]] = {
@@ -42,8 +42,13 @@ _FIELDS: Final[dict[str, tuple[tuple[str, int, int, int, str], ...]]] = {
         ("double_val", 6, _REPEATED, _DOUBLE, ""),
         ("int_val", 7, _REPEATED, _INT32, ""),
         ("string_val", 8, _REPEATED, _BYTES, ""),
+        ("scomplex_val", 9, _REPEATED, _FLOAT, ""),
         ("int64_val", 10, _REPEATED, _INT64, ""),
         ("bool_val", 11, _REPEATED, _BOOL, ""),
+        ("dcomplex_val", 12, _REPEATED, _DOUBLE, ""),
+        ("half_val", 13, _REPEATED, _INT32, ""),
+        ("uint32_val", 16, _REPEATED, _UINT32, ""),
+        ("uint64_val", 17, _REPEATED, _UINT64, ""),
     ),
 }
 _MAPS: Final = {"Features": ("FeatureEntry", "Feature"), "FeatureLists": ("FeatureListEntry", "FeatureList")}

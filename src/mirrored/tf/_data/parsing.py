@@ -16,7 +16,8 @@ from mirrored.tf._errors import InvalidArgumentError
 _LISTS: Final = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_val", "int64": "int64_val",
                  "bool": "bool_val", "string": "string_val", "uint8": "int_val", "int8": "int_val", "int16": "int_val",
-                 "uint16": "int_val"}  # fmt: skip
+                 "uint16": "int_val", "uint32": "uint32_val", "uint64": "uint64_val", "complex64": "scomplex_val",
+                 "complex128": "dcomplex_val", "float16": "half_val", "bfloat16": "half_val"}  # fmt: skip
 
 
 class FixedLenFeature(NamedTuple):
@@ -256,7 +257,7 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
     if proto.tensor_content:
         return on_host(np.frombuffer(proto.tensor_content, wanted.dtype).reshape(shape).copy())
-    values = list(getattr(proto, _TYPED[wanted.name])) if wanted.name in _TYPED else []
+    values = _numbers(list(getattr(proto, _TYPED[wanted.name])), wanted)
     count = int(np.prod(shape, dtype=np.int64))
     if not values and count:
         values = [b"" if wanted is _dtypes.string else 0]
@@ -264,6 +265,13 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
     # TensorFlow writes repetitions of the last value only once.
     array[:] = (values + values[-1:] * count)[:count]
     return on_host(array.reshape(shape))
+
+
+def _numbers(values: list[Any], dtype: _dtypes.DType) -> list[Any]:
+    """Returns the numbers that a field of a TensorProto encodes: bits of short floats, and parts of complex numbers."""
+    if dtype.is_complex:
+        return [complex(*parts) for parts in zip(values[::2], values[1::2], strict=True)]
+    return list(np.array(values, np.uint16).view(dtype.dtype)) if _TYPED[dtype.name] == "half_val" else values
 
 
 def _no_tensor(found: str, remedy: str) -> InvalidArgumentError:
