@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+from collections import deque
 from typing import Any
 
 import pytest
@@ -96,3 +97,14 @@ def test_references_are_keys() -> None:
     assert tf.nest.map_structure(lambda one: one + 1, given) == {second.ref(): 3, first.ref(): 2}
     compiled = tf.function(lambda by_variable: {key: value * 2 for key, value in by_variable.items()})
     assert compiled({key: tf.constant(value) for key, value in given.items()})[first.ref()] == 2
+
+
+def test_views_deques_and_shapes():
+    named = {"b": 2, "a": 1}
+    assert tf.nest.flatten([named.values(), named.keys()]) == [2, 1, "b", "a"]
+    assert tf.nest.flatten(named.items()) == ["b", 2, "a", 1]
+    assert tf.nest.map_structure(lambda one: 2 * one, named.values()) == [4, 2]
+    assert tf.nest.map_structure(lambda one: 2 * one, deque([1, 2])) == deque([2, 4])
+    shapes = {"a": tf.TensorShape([2, 3]), "b": tf.TensorShape(None)}
+    assert tf.nest.flatten(shapes) == [tf.TensorShape([2, 3]), tf.TensorShape(None)]
+    assert tf.nest.map_structure(lambda shape: shape.rank, shapes) == {"a": 2, "b": None}

@@ -1,23 +1,28 @@
 """`tf.nest`: functions for nested lists, tuples and dicts, by TensorFlow's rules.
 
-Lists, tuples, named tuples and mappings (in sorted key order) are structures. Everything else is a leaf, None included.
+Lists, tuples, named tuples, deques, mappings (in sorted key order) and their views are structures. Everything else is a
+leaf, None and `tf.TensorShape` included.
 In JAX's pytrees, None is instead an empty structure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
+from typing import Any, Final
 
 from mirrored._typing import PyTree
 from mirrored.tf._indexed_slices import IndexedSlices
+from mirrored.tf._shapes import TensorShape
 from mirrored.tf._table import op
 from mirrored.values.distributed_values import PerReplica
 
+_NESTED: Final = (list, tuple, Mapping, deque, MappingView)
+
 
 def is_nested(structure: object) -> bool:
-    """Returns whether a value is a nested structure: a list, tuple or mapping."""
-    return isinstance(structure, (list, tuple, Mapping)) and not isinstance(structure, IndexedSlices)
+    """Returns whether a value is a nested structure: a list, tuple, deque, mapping or view of a mapping."""
+    return isinstance(structure, _NESTED) and not isinstance(structure, (IndexedSlices, TensorShape))
 
 
 def _has_parts(structure: PyTree, composites: bool) -> bool:
@@ -78,7 +83,7 @@ def _refilled(structure: PyTree, leaves: Iterator[Any], composites: bool) -> Any
 
 
 def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
-    """Creates a list, tuple or mapping of the same type as the given one, with other items."""
+    """Creates a structure of the same type as the given one, with other items; a list for a view of a mapping."""
     if isinstance(structure, Mapping):
         by_key = dict(zip(_keys(structure), parts, strict=True))
         in_order = {key: by_key[key] for key in structure}
@@ -91,6 +96,8 @@ def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
         return PerReplica(parts, structure.device_assignment)
     if hasattr(structure, "_fields"):
         return type(structure)(*parts)
+    if isinstance(structure, MappingView):
+        return list(parts)
     return type(structure)(parts)
 
 
