@@ -164,3 +164,21 @@ def test_sparse_gradients_of_variables_without_a_fixed_shape():
     v, optimizer = tf.Variable([1.0, 2.0], shape=[None]), train.GradientDescentOptimizer(0.5)
     optimizer.apply_gradients([(tf.IndexedSlices(tf.constant([1.0]), tf.constant([1])), v)])
     assert v.numpy().tolist() == [1.0, 1.5]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("place", ["outside the scope", "summed"])
+def test_a_step_of_all_replicas_counts_once(compiled, place):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    outside = train.get_or_create_global_step()
+    with strategy.scope():
+        v, optimizer = tf.Variable(2.0), train.GradientDescentOptimizer(0.1)
+        summed = tf.Variable(0, trainable=False, aggregation=tf.VariableAggregation.SUM)
+    step = outside if place == "outside the scope" else summed
+
+    def run():
+        strategy.run(lambda: optimizer.minimize(lambda: v * v, step, [v]))
+
+    for _ in range(2):
+        (tf.function(run) if compiled else run)()
+    assert int(step.numpy()) == 2

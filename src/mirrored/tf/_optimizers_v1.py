@@ -13,6 +13,7 @@ from mirrored._typing import Operand, PyTree
 from mirrored.checkpoint.objects import Part
 from mirrored.checkpoint.places import Attribute, Place
 from mirrored.optimizers import Optimizer
+from mirrored.optimizers.gradient_merge import once
 from mirrored.tape import GradientTape
 from mirrored.variables import Variable, VariableAggregation
 
@@ -94,7 +95,8 @@ class OptimizerV1:
         """
         self._optimizer.apply_gradients(grads_and_vars, name)
         if global_step is not None:
-            global_step.assign_add(1, read_value=False)
+            # Once for all replicas: each would add 1 to a variable that was made outside the scope.
+            once(lambda: global_step.assign_add(1, read_value=False))
 
     def minimize(
         self,
