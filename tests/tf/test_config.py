@@ -56,6 +56,43 @@ def test_virtual_devices_stand_for_gpus() -> None:
 
 
 @pytest.mark.long
+def test_strategies_use_the_visible_gpus() -> None:
+    out = run(
+        """
+        import mirrored.tf as tf
+        gpus = tf.config.list_physical_devices("GPU")
+        tf.config.set_visible_devices(gpus[:2], "GPU")
+        print(len(gpus), tf.config.get_visible_devices("GPU") == gpus[:2], len(tf.config.list_logical_devices("GPU")))
+        print(tf.distribute.MirroredStrategy().num_replicas_in_sync)
+        for kept in (gpus[2:], []):
+            try:
+                tf.config.set_visible_devices(kept, "GPU")
+            except RuntimeError as error:
+                print("refused:", "cannot be modified after JAX has initialized them" in str(error))
+        tf.config.set_visible_devices(gpus, "GPU")
+        print(tf.distribute.MirroredStrategy().num_replicas_in_sync)
+    """,
+        MIRRORED_VIRTUAL_DEVICES="4",
+        MIRRORED_VIRTUAL_KIND="GPU",
+    )
+    assert out.splitlines() == ["4 True 2", "2", "refused: True", "refused: True", "4"]
+
+
+@pytest.mark.long
+def test_simulated_gpus_are_hidden_before_jax_has_started() -> None:
+    out = run(
+        """
+        import mirrored.tf as tf
+        tf.config.set_visible_devices([], "GPU")
+        print(tf.config.list_physical_devices("GPU"), tf.distribute.MirroredStrategy().num_replicas_in_sync)
+    """,
+        MIRRORED_VIRTUAL_DEVICES="4",
+        MIRRORED_VIRTUAL_KIND="GPU",
+    )
+    assert out.splitlines() == ["[] 1"]
+
+
+@pytest.mark.long
 def test_virtual_gpus_from_the_environment() -> None:
     out = run(
         """

@@ -11,8 +11,14 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from mirrored import config as settings
+from mirrored._jax.distributed import has_devices
 from mirrored.errors import ContextError, DeviceError
-from mirrored.topology.device_assignment import devices_of_kind, resolve_device
+from mirrored.topology.device_assignment import (
+    devices_of_kind,
+    limit_default_devices,
+    most_default_devices,
+    resolve_device,
+)
 
 _KINDS = ("CPU", "GPU", "TPU")
 
@@ -110,11 +116,12 @@ def set_visible_devices(
 
     `device_type` limits this to devices of one type.
 
-    Context: before JAX has started.
+    Context: any. All GPUs can be hidden before JAX has started (`list_physical_devices` starts it). Later, the first n
+    devices of a kind can stay visible: strategies use only these, unless their devices are named.
 
     Raises:
         ValueError: The machine lacks one of the devices.
-        ContextError: JAX has started with other devices.
+        ContextError: JAX has started, and other devices than the first ones were to stay visible.
     """
     chosen = (
         list(devices) if isinstance(devices, (list, tuple)) and not isinstance(devices, PhysicalDevice) else [devices]
@@ -122,28 +129,41 @@ def set_visible_devices(
     kinds = [device_type] if device_type else sorted({one.device_type for one in chosen} | set(_KINDS))
     for kind in kinds:
         mine = [one for one in chosen if one.device_type == kind]
+        if not mine and _hide_all(kind):
+            _state.visible[kind] = mine
+            continue
         existing = list_physical_devices(kind)
         unknown = [one for one in mine if one not in existing]
         if unknown:
             raise ValueError(f"Unrecognized device: {unknown[0]!r}; this machine has {existing}")
-        if kind == "GPU" and existing and mine != existing:
-            _hide_gpus(mine)
+        if kind != "CPU" and existing:
+            _show_only(kind, mine, existing)
         _state.visible[kind] = mine
 
 
-def _hide_gpus(kept: list[PhysicalDevice]) -> None:
-    try:
-        if kept:
-            jax.config.update("jax_cuda_visible_devices", ",".join(one.name.rpartition(":")[2] for one in kept))
-        else:
-            jax.config.update("jax_platforms", "cpu")
-    except RuntimeError as error:
+def _hide_all(kind: str) -> bool:
+    """Hides all GPUs, simulated or not, from JAX before it has started; returns whether that was possible."""
+    if kind != "GPU" or has_devices():
+        return False
+    if settings.virtual_kind() == kind:
+        settings.set_virtual_devices(1)
+    elif _has_accelerator_plugin():
+        jax.config.update("jax_platforms", "cpu")
+    return True
+
+
+def _show_only(kind: str, kept: list[PhysicalDevice], existing: list[PhysicalDevice]) -> None:
+    """Hides accelerators from strategies that name no devices: JAX, which has listed them, has started."""
+    if not kept or kept != existing[: len(kept)]:
         raise ContextError(
             "tf.config.set_visible_devices",
-            found="JAX has already started",
-            rule="visible devices cannot be modified after JAX has initialized them",
-            remedy="call it right after the imports, or start the program with CUDA_VISIBLE_DEVICES",
-        ) from error
+            found=f"JAX has started with {len(existing)} {kind}s (list_physical_devices starts it), and "
+            + (f"{', '.join(one.name for one in kept)} were to stay visible" if kept else "none was to stay visible"),
+            rule=f"visible devices cannot be modified after JAX has initialized them, except to the first n {kind}s",
+            remedy="start the program with CUDA_VISIBLE_DEVICES or JAX_PLATFORMS=cpu, or pass devices to "
+            f"MirroredStrategy, such as ['{kind}:1'] or ['CPU:0']",
+        )
+    limit_default_devices(kind, len(kept))
 
 
 def set_logical_device_configuration(
@@ -187,7 +207,8 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
     found = []
     for kind in _KINDS:
         if device_type in (None, kind):
-            found += [LogicalDevice(f"/device:{kind}:{i}", kind) for i in range(len(devices_of_kind(kind)))]
+            visible = min(len(devices_of_kind(kind)), most_default_devices(kind))
+            found += [LogicalDevice(f"/device:{kind}:{i}", kind) for i in range(visible)]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -138,8 +139,25 @@ def devices_of_kind(kind: str, *, task: int | None = None) -> list[jax.Device]:
 
 
 def default_devices() -> list[jax.Device]:
-    """Returns all accelerators of this process, or all its CPU devices if it has none."""
-    return devices_of_kind(virtual_kind()) if virtual_kind() != "CPU" else list(jax.local_devices())
+    """Returns all accelerators of this process, or all its CPU devices if it has none.
+
+    `limit_default_devices` restricts them to the first ones of a kind.
+    """
+    found = devices_of_kind(virtual_kind()) if virtual_kind() != "CPU" else list(jax.local_devices())
+    return found[: most_default_devices(kind_of(found[0]))] if found else found
+
+
+_most_default_devices: dict[str, int] = {}
+
+
+def limit_default_devices(kind: str, count: int) -> None:
+    """Makes `default_devices` return only the first `count` devices of a kind."""
+    _most_default_devices[kind] = count
+
+
+def most_default_devices(kind: str) -> int:
+    """Returns how many devices of a kind `default_devices` returns at most."""
+    return _most_default_devices.get(kind, sys.maxsize)
 
 
 def _inventory(task: int | None) -> str:
