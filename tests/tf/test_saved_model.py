@@ -464,3 +464,17 @@ def test_a_model_without_known_inputs_is_not_exported(tmp_path):
     model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
     with pytest.raises(ArgumentError, match="never called"):
         model.export(tmp_path / "exported")
+
+
+def test_programs_for_equal_arguments_of_other_types(tmp_path):
+    class Kinds(tf.Module):
+        @tf.function
+        def __call__(self, x, kind):
+            return x + {bool: 10.0, int: 20.0, float: 30.0}[type(kind)]
+
+    module, x = Kinds(), tf.constant(1.0)
+    for kind in (True, 1, 1.0):
+        module(x, kind)
+    tf.saved_model.save(module, tmp_path / "kinds")
+    loaded = tf.saved_model.load(tmp_path / "kinds")
+    assert [float(loaded(x, kind)) for kind in (1, 1.0, True, np.float32(1))] == [21.0, 31.0, 11.0, 11.0]

@@ -143,10 +143,11 @@ class LoadedFunction:
         Raises:
             ArgumentError: No signature matches.
         """
-        for program in self._loaded:
-            arrays = _fitted(program, args, kwargs)
-            if arrays is not None:
-                return _run(program, arrays)
+        for has_same_types in (True, False):  # True == 1 == 1.0, but they may have programs of their own
+            for program in self._loaded:
+                arrays = _fitted(program, args, kwargs, has_same_types)
+                if arrays is not None:
+                    return _run(program, arrays)
         known = "; ".join(str(program.inputs) for program in self._loaded)
         raise ArgumentError(
             self.__name__,
@@ -180,8 +181,17 @@ def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
     )
 
 
-def _fitted(program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """Returns the arrays among the arguments; None if they do not match."""
+def _fitted(
+    program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], has_same_types: bool
+) -> list[Any] | None:
+    """Returns the arrays among the arguments; None if they do not match.
+
+    Args:
+        program: The program.
+        args: The arguments by position.
+        kwargs: The arguments by keyword.
+        has_same_types: Whether other arguments than arrays must have the types of those of the program.
+    """
     places = {name: place for place, name in enumerate(program.names)}
     values = list(args) + [None] * (len(program.inputs) - len(args))
     if len(args) > len(program.inputs) or any(places.get(name, -1) < len(args) for name in kwargs):
@@ -203,7 +213,7 @@ def _fitted(program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, An
     arrays = []
     for spec, leaf in zip(specs, leaves, strict=True):
         if not isinstance(spec, TensorSpec):
-            if spec != leaf:
+            if spec != leaf or (has_same_types and type(spec) is not type(leaf)):
                 return None
             continue
         array = _as(spec, leaf)
