@@ -23,6 +23,9 @@ TEXTS = [
     ((np.array([], np.float32),), "[]"),
     ((np.float32("nan"), np.float32("inf")), "nan inf"),
     ((np.complex64(1 + 2j),), "(1,2)"),
+    ((tf.constant("one"), b"two", "three"), "one two three"),
+    ((tf.constant(["a", "b"]), {"k": tf.constant("v")}), '["a" "b"] {\'k\': v}'),
+    ((tf.constant([["a"], ["b"]]),), '[["a"]\n ["b"]]'),
 ]
 
 

@@ -264,3 +264,24 @@ def test_multiples_for_each_axis_and_integer_indices():
         tf.tile([[1, 2]], [2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be integers"):
         tf.one_hot([1.0], 3)
+
+
+def test_files_keep_their_line_ends(tmp_path):
+    path = str(tmp_path / "text")
+    with tf.io.gfile.GFile(path, "w") as file:
+        file.write("a\r\nü\n")
+    with tf.io.gfile.GFile(path) as file:
+        assert list(file) == ["a\r\n", "ü\n"]
+
+
+@pytest.mark.parametrize("name", ["listdir", "remove", "rmtree", "stat", "GFile"])
+def test_missing_files_raise_the_error_of_tensorflow(tmp_path, name):
+    with pytest.raises(tf.errors.NotFoundError, match="none; No such file"):
+        getattr(tf.io.gfile, name)(str(tmp_path / "none"))
+
+
+def test_existing_folders_raise_the_error_of_tensorflow(tmp_path):
+    with pytest.raises(tf.errors.AlreadyExistsError, match="file already exists"):
+        tf.io.gfile.mkdir(tmp_path)
+    with pytest.raises(tf.errors.NotFoundError, match="No such file"):
+        tf.io.gfile.copy(tmp_path / "none", tmp_path / "other")

@@ -48,6 +48,7 @@ def test_pictures_histograms_and_texts(tmp_path):
         assert tf.summary.image("one", np.zeros((5, 4, 6, 1), np.uint8), step=1, max_outputs=1)
         assert tf.summary.histogram("weights", jnp.arange(10.0), step=1)
         assert tf.summary.text("note", "hello", step=1)
+        assert tf.summary.text("notes", tf.constant(["one", "two"]), step=1)
     writer.flush()
     writer.close()
     found = values_in(tmp_path)

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import glob as globbing
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 
-from mirrored.tf._errors import AlreadyExistsError, NotFoundError
+from mirrored.tf._errors import AlreadyExistsError, NotFoundError, OpError
 
 PathLike: TypeAlias = str | os.PathLike[str]
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
+def _raising(function: _F) -> _F:
+    """Converts errors about missing and existing files to those of TensorFlow, which are subclasses of Python's."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except FileNotFoundError as error:
+            raise _replaced(NotFoundError, error, "No such file or directory") from error
+        except FileExistsError as error:
+            raise _replaced(AlreadyExistsError, error, "file already exists") from error
+
+    return run  # type: ignore[return-value]
+
+
+def _replaced(kind: type[OpError], error: OSError, reason: str) -> OpError:
+    return error if isinstance(error, OpError) else kind(None, None, f"{error.filename}; {reason}")
+
+
+@_raising
 def open_file(name: PathLike, mode: str = "r") -> IO[Any]:
-    """Opens a local file for reading or writing, like Python's `open`.
+    """Opens a local file for reading or writing, like Python's `open`; texts are UTF-8, and keep their line ends.
 
     Raises:
         NotFoundError: The file does not exist.
     """
-    try:
-        return Path(name).open(mode)
-    except FileNotFoundError as error:
-        raise NotFoundError(None, None, f"{name}; No such file or directory") from error
+    text: dict[str, str] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    return Path(name).open(mode, **text)  # type: ignore[call-overload,no-any-return]
 
 
 def exists(path: PathLike) -> bool:
@@ -41,11 +61,13 @@ def makedirs(path: PathLike) -> None:
     Path(path).mkdir(parents=True, exist_ok=True)
 
 
+@_raising
 def mkdir(path: PathLike) -> None:
     """Creates a folder whose parent exists."""
     Path(path).mkdir()
 
 
+@_raising
 def listdir(path: PathLike) -> list[str]:
     """Returns the names of the files and folders in a folder."""
     return os.listdir(path)
@@ -57,6 +79,7 @@ def glob(pattern: PathLike | Sequence[PathLike]) -> list[str]:
     return sorted(path for one in patterns for path in globbing.glob(str(one)))
 
 
+@_raising
 def copy(src: PathLike, dst: PathLike, overwrite: bool = False) -> None:
     """Copies a file to another path.
 
@@ -67,6 +90,7 @@ def copy(src: PathLike, dst: PathLike, overwrite: bool = False) -> None:
     shutil.copyfile(src, dst)
 
 
+@_raising
 def rename(src: PathLike, dst: PathLike, overwrite: bool = False) -> None:
     """Renames a file or folder.
 
@@ -82,16 +106,19 @@ def _check_free(path: PathLike, overwrite: bool) -> None:
         raise AlreadyExistsError(None, None, f"file already exists: {path} (overwrite=True replaces it)")
 
 
+@_raising
 def remove(path: PathLike) -> None:
     """Deletes a file (`tf.io.gfile.remove`)."""
     Path(path).unlink()
 
 
+@_raising
 def rmtree(path: PathLike) -> None:
     """Deletes a folder and its contents."""
     shutil.rmtree(path)
 
 
+@_raising
 def stat(path: PathLike) -> os.stat_result:
     """Returns the size, times and other statistics of a file."""
     return Path(path).stat()

@@ -21,14 +21,20 @@ def tensor_text(array: np.ndarray[Any, Any], summarize: int) -> str:
     if array.ndim == 0:
         return _number_text(array[()])
     separator = " " if array.ndim == 1 else "\n" + (array.ndim > 2) * "\n" * (array.ndim - 2)
-    parts = [tensor_text(one, summarize) for one in array]
+    parts = [f'"{_decoded(one)}"' if isinstance(one, bytes | str) else tensor_text(one, summarize) for one in array]
     if 0 <= 2 * summarize < len(parts):
         parts = [*parts[:summarize], "...", *parts[len(parts) - summarize :]]
     body = separator.join(part.replace("\n", "\n ") if array.ndim > 1 else part for part in parts)
     return "[" + (body.replace("\n[", "\n [") if array.ndim > 1 else body) + "]"
 
 
+def _decoded(text: bytes | str) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
+
+
 def _number_text(value: Any) -> str:
+    if isinstance(value, bytes | str):
+        return _decoded(value)
     if isinstance(value, np.bool_):
         return str(int(value))
     if np.issubdtype(type(value), np.integer):
@@ -45,6 +51,8 @@ def _text(value: object, summarize: int, *, nested: bool = False) -> str:
     if isinstance(value, Mapping):
         pairs = (f"{_text(k, summarize, nested=True)}: {_text(v, summarize, nested=True)}" for k, v in value.items())
         return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, bytes):
+        return _decoded(value)
     if isinstance(value, (np.ndarray, np.generic)) or is_tensor(value):
         return tensor_text(np.asarray(value), summarize)
     return repr(value) if nested and isinstance(value, str) else str(value)

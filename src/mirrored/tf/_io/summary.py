@@ -16,6 +16,7 @@ from mirrored.errors import ArgumentError, ContextError, MirroredError
 from mirrored.extras import load
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.lockstep import carry
+from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 
 _PROTO_TYPES: Final = {
     "bool": "DT_BOOL", "bfloat16": "DT_BFLOAT16", "complex64": "DT_COMPLEX64", "complex128": "DT_COMPLEX128",
@@ -236,14 +237,15 @@ def histogram(
 
 
 def text(name: str, data: object, step: SupportsIndex | None = None, description: str | None = None) -> bool:
-    """Writes a text for TensorBoard with the default writer.
+    """Writes a text, or several as paragraphs, for TensorBoard with the default writer.
 
     Context, step and errors are those of `scalar`.
     """
     del description
     events, at = _target("text", 0, step)
     if events is not None:
-        events.add_text(name, str(data), at)
+        lines = [one.decode() for one in as_bytes_array(data).flat] if is_text(data) else [str(data)]
+        events.add_text(name, "\n\n".join(lines), at)
     return events is not None
 
 
