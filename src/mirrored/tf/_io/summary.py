@@ -244,7 +244,8 @@ def text(name: str, data: object, step: SupportsIndex | None = None, description
     del description
     events, at = _target("text", 0, step)
     if events is not None:
-        lines = [one.decode() for one in as_bytes_array(data).flat] if is_text(data) else [str(data)]
+        given: Any = data
+        lines = [one.decode() for one in as_bytes_array(given).flat] if is_text(given) else [str(given)]
         events.add_text(name, "\n\n".join(lines), at)
     return events is not None
 
