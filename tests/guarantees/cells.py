@@ -13,6 +13,7 @@ PATHS: Final = (
     "NNX optimizer",
     "Keras custom loop",
     "Keras fit",
+    "Keras train_step",
     "Equinox",
     "Linen TrainState",
 )

@@ -1,4 +1,4 @@
-"""The update paths: nine ways to write the same training step."""
+"""The update paths: ten ways to write the same training step."""
 
 from __future__ import annotations
 
@@ -282,9 +282,31 @@ class _Owner:
         self.hook = lambda: path.hook() if isinstance(path, KerasFit) else None
 
 
-def keras_model(owner: Path) -> Any:
+class OwnStep(Model):
+    """The model with a `train_step` and a `test_step` of its own, as in the guide of Keras."""
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        with mr.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self._measured(predicted, y)
+
+    def test_step(self, batch: Any) -> Any:
+        x, y = batch
+        return self._measured(self(x, training=False), y)
+
+    def _measured(self, predicted: Any, y: Any) -> Any:
+        for metric in self.metrics:
+            metric.update_state(losses(predicted, y))  # the mean over the examples
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def keras_model(owner: Path, kind: type[Model] = Model) -> Any:
     """The model with the initial weights."""
-    model = Model(owner)
+    model = kind(owner)
     model(jnp.asarray(data()[0][:1]))
     model.set_weights(list(initial().values()))
     return model
@@ -293,8 +315,10 @@ def keras_model(owner: Path) -> Any:
 class KerasFit(Path):
     """Keras' `fit`, whose loop is Keras' own."""
 
+    kind: type[Model] = Model
+
     def build(self) -> None:
-        self.model = keras_model(self)
+        self.model = keras_model(self, self.kind)
         self.optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)
 
     def compile(self, **options: Any) -> None:
@@ -318,6 +342,12 @@ class KerasFit(Path):
         return [one.mirrored for one in (*self.model.trainable_variables, *self.optimizer.variables)]
 
 
+class KerasStep(KerasFit):
+    """Keras' `fit` of a model with a `train_step` of its own."""
+
+    kind = OwnStep
+
+
 PATHS: dict[str, type[Path]] = {
     "mr.optimizers": Optimizers,
     "optax in run": Optax,
@@ -326,6 +356,7 @@ PATHS: dict[str, type[Path]] = {
     "NNX optimizer": Nnx,
     "Keras custom loop": KerasLoop,
     "Keras fit": KerasFit,
+    "Keras train_step": KerasStep,
     "Equinox": Equinox,
     "Linen TrainState": Linen,
 }

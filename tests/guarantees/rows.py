@@ -17,7 +17,7 @@ SOURCES: Final = (
 )
 FACTORS: Final = {
     "source": SOURCES,
-    "path": tuple(path for path in PATHS if path != "Keras fit"),
+    "path": tuple(path for path in PATHS if path not in ("Keras fit", "Keras train_step")),
     "way": ("eager", "compiled", "steps_per_call"),
     "layout": ((1, 1), (2, 2), (1, 4), (3, 6)),
     "last_batch": ("split", "pad", "drop"),
