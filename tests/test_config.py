@@ -8,11 +8,13 @@ from mirrored import config
 from mirrored.errors import ArgumentError, ContextError
 
 
+@pytest.mark.long
 def test_makes_virtual_devices():
     done = run_python("import mirrored.config as c; c.set_virtual_devices(3); import jax; print(len(jax.devices()))")
     assert done.stdout == "3\n", done.stderr
 
 
+@pytest.mark.long
 def test_environment_variable_makes_virtual_devices():
     program = "import mirrored.config as c, jax; print(len(jax.devices()), c.virtual_kind())"
     done = run_python(program, MIRRORED_VIRTUAL_DEVICES="5", MIRRORED_VIRTUAL_KIND="gpu")
@@ -39,6 +41,7 @@ def test_unknown_kind_in_the_environment_names_the_kinds():
     assert "CPU, GPU, TPU" in done.stderr
 
 
+@pytest.mark.long
 def test_environment_variable_too_late_says_so():
     program = "import jax; jax.devices(); import mirrored.config"
     done = run_python(program, MIRRORED_VIRTUAL_DEVICES="4")

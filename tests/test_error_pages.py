@@ -114,6 +114,7 @@ def comparable(text: str, folder: Path) -> str:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", OWN_PROCESS)
+@pytest.mark.long
 def test_programs_in_a_process_of_their_own(name, tmp_path):
     wrong = started([sys.executable, "train.py"], section(name, "Wrong program", "python"), tmp_path)
     assert wrong.returncode == 1

@@ -63,6 +63,7 @@ X = np.random.default_rng(0).normal(size=(24,)).astype(np.float32)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.sampled(4)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_uneven_micro_batches_give_the_gradient_of_the_whole(way, reduction):
     """Shares of 2, 3 and 1 rows per replica: one step over all of them, exactly."""
     sizes = [2, 3, 1]
@@ -93,6 +94,7 @@ def test_uneven_micro_batches_give_the_gradient_of_the_whole(way, reduction):
 
 @pytest.mark.ways(modes=("eager",), replicas=(2, 4))
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_shares_may_differ_between_replicas(way):
     with way.strategy.scope():
         w = mr.Variable(0.7)

@@ -92,6 +92,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_the_store_answers_as_jobs_expect() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

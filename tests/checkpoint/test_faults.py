@@ -302,6 +302,7 @@ def test_kill_at_random_moments_loses_at_most_the_newest(tmp_path):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_a_program_that_ends_finishes_its_last_checkpoint(tmp_path):
     process = program(TRAIN)(tmp_path, 3)
     output, errors = process.communicate(timeout=60)

@@ -64,6 +64,7 @@ def test_prediction_sees_every_image_once_and_in_order():
     np.testing.assert_array_equal(trainer.predict_all(few), expected)
 
 
+@pytest.mark.long
 def test_copies_are_those_of_every_replica():
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=4)
     variables = Trainer(strategy).model.variables

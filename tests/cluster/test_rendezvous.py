@@ -96,6 +96,7 @@ def test_a_first_worker_that_is_stopped_after_it_has_answered_is_told_and_named(
     assert f"mirrored: worker 1 has waited 0 s of 1 for worker 0 ({made[0].coordinator}) to join" in told
 
 
+@pytest.mark.long
 def test_a_worker_that_goes_and_comes_again():
     made = processes(3)
     first = started(made[:1])
@@ -106,6 +107,7 @@ def test_a_worker_that_goes_and_comes_again():
         future.result(20)
 
 
+@pytest.mark.long
 def test_two_processes_that_are_the_same_worker():
     made = processes(3)
     futures = started([made[0], made[1]], 2.0)
@@ -119,6 +121,7 @@ def test_two_processes_that_are_the_same_worker():
 
 
 @pytest.mark.parametrize("what", ["cluster", "secret"])
+@pytest.mark.long
 def test_workers_of_other_jobs_do_not_meet(monkeypatch, what):
     made = processes(2)
     (host,) = started(made[:1], 3.0)

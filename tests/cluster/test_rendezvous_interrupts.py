@@ -74,6 +74,7 @@ def test_a_worker_that_is_interrupted_while_it_waits_can_call_again(interrupted:
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that were not yet in use
 @pytest.mark.parametrize("interrupted", [0, 1])
+@pytest.mark.long
 def test_a_worker_that_is_interrupted_anywhere_leaves_no_thread_and_no_port(interrupted: int) -> None:
     files = {inspect.getfile(module) for module in (rendezvous, server, channel)}
     for event_number in itertools.count(0, 11):

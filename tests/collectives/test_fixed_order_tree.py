@@ -144,6 +144,7 @@ def test_gradient_through_the_reduction_has_the_same_bits(devices: int) -> None:
     assert {np.asarray(row).tobytes() for row in result} == {expected.tobytes()}
 
 
+@pytest.mark.long
 def test_an_eager_step_compiles_nothing_once_it_is_warm():
     """The branches of the sum's conditional are cached by identity: made anew, each step compiled two programs."""
     strategy = mr.MirroredStrategy(jax.devices()[:2], deterministic=True)

@@ -180,6 +180,7 @@ LAST = 3 * STEPS  # early stopping ends the third epoch
 
 @pytest.mark.parametrize(("at", "interrupt"), [(0, 9), (STEPS, 8), (STEPS + 4, LAST), (2 * STEPS, LAST - 1)])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_metrics_history_and_callbacks_continue(at: int, interrupt: int) -> None:
     expected = trained(Memory())
     assert expected[0] == [0, 1, 2]
@@ -216,6 +217,7 @@ def test_a_snapshot_in_memory_has_precedence_over_a_backup_on_disk(tmp_path: Pat
     np.testing.assert_array_equal(found[5][0], expected[5][0])
 
 
+@pytest.mark.long
 def test_a_backup_on_disk_serves_if_no_worker_has_a_snapshot(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(Memory(0, 8), callbacks=[keras.callbacks.BackupAndRestore(tmp_path, save_freq=1)])
@@ -260,6 +262,7 @@ def test_plain_data_is_kept(value: Any) -> None:
     np.testing.assert_equal(found, value)
 
 
+@pytest.mark.long
 def test_a_deterministic_model_takes_the_same_steps_on_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "is_elastic", lambda: True)
     (one, _), (two, _) = (fit("seeded", replicas(count, num_replicas=2, deterministic=True)) for count in (1, 2))

@@ -105,6 +105,7 @@ def test_training_equals_a_single_device(replicas: int, compiled: bool, expected
 
 
 @both_ways
+@pytest.mark.long
 def test_statistics_are_the_mean_over_replicas(compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     model, state = eqx.nn.make_with_state(Normed)()

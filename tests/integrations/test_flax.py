@@ -153,6 +153,7 @@ def test_a_model_can_be_mirrored_afterwards(expected: Any) -> None:
 
 
 @both_ways
+@pytest.mark.long
 def test_statistics_are_the_mean_over_replicas(compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -177,6 +178,7 @@ def test_statistics_are_the_mean_over_replicas(compiled: bool) -> None:
 
 @both_ways
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_dropout_differs_between_replicas_and_steps(compiled: bool) -> None:
     strategy = two()
     with strategy.scope():
@@ -442,6 +444,7 @@ def updated_by(how: str, model: Any) -> Callable[[Any], Any]:
 @both_ways
 @pytest.mark.parametrize("how", ["forward", "value_and_grad", "optimizer", "assignment"])
 @pytest.mark.first(2)
+@pytest.mark.long
 def test_a_model_made_outside_the_scope_is_not_changed_by_replicas_in_turn(how: str, compiled: bool) -> None:
     strategy, model = two(), Noisy(nnx.Rngs(0))
     before = jax.tree.map(jnp.array, nnx.as_pure(nnx.state(model, (nnx.Param, nnx.BatchStat, nnx.RngCount))))

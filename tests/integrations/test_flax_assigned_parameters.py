@@ -52,6 +52,7 @@ def trained_by_nnx(layer: str) -> Any:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("replicas", "on"), [(1, 1), (2, 2), (4, 2)], ids=["1on1", "2on2", "4on2"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_training_has_the_values_of_nnx(layer: str, compiled: bool, replicas: int, on: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:on], num_replicas=replicas)
     with strategy.scope():
@@ -119,6 +120,7 @@ def test_a_tape_has_the_gradients_of_nnx(layer: str, how: str, tape: Callable[..
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.long
 def test_updates_of_an_optimizer_are_not_differentiated(compiled: bool) -> None:
     """A persistent tape over several steps has the gradient of each step with respect to its own parameters."""
     strategy = mr.MirroredStrategy(jax.devices()[:1])

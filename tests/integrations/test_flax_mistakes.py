@@ -179,6 +179,7 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.sampled(2)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_gradients_of_nnx_models_are_accumulated(name: str, compiled: bool) -> None:
     strategy = two()
     with strategy.scope():

@@ -89,6 +89,7 @@ def assert_equal(found: tuple[list[float], Any], expected: tuple[list[float], An
 @COMPILED
 @pytest.mark.parametrize("rows", [ROWS, ROWS - 2], ids=["even", "uneven"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_an_axis_name_of_batch_norm_stands_for_all_replicas(rows: int, compiled: bool, devices: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4)
     assert_equal(on_replicas(strategy, rows, compiled, taped=True), on_one_device(rows))
@@ -96,12 +97,14 @@ def test_an_axis_name_of_batch_norm_stands_for_all_replicas(rows: int, compiled:
 
 @COMPILED
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_the_transforms_of_nnx_and_the_slow_variance_are_supported_too(compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2], num_replicas=4)
     options = {"use_fast_variance": False}
     assert_equal(on_replicas(strategy, ROWS, compiled, taped=False, **options), on_one_device(ROWS, **options))
 
 
+@pytest.mark.long
 def test_masked_rows_do_not_count() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     with strategy.scope():
@@ -114,6 +117,7 @@ def test_masked_rows_do_not_count() -> None:
     np.testing.assert_allclose(out[:5], expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_one_replica_and_axes_of_jax_are_left_alone() -> None:
     x = batches(8)[0]
     expected = nnx.BatchNorm(3, rngs=nnx.Rngs(0))(x)
@@ -175,6 +179,7 @@ def linen_on_one_device(rows: int) -> tuple[list[float], Any]:
 @COMPILED
 @pytest.mark.parametrize("rows", [ROWS, ROWS - 2], ids=["even", "uneven"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_an_axis_name_of_linens_batch_norm_stands_for_all_replicas(rows: int, compiled: bool, devices: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4)
 
@@ -204,6 +209,7 @@ def test_batch_statistics_of_linen_without_an_axis_name_would_differ_between_rep
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_masked_rows_do_not_count_in_linen(force: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     [x], mask = batches(8)[:1], (np.arange(8) < 5).astype("int32")[:, None]
@@ -230,6 +236,7 @@ with strategy.scope():
 
 @pytest.mark.parametrize("imports", ["import flax.linen", "import flax.nnx"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_linen_is_connected_also_when_a_scope_is_open_as_it_is_imported(imports: str) -> None:
     done = run_python(LINEN_IN_A_SCOPE.format(imports=imports))
     assert done.stdout.split() == ["True"], done.stderr
@@ -264,6 +271,7 @@ def test_welford_combines_the_replicas(compiled: bool, devices: int) -> None:
 
 
 @COMPILED
+@pytest.mark.long
 def test_welford_is_restored_from_a_checkpoint(compiled: bool, tmp_path: Path) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     with strategy.scope():
@@ -284,6 +292,7 @@ def test_welford_is_restored_from_a_checkpoint(compiled: bool, tmp_path: Path) -
     np.testing.assert_allclose(restored.compute().standard_deviation, plain.compute().standard_deviation, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_welford_takes_empty_parts() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:4])
     with strategy.scope():

@@ -166,6 +166,7 @@ def test_mirrored_modules_in_cross_replica_context(name: str, expected: Any) -> 
 
 @pytest.mark.parametrize("how", ["attribute", "result of vmap", "result of jit"])
 @pytest.mark.first(2)
+@pytest.mark.long
 def test_modules_that_a_transform_makes_in_a_scope_are_mirrored(how: str) -> None:
     strategy, outside = mr.MirroredStrategy(["CPU:0", "CPU:1"]), nnx.Linear(3, 3, rngs=nnx.Rngs(1))
     with strategy.scope():

@@ -41,6 +41,7 @@ def assert_same(a: Trained, b: Trained) -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.sampled(4)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_compiled_custom_loop_equals_single_device_keras(kind: str, replicas: int) -> None:
     assert_same(train_by_loop(kind, replicas, STEPS), train_by_keras(kind, STEPS))
 

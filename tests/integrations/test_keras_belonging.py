@@ -38,6 +38,7 @@ def devices(*variables: Any) -> set[int]:
     return {len(variable.value.sharding.device_set) for variable in variables}
 
 
+@pytest.mark.long
 def test_a_model_is_compiled_again_outside_of_its_scope() -> None:
     with strategy().scope():
         model = sequential(built=True)

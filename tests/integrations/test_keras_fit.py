@@ -39,6 +39,7 @@ def assert_same(one: dict[str, list[float]], two: dict[str, list[float]]) -> Non
     ids=["sample_weight", "uneven", "validation"],
 )
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_options_of_fit(options: dict[str, Any]) -> None:
     def fit(model: Any) -> Any:
         return model.fit(*data(20), **{"batch_size": 8, **options}, epochs=2, shuffle=False, verbose=0)
@@ -132,6 +133,7 @@ def test_backup_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_backup_goes_on_within_the_epoch(
     save_freq: int, interrupted: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -434,6 +436,7 @@ RECOMPILED = {
 @pytest.mark.parametrize("change", list(RECOMPILED))
 @pytest.mark.sampled(3)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_compiling_a_model_again_replaces_its_programs(change: str, replicas: int, kept: bool) -> None:
     """Also while a function of the former compile is alive, whose `train_step` equals the new one."""
     options = {"loss": "mse", "metrics": ["mae"]}

@@ -50,6 +50,7 @@ def model_of(base: Any, *, outputs: int = 1) -> Any:
 @pytest.mark.parametrize("replicas", [None, 2])
 @pytest.mark.parametrize("base", [keras.Model, WithTensorFlowsStep, WithKerasStep])
 @pytest.mark.first(3)
+@pytest.mark.long
 def test_metrics_of_fit_omit_what_is_masked(base: Any, replicas: int | None) -> None:
     with scope(replicas):
         model = model_of(base)
@@ -60,6 +61,7 @@ def test_metrics_of_fit_omit_what_is_masked(base: Any, replicas: int | None) -> 
         assert model.train_on_batch(IDS, LABELS)[1] == pytest.approx(ACCURACY)
 
 
+@pytest.mark.long
 def test_each_output_has_its_mask() -> None:
     model = model_of(keras.Model, outputs=2)
     history = model.fit(IDS, [LABELS, LABELS], batch_size=4, shuffle=False, verbose=0, validation_split=0.0).history

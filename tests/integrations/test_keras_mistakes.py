@@ -86,6 +86,7 @@ def test_the_keys_of_dicts_are_no_gradients_and_no_variables(replicas: int | Non
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_one_optimizer_over_two_models(compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     with strategy.scope():

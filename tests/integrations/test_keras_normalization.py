@@ -38,6 +38,7 @@ def on_one_device(mask: Any = None) -> tuple[np.ndarray, Any]:
     ("kind", "compiled"), [("class", False), ("class", True), ("option", True), ("experimental", False)]
 )
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_statistics_are_those_of_the_whole_batch(kind: str, compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:4])
     with strategy.scope():
@@ -134,6 +135,7 @@ def spectral_training(replicas: int, compiled: bool) -> tuple[list[float], list[
 
 @pytest.mark.parametrize(("replicas", "compiled"), [(2, True), (4, True), (4, False)])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_spectral_normalization_has_the_state_of_one_device(replicas: int, compiled: bool) -> None:
     """Its state depends on the weights only; as statistics of each replica they would make the weights differ."""
     expected_losses, expected = spectral_training(1, True)

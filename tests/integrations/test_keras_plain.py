@@ -163,6 +163,7 @@ def test_the_loss_scale_of_a_keras_optimizer_outside_of_a_scope_is_read_under_gr
         jax.jit(gradient)(3.0)
 
 
+@pytest.mark.long
 def test_spectral_normalization_outside_of_a_scope_works_under_grad() -> None:
     with scope(2):
         pass

@@ -130,6 +130,7 @@ class Inherited(keras.Model):
 
 @REPLICAS
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_inherited_steps(replicas: int | None) -> None:
     expected, losses = by_hand(2)
     with scope(replicas):
@@ -149,6 +150,7 @@ def test_inherited_steps(replicas: int | None) -> None:
 @pytest.mark.parametrize("rows", [9, 7, 2])
 @pytest.mark.parametrize(("replicas", "options"), [(4, {}), (2, {}), (1, {}), (4, {"deterministic": True})], ids=str)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_uneven_batches_have_the_updates_of_one_device(
     replicas: int, options: dict[str, Any], rows: int, penalty: str | None
 ) -> None:
@@ -210,6 +212,7 @@ class WithLayers(keras.Model):
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("kind", ["mask", "weights", "loss of a layer"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_masks_weights_and_losses_of_layers_are_those_of_the_global_batch(kind: str, rows: int) -> None:
     """A masked mean divided by the valid entries of one replica; the means of a replica without examples were NaN."""
     rng = np.random.default_rng(0)
@@ -435,6 +438,7 @@ def test_call_with_control_flow_in_fit(layer: type[Any], replicas: int | None) -
     assert keras.Model(inputs, layer()(inputs)).output_shape == (None, 1)
 
 
+@pytest.mark.long
 def test_function_on_call_of_a_model() -> None:
     class Compiled(keras.Model):
         def __init__(self) -> None:

@@ -157,6 +157,7 @@ def test_strangers_and_malformed_messages_have_no_effect():
         assert wait_for_news(made[0]).endswith("worker 3 has failed")
 
 
+@pytest.mark.long
 def test_a_launcher_with_another_secret_is_not_one_of_the_job(monkeypatch):
     with machines(2) as made:
         monkeypatch.setenv("MIRRORED_SECRET", SECRET + "!")

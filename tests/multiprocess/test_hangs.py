@@ -88,6 +88,7 @@ def last_line(ran: Ran) -> str:
     return ran.errors.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_come_is_named_with_what_all_are_doing(tmp_path):
     ran = run(tmp_path, "late")
     assert ran.code == 1

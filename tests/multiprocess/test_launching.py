@@ -137,6 +137,7 @@ while True:
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.long
 def test_no_orphan_however_the_launcher_ends(tmp_path, number):
     command = [sys.executable, "-m", "mirrored.cli", "run", "--workers", "2", written(tmp_path, LASTING)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -198,6 +199,7 @@ def test_two_machines(tmp_path):
     assert "[worker 1] rank 1 of 2 start 1" in out
 
 
+@pytest.mark.long
 def test_paths_arguments_and_output_in_any_script(tmp_path):
     folder = tmp_path / "Läufe 訓練 🚀"
     folder.mkdir()

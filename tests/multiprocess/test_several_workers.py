@@ -86,6 +86,7 @@ def test_everything_on_two_workers_with_two_devices_each(tmp_path):
     assert (float(v.numpy()), drawn.numpy().tolist()) == (8.0, first["drawn"])
 
 
+@pytest.mark.long
 def test_the_same_bits_on_two_workers_as_in_one_process(tmp_path):
     found = run("train", [2, 2], tmp_path, "deterministic", "0", "uneven")
     check_training(found, expected("uneven", deterministic=True), same_bits=True)
@@ -118,6 +119,7 @@ def test_elements_of_values_are_those_of_the_worker_or_refused(tmp_path):
         assert found["outside, after"] == own
 
 
+@pytest.mark.long
 def test_sigterm_to_one_worker_ends_all_after_the_same_step_and_the_next_start_goes_on(tmp_path):
     folder = str(tmp_path / "checkpoints")
     with job("preempted", [1, 1], tmp_path, folder, "100000", "0.01") as started:
@@ -240,6 +242,7 @@ def test_two_thousand_steps_take_no_more_memory_or_descriptors(tmp_path):
 
 @pytest.mark.parametrize("kind", ["deterministic", "ordinary"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_workers_with_other_numbers_of_threads_are_refused_or_warned_of(tmp_path, kind):
     for result in run("unequal", [1, 1], tmp_path, kind):
         assert "the number of XLA's threads is '1' on worker 0" in result[-1]

@@ -65,6 +65,7 @@ def _reference(transform: optax.GradientTransformation) -> dict[str, jax.Array]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(4)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_steps_are_those_of_optax(way, case):
     make, transform = CASES[case]
     with way.strategy.scope():

@@ -114,6 +114,7 @@ def training(width, share, waits_seconds=0.0, is_squeezed=False):
     ],
 )
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_programs_that_have_each_are_found_out(case, network, word):
     for _ in range(3):  # other programs on the machine can distort a measurement
         plan = make_plan(detect_step(training(**case), steps=10), [64], network=network)

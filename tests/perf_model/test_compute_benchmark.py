@@ -43,6 +43,7 @@ def test_its_program_exchanges_nothing_and_steps_from_real_values(step):
     assert not np.array_equal(w, part.state[0])
 
 
+@pytest.mark.long
 def test_per_replica_state_and_steps_without_a_strategy_are_rehearsed():
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -355,6 +355,7 @@ def test_one_replica_may_average():
 @pytest.mark.parametrize("driven", [False, True], ids=["batch", "loop"])
 @ALL_LAYOUTS
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_a_function_of_which_all_batches_are_uneven_is_checked_too(devices, driven):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS)
     batches = [np.ones((BATCH - 3, FEATURES), np.float32)] * 2
@@ -410,6 +411,7 @@ def test_an_uneven_function_that_takes_numbers_from_a_generator_takes_each_once(
 
 @pytest.mark.parametrize("source", ["iterator", "nested iterator", "generator", "random"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_an_uneven_function_that_reaches_iterators_is_checked_and_takes_each_element_once(source):
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
     values = [float(value) for value in range(1, 9)]
@@ -467,6 +469,7 @@ def test_an_uneven_function_that_reaches_iterators_is_checked_and_takes_each_ele
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_accumulators_divide_by_the_examples_of_all_replicas(devices, reduction, micro_batches):
     """`add` and `apply` of a mean over one replica's examples, in one program, give the step of the global mean."""
     strategy = strategy_of(devices)

@@ -173,6 +173,7 @@ def warned(make: Any, name: str, loss_of: Any, reduce: Any = same, devices: int 
 @SAMPLED
 @pytest.mark.sampled(4)
 @pytest.mark.first(2)
+@pytest.mark.long
 def test_a_mean_per_replica_is_warned_of_and_a_right_loss_is_not(name):
     [message] = warned(by_nnx, name, MEAN)
     assert "averaged over the 6 examples of one replica" in message
@@ -183,6 +184,7 @@ def test_a_mean_per_replica_is_warned_of_and_a_right_loss_is_not(name):
 @pytest.mark.sampled(8)
 @pytest.mark.first(1)
 @pytest.mark.parametrize("make", [by_nnx, by_optimizers])
+@pytest.mark.long
 def test_gradients_divided_by_the_replicas_are_right(make, name):
     divided = functools.partial(jax.tree.map, lambda gradient: gradient / REPLICAS)
     assert warned(make, name, MEAN, divided) == []
@@ -195,6 +197,7 @@ def test_gradients_divided_by_the_replicas_are_right(make, name):
 @pytest.mark.parametrize("name", KERAS)
 @pytest.mark.sampled(3)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_keras_layers_are_checked_too(name):
     [message] = warned(by_keras, name, MEAN)
     assert "averaged over the 6 examples of one replica" in message

@@ -40,6 +40,7 @@ def result(name: str, devices: int, replicas: int, mode: str) -> Any:
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize(("name", "devices", "replicas", "mode"), CASES)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_an_uneven_layout_gives_the_results_of_one_device(name, devices, replicas, mode):
     found, wanted = (result(name, count, replicas, mode) for count in (devices, 1))
     assert jax.tree.structure(found) == jax.tree.structure(wanted)

@@ -157,6 +157,7 @@ def test_errors_in_the_gradient_function_come_through():
         slope(function, jnp.array(1.0))
 
 
+@pytest.mark.long
 def test_recomputation():
     w = jnp.array([[0.5, -0.2], [0.1, 0.9]])
 

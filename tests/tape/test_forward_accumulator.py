@@ -112,6 +112,7 @@ def test_a_compiled_function_in_an_accumulator(x):
     assert accumulator.jvp(y) == 27.0
 
 
+@pytest.mark.long
 def test_the_derivatives_are_those_of_jax():
     m, direction = jnp.arange(6.0).reshape(2, 3) / 6, jnp.ones((2, 3))
 

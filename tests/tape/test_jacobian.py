@@ -49,6 +49,7 @@ def test_structure_and_unconnected_sources():
     assert both["a"].tolist() == [[6.0, 0.0], [0.0, 16.0]]
 
 
+@pytest.mark.long
 def test_jacobian_of_a_gradient():
     x = jnp.asarray(X)
     with GradientTape() as outer:
@@ -106,6 +107,7 @@ def test_jacobian_uses_up_a_plain_tape_and_wants_one_array():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.long
 def test_batch_jacobian(compiled):
     def jacobians(x):
         with GradientTape(persistent=True) as tape:

@@ -152,6 +152,7 @@ def test_value_of_the_inner_tape_watched_by_the_outer():
     assert float(outer.gradient(z, y)) == 18.0
 
 
+@pytest.mark.long
 def test_gradient_penalty():
     w, x = jnp.array([[0.5, -0.3], [0.8, 0.1]]), jnp.array([[1.0, 2.0], [0.3, -0.4]])
 

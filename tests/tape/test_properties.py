@@ -124,6 +124,7 @@ def test_same_operations_same_bits(function, x, y):
 
 @given(programs(EXACT_UNARY, EXACT_BINARY, length=12, uses=2), vectors, vectors)
 @settings(max_examples=20, deadline=None)
+@pytest.mark.long
 def test_same_operations_same_bits_in_compiled_code(function, x, y):
     """Runs every operation of the two traced programs separately, because XLA may fuse compiled ones differently."""
 
@@ -143,6 +144,7 @@ def test_same_operations_same_bits_in_compiled_code(function, x, y):
     vectors,
 )
 @settings(max_examples=25, deadline=None)
+@pytest.mark.long
 def test_same_bits_of_any_function(function, x, y):
     """As above, for functions whose derivatives take several operations, traced functions of JAX's among them."""
 

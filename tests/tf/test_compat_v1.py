@@ -91,6 +91,7 @@ def test_messages_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["step 3", "slow"]
 
 
+@pytest.mark.long
 def test_an_eager_program_of_tensorflow_1_trains() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

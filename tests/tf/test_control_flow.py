@@ -146,6 +146,7 @@ def test_exclusive_case() -> None:
 
 
 @WRAPS
+@pytest.mark.long
 def test_maps_and_folds(wrap: Wrap) -> None:
     v = tf.Variable(2.0)
     rows = (tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, 5.0, 6.0]))

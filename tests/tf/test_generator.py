@@ -67,6 +67,7 @@ def test_a_replica_draws_the_same_numbers_on_any_number_of_replicas(mode: str) -
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_replicas_draw_in_turn_from_a_generator_made_outside_the_scope(mode: str) -> None:
     letters = Letters()
     found = {}

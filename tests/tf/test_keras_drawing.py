@@ -54,6 +54,7 @@ def all_differ(values):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("scope", STRATEGIES)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_every_step_and_row_draws_other_numbers_which_a_seed_repeats(scope):
     model = noisy(scope=STRATEGIES[scope])
 
@@ -73,6 +74,7 @@ def test_every_step_and_row_draws_other_numbers_which_a_seed_repeats(scope):
 
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_steps_that_are_eager_or_executed_together_draw_other_numbers(options):
     model = noisy(scope=STRATEGIES["two"], **options)
     losses = model.fit(ROWS, ROWS, batch_size=2, epochs=3, verbose=0).history["loss"]
@@ -92,6 +94,7 @@ DRAWS = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_all_stateful_functions_draw(draw):
     model = noisy(DRAWS[draw], STRATEGIES["two"])
     assert all_differ([*predicted(model), *predicted(model)])

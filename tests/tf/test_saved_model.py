@@ -186,6 +186,7 @@ def test_subclassed_keras_model(tmp_path):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_without_the_models_code(saved):
     program = """
         import sys

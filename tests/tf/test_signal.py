@@ -30,6 +30,7 @@ def test_cosine_transforms_are_those_of_scipy(kind, norm, n):
     np.testing.assert_allclose(tf.signal.idct(X, kind, n, -1, norm), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_compiled_they_are_the_same():
     found = jax.jit(lambda x: [tf.signal.dct(x, kind, 5, -1, norm) for kind, norm in TYPES])(X)
     for one, (kind, norm) in zip(found, TYPES, strict=True):

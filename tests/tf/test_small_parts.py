@@ -227,6 +227,7 @@ def test_dilated_windows_with_same_padding_are_refused(kind):
         tf.nn.pool(np.ones((1, 5, 1), np.float32), [2], kind, padding="SAME", dilations=[2])
 
 
+@pytest.mark.long
 def test_the_gradient_of_a_matrix_square_root():
     """Recorded with TensorFlow 2.21."""
     matrix = tf.Variable([[[2.0, 1.0], [1.0, 3.0]], [[1.0, 0.0], [0.0, 4.0]]])

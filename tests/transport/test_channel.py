@@ -171,6 +171,7 @@ def test_malformed_messages_and_idle_strangers_do_not_keep_a_peer_out():
     assert heard == [{"real": 1}], json.dumps(heard)
 
 
+@pytest.mark.long
 def test_a_peer_that_does_not_read_does_not_hold_the_sender_up(monkeypatch):
     monkeypatch.setattr(channels, "_SEND_SECONDS", 1)
     with pair() as (server, _, _):

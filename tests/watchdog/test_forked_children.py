@@ -23,6 +23,7 @@ def run_program(text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("before", ["signal.SIG_DFL", "signal.default_int_handler"], ids=["default", "own handler"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_a_child_that_is_forked_beside_a_checkpoint_manager_ends_by_sigterm(tmp_path, before):
     done = run_program(f"""
 import multiprocessing, os, signal, time

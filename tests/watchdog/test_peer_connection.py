@@ -114,6 +114,7 @@ def test_where_nobody_listens_there_is_no_lifeline():
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_a_forked_child_that_outlives_its_worker_does_not_keep_the_connection_open():
     program = """
 import os, sys, time, warnings
