@@ -219,6 +219,9 @@ def test_output_gradients_must_fit(v):
         tape.gradient(y, v, output_gradients=jnp.ones(3))
     with pytest.raises(StructureError, match="1 output_gradients were passed for 2 targets"):
         tape.gradient([y, y], v, output_gradients=[jnp.ones(2)])
+    for weight in (jnp.array([1.0, 1j]), np.array([1.0, 1j]), [1.0, 1j]):
+        with pytest.raises(StructureError, match="an output gradient has dtype complex.*, its target float32"):
+            tape.gradient(y, v, output_gradients=weight)
 
 
 def test_unconnected_sources_give_none_or_zeros(x, v):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mirrored as mr
 from mirrored.tape import GradientTape
 
 
@@ -90,6 +91,43 @@ def test_outer_gradient_of_a_constant_inner_gradient():
         z = slope * x * x
     assert float(slope) == 4.0
     assert float(outer.gradient(z, x)) == 24.0
+
+
+def by_nested_tapes(u, x):
+    with GradientTape() as outer:
+        outer.watch(u)
+        weight = u * u
+        with GradientTape() as inner:
+            inner.watch(x)
+            y = x * x
+        first = inner.gradient([y, y], x, output_gradients=[weight, None])
+    return first, outer.gradient(first, u)
+
+
+def by_one_tape(u, x):
+    with GradientTape(persistent=True) as tape:
+        tape.watch([u, x])
+        weight = u * u
+        y = x * x
+        first = tape.gradient([y, y], x, output_gradients=[weight, None])
+    return first, tape.gradient(first, u)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("program", [by_nested_tapes, by_one_tape])
+def test_a_gradient_has_a_derivative_by_its_output_gradients(program, compiled):
+    program = mr.function(program) if compiled else program
+    assert [float(one) for one in program(jnp.array(2.0), jnp.array(3.0))] == [30.0, 24.0]
+
+
+def test_the_gradient_of_a_variable_by_itself_is_the_output_gradient():
+    u, v = jnp.array(2.0), mr.Variable(3.0)
+    with GradientTape() as outer:
+        outer.watch(u)
+        with GradientTape() as inner:
+            inner.watch(v)
+        first = inner.gradient(v, v, output_gradients=u * u)
+    assert (float(first), float(outer.gradient(first, u))) == (4.0, 4.0)
 
 
 def test_mixed_second_derivatives():

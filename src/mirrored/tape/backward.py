@@ -65,6 +65,11 @@ def is_variable(value: object) -> TypeGuard[ReadableVariable]:
     return hasattr(value, "trainable") and hasattr(value, "read_value")
 
 
+def announced(variable: Any) -> Any:
+    """Returns the object by which tapes identify a variable: for a framework's view of one, the viewed variable."""
+    return getattr(variable, "announced", variable)
+
+
 def is_array(value: object) -> bool:
     """Returns whether `value` is an array that a gradient tape can track."""
     return isinstance(value, jax.Array)
@@ -138,7 +143,7 @@ def source_of(leaf: Any, called: str) -> Any:
         TapeError: It is a sync-on-read variable with aggregation NONE outside of `run`, or one replica's component.
     """
     leaf = whole_variable(leaf, called)
-    variable: Any = getattr(leaf, "announced", leaf)
+    variable: Any = announced(leaf)
     if not is_variable(leaf) or ambient().replica is not None or not getattr(variable, "per_replica", False):
         return leaf
     if getattr(variable.aggregation, "name", "") == "NONE":

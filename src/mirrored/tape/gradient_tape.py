@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrored._jax.boxes import Array, payload_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
-from mirrored._jax.traces import current_trace, is_staging_above
+from mirrored._jax.traces import current_trace, is_eval, is_staging_above
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import StructureError, TapeError
 from mirrored.runtime.ambient import ReadableVariable
@@ -22,6 +22,7 @@ from mirrored.tape import backward as jacobians
 from mirrored.tape.backward import (
     UnconnectedGradients,
     Walk,
+    announced,
     flatten_sources,
     flatten_targets,
     is_variable,
@@ -254,7 +255,7 @@ class GradientTape(Recording):
             key = self._key_of(target)
             if key is not None:
                 seed = jnp.ones_like(payload_of(target_value(target))) if weight is None else weight
-                seeds[key] = seeds[key] + seed if key in seeds else payload_of(seed)
+                seeds[key] = seeds[key] + seed if key in seeds else _seed(seed)
         keys = [self._key_of(source) for source in sources]
         found = walk.pull(seeds, [key for key in keys if key is not None])
         results = [None if key is None else found.get(key) for key in keys]
@@ -282,8 +283,7 @@ class GradientTape(Recording):
 
     def _key_of(self, value: jax.Array | ReadableVariable) -> Key | None:
         if is_variable(value):
-            # A framework's view of one of our variables counts as that variable.
-            entry = self._recorder.variables.get(id(getattr(value, "announced", value)))
+            entry = self._recorder.variables.get(id(announced(value)))
             return None if entry is None else entry[0]
         return self._recorder.key_of(value, self._trace)
 
@@ -295,10 +295,15 @@ def target_value(target: jax.Array | ReadableVariable) -> Any:
 
 def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
     """Returns the gradient of a source; adds the derivative of the target by itself if both are the same variable."""
-    if getattr(source, "announced", source) is not getattr(target, "announced", target):
+    if announced(source) is not announced(target):
         return gradient
-    seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else payload_of(weight)
+    seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _seed(weight)
     return seed if gradient is None else gradient + seed
+
+
+def _seed(weight: jax.Array) -> Any:
+    """Returns an output gradient as the first cotangent; a tape that records the backward pass goes on tracking it."""
+    return payload_of(weight) if is_eval(current_trace()) else weight
 
 
 def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree) -> list[Any]:
@@ -331,7 +336,16 @@ def _weight(weight: Operand, target: jax.Array | ReadableVariable) -> Any:
             rule="an output gradient must have the shape of its target",
             remedy="broadcast it with jnp.broadcast_to, or pass one per target",
         )
-    return jnp.asarray(target_value(weight), target.dtype)
+    value = target_value(weight)
+    dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+    if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(target.dtype, jnp.complexfloating):
+        raise StructureError(
+            "GradientTape.gradient",
+            found=f"an output gradient has dtype {dtype}, its target {target.dtype}",
+            rule="the output gradient of a real target must be real",
+            remedy="take its real part: jnp.real(gradient)",
+        )
+    return jnp.asarray(value, target.dtype)
 
 
 def _placed_or_zeros(
