@@ -19,6 +19,7 @@ from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, listen, unlisten
 from mirrored.tape.backward import (
+    announced,
     is_array,
     is_variable,
     whole_leaves,
@@ -181,7 +182,7 @@ class Recording:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             _log.warning("The dtype of the watched tensor must be floating (e.g. float32), got %s", leaf.dtype)
         elif is_variable(leaf):
-            self._recorder.watch_variable(leaf)
+            self._recorder.watch_variable(announced(leaf))
             caches.moved()
         else:
             self._recorder.watch(leaf, self._trace)
