@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.errors import TapeError
 from mirrored.tape import GradientTape
 
 LAYOUTS = {
@@ -124,6 +125,45 @@ def test_a_persistent_tape_through_a_reduction(strategy, compiled):
     np.testing.assert_allclose(of_y, n * 2 * ids)
     np.testing.assert_allclose(of_z, n * 2 * total * 2 * ids)
     np.testing.assert_allclose(z_of_y, [2 * total] * n)
+
+
+@pytest.mark.first(2)
+def test_a_persistent_tape_differentiates_the_gradient_of_a_merge(strategy, compiled):
+    def merged(strategy, value):
+        return strategy.reduce("SUM", value, axis=None) ** 3
+
+    def function(context, k):
+        x = k * 1.0
+        with GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = context.merge_call(merged, args=(x,))
+            first = tape.gradient(y, x)
+        return first, tape.gradient(first, x)
+
+    first, second = on_replicas(strategy, compiled, function)
+    n = strategy.num_replicas_in_sync
+    total = n * (n + 1) / 2
+    np.testing.assert_allclose(first, [n * 3 * total**2] * n)
+    np.testing.assert_allclose(second, [n * n * 6 * total] * n)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_tape_of_one_replica_is_used_by_that_replica(strategy, outside):
+    tapes = {}
+
+    def record():
+        context = mr.get_replica_context()
+        x = jnp.float32(3.0)
+        with GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = context.all_reduce("SUM", x * x)
+        tapes[int(context.replica_id_in_sync_group)] = lambda: tape.gradient(y, x)
+
+    strategy.run(record)
+    own = strategy.run(lambda: tapes[int(mr.get_replica_context().replica_id_in_sync_group)]())
+    assert [float(one) for one in strategy.local_results(own)] == [6.0 * len(tapes)] * len(tapes)
+    with pytest.raises(TapeError, match="the tape of replica 1 has recorded ReplicaContext.all_reduce"):
+        tapes[1]() if outside else strategy.run(lambda: tapes[1]())
 
 
 def test_every_replica_takes_the_way_back_through_a_merge(strategy, compiled):

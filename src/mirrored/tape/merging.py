@@ -8,7 +8,7 @@ tapes the merge is one operation, of which each replica's tape records its own o
   residuals are returned to replica 0 as additional results, so that an outer tape sees them. Assignments are staged and
   take effect when the differentiation is complete.
 - Backward pass: another merge. Each replica passes its cotangents, replica 0 also the residuals, and each
-  receives the cotangents of its operands.
+  receives the cotangents of its operands. If a persistent tape records the backward pass, each passes its operands.
 
 The backward passes of all replicas must execute the same merges in the same order. A replica therefore executes a merge
 even if no cotangent has reached it.
@@ -26,15 +26,19 @@ from mirrored._jax.boxes import another_object
 from mirrored._jax.inlining import program_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored.analysis.dataflow import reached_results
+from mirrored.errors import TapeError
+from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.overlay_store import assignments_apart
 from mirrored.tape.no_derivative import Key
-from mirrored.tape.operation import linearize_with
+from mirrored.tape.operation import linearize, linearize_with
 from mirrored.tape.record import Pulled, Record, Runner, no_cotangent
 
 if TYPE_CHECKING:
     from mirrored.tape.trace import TapeTrace
 
+
+_Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 _ARRAY: Final = object()
 """Marks the position of an array among the results of a merge."""
@@ -48,6 +52,8 @@ class MergePullback:
         sizes: The number of operands of each replica.
         watched: The positions of the differentiable operands, in the concatenated operands of all replicas.
         results: The abstract values of each replica's results.
+        run: The function that computes the results of all local replicas from their operands, for derivatives of the
+            gradient. None if the tape is not persistent.
         assigns: Whether the function assigns variables. An assignment has no derivative, so results may not depend on
             operands.
     """
@@ -58,6 +64,7 @@ class MergePullback:
         sizes: list[int],
         watched: list[int],
         results: list[list[Any]],
+        run: _Run | None,
         *,
         assigns: bool,
     ) -> None:
@@ -65,6 +72,7 @@ class MergePullback:
         self.sizes = sizes
         self.watched = watched
         self.results = results
+        self.run = run
         self.assigns = assigns
 
 
@@ -92,8 +100,9 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
             return run_merge(merge, values)
+        persistent = trace.recorder.persistent
         recorded = dataclasses.replace(
-            merge, run=lambda payloads: _forward(merge, payloads), nested=None, tapes=merge.tapes + 1
+            merge, run=lambda payloads: _forward(merge, payloads, persistent), nested=None, tapes=merge.tapes + 1
         )
         *results, part = run_merge(recorded, values)
     residuals = results[part.num_results :]
@@ -103,7 +112,7 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     return trace.add(record, own, [_is_array(value) and is_inexact(aval_of(value)) for value in own], values)
 
 
-def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
+def _forward(merge: Merge, payloads: Sequence[list[Any]], persistent: bool) -> list[list[Any]]:
     """Runs a collective or `merge_call` and linearizes it, once for all local replicas.
 
     Returns:
@@ -131,6 +140,7 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
         sizes,
         watched,
         [[aval_of(value) for value in result if _is_array(value)] for result in by_replica],
+        merge.run if persistent else None,
         assigns=bool(assigned),
     )
     first = by_replica[0]
@@ -157,7 +167,22 @@ class MergeRecord(Record):
         self.arrays: list[bool] = []
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
+        return self._pulled(cotangents, self.residuals, _backward)
+
+    def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
+        merge_pullback = self.part.merge_pullback
+        is_linear = not merge_pullback.tree.num_leaves
+        if is_linear or merge_pullback.assigns or merge_pullback.run is None:  # a merge that assigns runs only once
+            return self.pull(cotangents, run)
+        # The tape does not track the residuals, so the pullback is computed from the operands, which it tracks.
+        assert self.inputs is not None
+        return self._pulled(cotangents, self.inputs, _backward_from_operands)
+
+    def _pulled(
+        self, cotangents: list[Any], saved: Sequence[Any], backward: Callable[[MergePullback, Any], list[list[Any]]]
+    ) -> Pulled:
         merge_pullback, index = self.part.merge_pullback, self.part.index
+        self._check_replica()
         arrived = [cotangent for cotangent, is_array in zip(cotangents, self.arrays, strict=True) if is_array]
         given = [
             cotangent
@@ -166,26 +191,69 @@ class MergeRecord(Record):
         ]
         which = same_object(merge_pullback, "the collective")
         merge = Merge(
-            f"the gradient of {self.name}", lambda payloads: _backward(merge_pullback, payloads), given=(which,)
+            f"the gradient of {self.name}", lambda payloads: backward(merge_pullback, payloads), given=(which,)
         )
-        pulled = run_merge(merge, [*self.residuals, *given])
+        pulled = run_merge(merge, [*saved, *given])
         return [(i, pulled[position]) for i, position in enumerate(self.watched) if pulled[position] is not None]
+
+    def _check_replica(self) -> None:
+        """Raises an error unless the replica whose tape this is computes the gradient: each passes its own part."""
+        here = ambient().replica
+        if len(self.part.merge_pullback.sizes) == 1 or (here is not None and here.local_index == self.part.index):
+            return
+        raise TapeError(
+            "GradientTape.gradient",
+            found=f"the tape of replica {self.part.index} has recorded {self.name}, and is used "
+            f"{'outside of run' if here is None else f'in replica {here.local_index}'}",
+            rule="the gradient of a collective is a collective: each replica computes it with its own tape, in run",
+            remedy="call gradient in the replica function that has opened the tape, and return the gradients",
+        )
 
 
 def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs the pullback of a collective or `merge_call`, once for all local replicas.
+    """Runs the pullback of a collective or `merge_call` on residuals, once for all local replicas.
 
-    A replica passes None as the cotangent of a result that its target does not depend on.
-
-    Returns:
-        For each replica the cotangents of its operands. The cotangent of an operand without a gradient is None.
+    Args:
+        merge_pullback: The pullback.
+        payloads: The cotangents of each replica's results, after the residuals for the first replica.
     """
     num_residuals = merge_pullback.tree.num_leaves
-    residuals = payloads[0][:num_residuals]
-    given = [iter(payload[num_residuals:] if k == 0 else payload) for k, payload in enumerate(payloads)]
+    pullback: Any = jax.tree.unflatten(merge_pullback.tree, payloads[0][:num_residuals])
+    return _pulled_back(merge_pullback, pullback, [payloads[0][num_residuals:], *payloads[1:]])
+
+
+def _backward_from_operands(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
+    """Runs a collective or `merge_call` once more for its pullback, which then depends on the operands.
+
+    Args:
+        merge_pullback: The pullback of the first execution.
+        payloads: The operands of each replica, followed by the cotangents of its results.
+    """
+    parts = list(zip(payloads, merge_pullback.sizes, strict=True))
+    operands = [value for payload, size in parts for value in payload[:size]]
+    run = merge_pullback.run
+    assert run is not None
+
+    def merged(*values: Any) -> list[Any]:
+        results = run(_split(values, merge_pullback.sizes))
+        return [value for result in results for value in result if _is_array(value)]
+
+    _, pullback = linearize(merged, operands, merge_pullback.watched)
+    return _pulled_back(merge_pullback, pullback, [payload[size:] for payload, size in parts])
+
+
+def _pulled_back(
+    merge_pullback: MergePullback, pullback: Callable[[list[Any]], Sequence[Any]], given: Sequence[list[Any]]
+) -> list[list[Any]]:
+    """Returns the cotangents of each replica's operands, given those of the replicas' results.
+
+    A replica passes None as the cotangent of a result that its target does not depend on. The cotangent of an operand
+    without a gradient is None.
+    """
+    passed = [iter(of_replica) for of_replica in given]
     avals = [aval for of_replica in merge_pullback.results for aval in of_replica]
     cotangents = [
-        next(given[k]) if is_inexact(aval) else None
+        next(passed[k]) if is_inexact(aval) else None
         for k, of_replica in enumerate(merge_pullback.results)
         for aval in of_replica
     ]
@@ -196,8 +264,7 @@ def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> l
             no_cotangent(aval) if cotangent is None else next(remaining)
             for cotangent, aval in zip(cotangents, avals, strict=True)
         ]
-        pulled: Sequence[Any] = jax.tree.unflatten(merge_pullback.tree, residuals)(full)
-        return pulled
+        return pullback(full)
 
     present = [cotangent for cotangent in cotangents if cotangent is not None]
     missing = any(one is None and is_inexact(aval) for one, aval in zip(cotangents, avals, strict=True))
