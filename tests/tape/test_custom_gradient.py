@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+import mirrored as mr
 from mirrored import MirroredStrategy, function, get_replica_context
 from mirrored.errors import ArgumentError, TapeError
 from mirrored.tape import GradientTape, custom_gradient
+from mirrored.values.sparse_rows import SparseRows
 
 
 @custom_gradient
@@ -143,6 +145,73 @@ def test_wrong_number_of_gradients(gradients):
 
     with pytest.raises(ArgumentError, match=f"expected to return 1 gradients, but returned {len(gradients)} instead"):
         slope(function, jnp.array(1.0))
+
+
+FITTING = {
+    "float16": lambda g: g.astype(jnp.float16) * 3,
+    "integers": lambda g: jnp.array([3, 3]),
+    "NumPy": lambda g: np.array([3.0, 3.0]),
+    "rows": lambda g: SparseRows(jnp.array([3.0, 3.0]), jnp.array([0, 1])),
+}
+OTHERS = {
+    "a number": lambda g: 1.0,
+    "a scalar": jnp.sum,
+    "another shape": lambda g: jnp.ones((3, 2)),
+    "complex": lambda g: g * 1j,
+    "a string": lambda g: "no",
+}
+
+
+def of_argument(rule):
+    @custom_gradient
+    def function(x):
+        return x * 2.0, rule
+
+    def program(x):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = function(x) + jnp.sin(function(x))
+        return tape.gradient(y, x)
+
+    return program
+
+
+def of_variable(rule):
+    variable = mr.Variable([1.0, 2.0])
+
+    @custom_gradient
+    def function(x):
+        return x * variable, lambda g, variables: (None, [rule(g)])
+
+    def program(x):
+        with GradientTape() as tape:
+            y = function(x)
+        return tape.gradient(y, variable)
+
+    return program
+
+
+def under_jax(rule):
+    @custom_gradient
+    def function(x):
+        return x * 2.0, rule
+
+    return jax.grad(lambda x: jnp.sum(function(x)))
+
+
+@pytest.mark.parametrize("make", [of_argument, of_variable, under_jax])
+@pytest.mark.parametrize("kind", FITTING)
+def test_gradients_have_the_dtype_of_the_argument(make, kind):
+    gradient = make(FITTING[kind])(jnp.array([0.0, 0.0]))
+    assert make is under_jax or isinstance(gradient, jax.Array)
+    assert (str(gradient.dtype), gradient.tolist()) == ("float32", [3.0 + 3.0 * (make is of_argument)] * 2)
+
+
+@pytest.mark.parametrize("make", [of_argument, of_variable, under_jax])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_gradients_have_the_shape_of_the_argument(make, kind):
+    with pytest.raises(ArgumentError, match=r"the gradient with respect to (.*), float32\[2\], is "):
+        make(OTHERS[kind])(jnp.array([0.0, 0.0]))
 
 
 def test_errors_in_the_gradient_function_come_through():

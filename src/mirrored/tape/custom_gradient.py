@@ -24,6 +24,7 @@ from mirrored.tape.backward import is_variable
 from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.record import Pulled, Record, Runner, completed
 from mirrored.tape.trace import TapeTrace
+from mirrored.values.sparse_rows import SparseRows
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,7 +67,8 @@ def custom_gradient(function: F) -> F:
         A function of the same arguments that returns the result.
 
     Raises:
-        ArgumentError: While differentiating: the number of gradients is not that of the positional arguments.
+        ArgumentError: While differentiating: the number of gradients is not that of the positional arguments, or a
+            gradient has another shape than its argument or variable. Its dtype is converted.
         ArgumentTypeError: `function` reads trainable variables, and its gradient function does not accept
             ``variables=``.
 
@@ -149,7 +151,7 @@ class _Call:
         avals = [aval_of(output) for output in outputs]
         tracked = [is_inexact(aval) for aval in avals]
         for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
-            record = CustomRecord(keys, watched, gradient, avals, len(operands))
+            record = CustomRecord(keys, watched, gradient, avals, [aval_of(operand) for operand in operands])
             record.reach(tape, variables)
             used_keys = touched[id(tape)].keys() - set(keys) - read.keys_of(tape)
             if used_keys:
@@ -210,9 +212,12 @@ class _Call:
                 if given:
                     output, of_variables = output
                     for place, one in zip(trainable, _listed(of_variables, len(given)), strict=True):
-                        of_values[place] = of_values[place] if one is None else one
-                listed = zip(_listed(output, len(arrays)), arrays, strict=True)
-                return [jnp.zeros_like(array) if one is None else one for one, array in listed], of_values
+                        of_values[place] = of_values[place] if one is None else _of_variable(one, variables[place])
+                listed = enumerate(zip(_listed(output, len(arrays)), arrays, strict=True))
+                return [
+                    jnp.zeros_like(array) if one is None else _of_operand(one, aval_of(array), place)
+                    for place, (one, array) in listed
+                ], of_values
 
             return outputs, pull
 
@@ -224,7 +229,7 @@ class _Call:
 class CustomRecord(Record):
     """The tape record of a call with a custom gradient; its pullback calls the user's gradient function."""
 
-    __slots__ = ("avals", "gradient", "no_derivative", "num_operands", "reached_variables", "variables")
+    __slots__ = ("avals", "gradient", "no_derivative", "operands", "reached_variables", "variables")
 
     def __init__(
         self,
@@ -232,12 +237,12 @@ class CustomRecord(Record):
         watched: tuple[int, ...],
         gradient: Callable[..., Any],
         avals: list[Any],
-        num_operands: int,
+        operands: list[Any],
     ) -> None:
         super().__init__(in_keys, watched)
         self.gradient = gradient
         self.avals = avals
-        self.num_operands = num_operands
+        self.operands = operands
         self.no_derivative = None
         self.variables: list[Any] = []
         self.reached_variables: list[int] = []
@@ -256,11 +261,11 @@ class CustomRecord(Record):
             output, of_variables = self.gradient(*full, variables=self.variables)
         else:
             output = self.gradient(*full)
-        gradients = _listed(output, self.num_operands)
-        pulled = [gradients[i] for i in self.watched]
+        gradients = _listed(output, len(self.operands))
+        pulled = [_of_operand(gradients[i], self.operands[i], i) for i in self.watched]
         if self.reached_variables:
             listed = _listed(of_variables, len(self.variables))
-            pulled += [listed[i] for i in self.reached_variables]
+            pulled += [_of_variable(listed[i], self.variables[i]) for i in self.reached_variables]
         return [(i, gradient) for i, gradient in enumerate(pulled) if gradient is not None]
 
 
@@ -379,10 +384,12 @@ def _takes_variables(gradient: Callable[..., Any]) -> bool:
     return any(one.name == "variables" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
+def _is_one(gradient: object) -> bool:
+    return gradient is None or isinstance(gradient, SparseRows)
+
+
 def _listed(output: PyTree, expected: int) -> list[Any]:
-    gradients = (
-        jax.tree.leaves(output, is_leaf=lambda x: x is None) if isinstance(output, (list, tuple, dict)) else [output]
-    )
+    gradients = jax.tree.leaves(output, is_leaf=_is_one) if isinstance(output, (list, tuple, dict)) else [output]
     if len(gradients) != expected:
         raise ArgumentError(
             "custom_gradient",
@@ -392,6 +399,34 @@ def _listed(output: PyTree, expected: int) -> list[Any]:
             remedy="return a list with one gradient (or None) per positional argument",
         )
     return gradients
+
+
+def _of_operand(gradient: Any, aval: Any, place: int) -> Any:
+    return _fitted(gradient, aval, f"positional argument {place}") if is_inexact(aval) else gradient
+
+
+def _of_variable(gradient: Any, variable: ReadableVariable) -> Any:
+    return _fitted(gradient, variable, f"the variable {variable.name!r}")
+
+
+def _fitted(gradient: Any, like: Any, what: str) -> Any:
+    """Returns a gradient as an array of the dtype of the value to which it belongs, and checks its shape."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, SparseRows):
+        gradient = SparseRows(gradient.values, gradient.indices, like.shape).to_dense()
+    value, dtype = _as_array(gradient), like.dtype
+    is_array = isinstance(value, jax.Array)
+    complex_of_real = is_array and jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    if not is_array or value.shape != tuple(like.shape) or complex_of_real:
+        found = f"{value.dtype}{list(value.shape)}" if is_array else f"a {type(value).__name__}"
+        raise ArgumentError(
+            "custom_gradient",
+            found=f"the gradient with respect to {what}, {dtype}{list(like.shape)}, is {found}",
+            rule="a gradient is an array of the shape of its argument or variable, and real if that is",
+            remedy="compute it from the gradients of the results, for instance g * jnp.ones(x.shape); or return None",
+        )
+    return value if value.dtype == dtype and not value.weak_type else jnp.asarray(value, dtype)
 
 
 def _needs_variables(function: Callable[..., Any], variables: Sequence[Any]) -> ArgumentTypeError:
