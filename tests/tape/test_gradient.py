@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -517,3 +518,27 @@ def test_shard_map_is_recorded():
         y = jnp.sum(jax.jit(summed)(x) * x)
     expected = jax.grad(lambda x: jnp.sum(jax.jit(summed)(x) * x))(x)
     np.testing.assert_allclose(tape.gradient(y, x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [3, 1024])
+def test_a_numpy_array_that_a_jitted_function_has_captured_may_be_refilled(size):
+    x, batch = jnp.ones(size), np.full(size, 2.0, np.float32)
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = jax.jit(lambda x: jnp.sum(jnp.sin(x * batch)))(x)
+    batch[:] = 5.0
+    np.testing.assert_allclose(tape.gradient(y, x), np.full(size, 2 * np.cos(2.0)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda value: copy.deepcopy({"value": [value]})["value"][0]]
+)
+def test_a_copy_is_the_copied_value(x, copied):
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = x * x
+        z = copied(y) * x
+    assert float(tape.gradient(z, x)) == 27.0
+    after = copied(y)
+    assert type(after) is type(jnp.ones(1))
+    assert float(after) == 9.0

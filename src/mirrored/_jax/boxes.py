@@ -162,7 +162,8 @@ class Box(jax.Array):
         return self.payload.__array__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self.payload.__deepcopy__(memo)
+        # While the tape records, the copy must be tracked. A box is immutable, so it is its own copy, as a tracer is.
+        return self if self.owner.recorder is not None else self.payload.__deepcopy__(memo)
 
     def __iter__(self) -> Any:
         if self.ndim == 0:

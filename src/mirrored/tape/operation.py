@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, Array, Box
@@ -335,7 +336,8 @@ class Rule:
             atom = program.jaxpr.outvars[position]
             source = program.source_of(atom)
             if source is not None:
-                self.plan.append((Residual.INPUT if source[0] == "input" else Residual.CONSTANT, source[1]))
+                kind, where = source
+                self.plan.append((Residual.INPUT, where) if kind == "input" else (Residual.CONSTANT, _owned(where)))
                 continue
             if id(atom) not in seen:
                 seen[id(atom)] = len(kept)
@@ -431,6 +433,12 @@ def linearize_with(
         return results, beside()
 
     return jax.vjp(of_watched, *[args[position] for position in watched], has_aux=True)  # type: ignore[return-value]
+
+
+def _owned(constant: Any) -> Any:
+    """Copies a constant that is a NumPy array, or JAX's view of one: the caller may refill it before the gradient."""
+    is_numpy = hasattr(constant, "__array__") and not isinstance(constant, (jax.Array, np.generic))
+    return np.array(constant) if is_numpy else constant
 
 
 def _no_cotangent(aval: ShapedArray) -> Any:
