@@ -324,20 +324,23 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
     def run(x: Operand, *args: Any, **kwargs: Any) -> Any:
         value = as_tensor(x)
         result = lax.stop_gradient(as_tensor(f(value, *args, **kwargs)))
-        return _passed_through(result, value) if jnp.issubdtype(result.dtype, jnp.inexact) else result
+        if result.shape != value.shape:
+            raise InvalidArgumentError.of(
+                "tf.grad_pass_through",
+                found=f"the function returned the shape {result.shape} for an argument of shape {value.shape}",
+                rule="the gradient of the result is that of the argument, so their shapes must be equal",
+                remedy="change the shape outside of the function, or define the gradient with tf.custom_gradient",
+            )
+        return _passing(value, result) if jnp.issubdtype(result.dtype, jnp.inexact) else result
 
     return run
 
 
 @jax.custom_jvp
-def _passed_through(result: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `result` with the derivative of `value`; a sum with ``result - value`` would be rounded."""
+def _passing(value: jax.Array, result: jax.Array) -> Any:
+    """Returns `result`, with the derivatives of `value`; a sum of `value` and their difference would be rounded."""
+    del value
     return result
 
 
-@_passed_through.defjvp
-def _passed_through_jvp(
-    primals: tuple[jax.Array, jax.Array], tangents: tuple[object, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    result = primals[0]
-    return result, jnp.broadcast_to(tangents[1], result.shape).astype(result.dtype)
+_passing.defjvp(lambda values, tangents: (values[1], jnp.asarray(tangents[0], values[1].dtype)))
