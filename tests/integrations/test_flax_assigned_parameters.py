@@ -187,6 +187,21 @@ def test_a_later_assignment_ends_the_derivative(later: str, compiled: bool) -> N
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_an_assignment_while_the_tape_stands_still_ends_the_derivative(compiled: bool) -> None:
+    first, second, variables, _ = two_parameters()
+
+    def inside() -> Any:
+        with mr.GradientTape() as tape:
+            second.set_value(first.get_value() * 2)
+            with tape.stop_recording():
+                second.set_value(first.get_value() * 3)
+            loss = second.get_value() ** 2
+        return tape.gradient(loss, variables, unconnected_gradients="zero")
+
+    assert numbers((mr.function(inside) if compiled else inside)()) == [0.0, 18.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_derivative_reaches_the_next_run_and_code_after_it(compiled: bool) -> None:
     first, second, variables, strategy = two_parameters()
 

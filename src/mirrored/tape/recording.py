@@ -125,9 +125,15 @@ class Recording:
                 remedy="remove the call: outside its block, a tape does not record",
             )
         self._stop()
+        # A variable whose value is tracked may get another one in the block, which has no derivative (`on_write`).
+        listens = bool(self._recorder.reassigned)
+        if listens:
+            listen(self)
         try:
             yield
         finally:
+            if listens:
+                unlisten(self)
             if self._entered:
                 self._start()
 
