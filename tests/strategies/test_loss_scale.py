@@ -57,6 +57,8 @@ WRONG = {
         jax.vmap(lambda a, b: optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(a @ w), b))(x, y)
     ),
     "mean of a checkpointed loss": lambda w, x, y: jnp.mean(jax.checkpoint(entropies)(w, x, y)),
+    "mean of two views": lambda w, x, y: jnp.mean(jnp.concatenate([entropies(w, x, y), entropies(w, -x, y)])),
+    "mean of a stack": lambda w, x, y: jnp.mean(jnp.stack([squares(w, x, y), squares(w, -x, y)], axis=1)),
     "negative log likelihood": lambda w, x, y: (
         -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits(w, x)), y[:, None], axis=1))
     ),
@@ -69,6 +71,9 @@ RIGHT = {
     "mean divided by replicas": lambda w, x, y: jnp.mean(squares(w, x, y)) / replicas(),
     "sum by the global batch size": lambda w, x, y: jnp.sum(entropies(w, x, y)) / BATCH,
     "sum": lambda w, x, y: jnp.sum(entropies(w, x, y)),
+    "sum of two views": lambda w, x, y: (
+        jnp.sum(jnp.concatenate([entropies(w, x, y), entropies(w, -x, y)])) / (2 * BATCH)
+    ),
     "sum of means over features": lambda w, x, y: jnp.sum(squares(w, x, y).mean(axis=1)) / BATCH,
     "mean over features as large as a batch": lambda w, x, y: (
         jnp.sum(jnp.mean(jnp.broadcast_to(entropies(w, x, y)[:, None], (len(x), len(x))), axis=1)) / BATCH

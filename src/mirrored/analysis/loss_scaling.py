@@ -34,7 +34,7 @@ from mirrored.analysis.divisions import Divisions
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "copy_p", "device_put", "expand_dims", "reshape", "squeeze"}
-    | {"reduce_precision", "slice", "transpose"}
+    | {"reduce_precision", "slice", "split", "transpose", "unstack"}
 )
 _SUMS: Final = frozenset({"dot_general", "reduce_sum"})
 # What a program does to a sum of weights before it divides by it. A square root makes a norm or a deviation of it.
