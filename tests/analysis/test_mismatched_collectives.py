@@ -40,6 +40,11 @@ def in_root():
     return lambda: lax.custom_root(lambda v: v - total(v * 0.0 + 1.0), 0.0, lambda f, v: v - f(v), lambda g, y: y)
 
 
+def in_solver(right):
+    """Conjugate gradients: the loop is in one of the functions of `lax.custom_linear_solve`."""
+    return lambda: jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: total(v * (own() + 1.0)), right() * jnp.ones(2))[0])
+
+
 def in_jit(inner):
     return lambda: jax.jit(inner())()
 
@@ -53,8 +58,10 @@ def strategy():
     "program",
     [in_cond(own), in_while(own), in_scan(lambda: in_cond(own)), in_jit(lambda: in_cond(own)),
      in_cond(lambda: lax.cond(own() > 0, lambda: 1.0, lambda: 2.0)),
-     lambda: lax.cond(own() > 0.0, in_root(), lambda: 0.0)],
-    ids=["cond", "while", "cond in scan", "cond in jit", "a condition that came to differ in a cond", "custom_root"],
+     lambda: lax.cond(own() > 0.0, in_root(), lambda: 0.0),
+     in_solver(own)],
+    ids=["cond", "while", "cond in scan", "cond in jit", "a condition that came to differ in a cond", "custom_root",
+         "conjugate gradients"],
 )  # fmt: skip
 def test_under_a_condition_that_differs_they_are_refused(strategy, program):
     with pytest.raises(mr.errors.MergeError, match=r"psum, test_mismatched_collectives.*whose condition differs"):
@@ -76,6 +83,24 @@ def test_under_a_condition_that_differs_they_are_refused(strategy, program):
 def test_under_a_condition_that_is_equal_they_work(strategy, program, expected):
     results = strategy.local_results(strategy.run(mr.function(program)))
     np.testing.assert_array_equal(np.asarray(results), np.broadcast_to(expected, 2))
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (2, 1), (4, 2)], ids=["2on2", "2on1", "4on2"])
+def test_conjugate_gradients_over_all_replicas_give_a_mirrored_value(layout):
+    replicas, devices = layout
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+    with strategy.scope():
+        v = mr.Variable(jnp.zeros(2))
+
+    def solve(right):
+        matrix = jnp.diag(jnp.array([1.0, 2.0])) * (own() + 1.0)
+        v.assign(jax.scipy.sparse.linalg.cg(lambda x: total(matrix @ x), right() * jnp.array([1.0, 1.0]))[0])
+
+    mr.function(lambda: strategy.run(solve, args=(lambda: 1.0,)))()
+    factor = replicas * (replicas + 1) / 2
+    np.testing.assert_allclose(v.numpy(), [1 / factor, 0.5 / factor], rtol=1e-5)
+    with pytest.raises(mr.errors.MergeError, match="whose condition differs"):
+        mr.function(lambda: strategy.run(solve, args=(own,)))()
 
 
 def test_a_loop_that_becomes_uneven_is_refused(strategy):

@@ -110,6 +110,11 @@ def scatter_and_gather_back(w: Any, x: Any) -> Any:
     return w + jnp.sum(lax.all_gather(part, AXIS, tiled=True))
 
 
+def solved_by_conjugate_gradients(w: Any, x: Any) -> Any:
+    curvature = lambda v: lax.psum(x.T @ (x @ v), AXIS) + v  # noqa: E731
+    return w - jax.scipy.sparse.linalg.cg(curvature, gradient(w, x), maxiter=3)[0]
+
+
 def jitted_pair(w: Any, x: Any) -> Any:
     return jax.jit(lambda a, b: (a * 2, b * 2))(w, x)[0]
 
@@ -132,6 +137,7 @@ SYNCHRONOUS = [
     carried_beside_the_batch,
     inner_vmap,
     scatter_and_gather_back,
+    solved_by_conjugate_gradients,
     jitted_pair,
 ]
 
@@ -260,7 +266,11 @@ def hidden_number(w: Any, x: Any) -> Any:
 
 
 def hidden_in_a_solver(w: Any, x: Any) -> Any:
-    return lax.custom_linear_solve(lambda v: v * (lax.axis_index(AXIS) + 1.0), w, lambda f, b: b, symmetric=True)
+    return lax.custom_linear_solve(lambda v: v * (lax.axis_index(AXIS) + 1.0), w, lambda f, b: f(b), symmetric=True)
+
+
+def hidden_in_a_composite(w: Any, x: Any) -> Any:
+    return lax.composite(lambda v: v * (lax.axis_index(AXIS) + 1.0), "scaled")(w)
 
 
 def clipped_before_reduction(w: Any, x: Any) -> Any:
@@ -299,7 +309,8 @@ DRIFTING = [
     (hidden_in_jit, BATCH, "mul"),
     (hidden_in_checkpoint, BATCH, "transpose"),
     (hidden_number, NUMBER, "mul"),
-    (hidden_in_a_solver, "an operation inside custom_linear_solve", "custom_linear_solve"),
+    (hidden_in_a_solver, NUMBER, "mul"),
+    (hidden_in_a_composite, "an operation inside composite", "composite scaled"),
     (clipped_before_reduction, BATCH, "sub"),
     (custom_gradient_local, BATCH, "sub"),
 ]

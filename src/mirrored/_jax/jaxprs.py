@@ -68,7 +68,7 @@ _AbstractRef: Final = _state_types.AbstractRef
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Class of equations that call an inner jaxpr: `jit`, `remat`, `custom_jvp_call`, ..."""
+    """Class of equations that call an inner jaxpr: `jit`, `remat`, `custom_jvp_call`, `custom_linear_solve`, ..."""
 
     jaxpr: Any
 
@@ -159,6 +159,8 @@ def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
     if name in _CALLS:
         inner = eqn.params.get(_CALLS[name]) or eqn.params.get("call_jaxpr")
         return _PLAIN if inner is None else Call(inner)
+    if name == "custom_linear_solve":
+        return _solve(eqn)
     if name == "scan":
         return _scan(eqn.params)
     if name == "while":
@@ -213,6 +215,23 @@ def jaxprs_in(value: object) -> Iterator[Any]:
 def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
     """Returns the values of a jaxpr's constants; an empty tuple for an open jaxpr of JAX 0.10."""
     return tuple(getattr(jaxpr, "consts", ()))
+
+
+def _solve(eqn: JaxprEqn) -> Call:
+    """Returns the call that a `lax.custom_linear_solve` equation executes: that of its solver.
+
+    Its operands are the constants of the four functions of the problem, and the right-hand side. Those that the solver
+    does not take become inputs that nothing uses.
+    """
+    solver, counts = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+    opened = getattr(solver, "jaxpr", solver)
+    first = counts.matvec + counts.vecmat
+    last = len(eqn.invars) - (len(opened.invars) - counts.solve)
+    others: list[Any] = [Var(atom.aval) for atom in eqn.invars]
+    own = opened.invars[: counts.solve], opened.invars[counts.solve :]
+    inputs = [*others[:first], *own[0], *others[first + counts.solve : last], *own[1]]
+    debug_info = opened.debug_info.with_unknown_names()
+    return Call(ClosedJaxpr(opened.replace(invars=inputs, debug_info=debug_info), list(constants_of(solver))))
 
 
 def _scan(params: dict[str, Any]) -> Scan:

@@ -42,7 +42,7 @@ _Walk = Generator[tuple[Any, _Values], _Values, _Values]
 
 
 # Calls of functions with custom derivative rules, by the names of their primitives.
-_WITH_RULES: Final = ("custom_jvp_call", "custom_vjp_call")
+_WITH_RULES: Final = ("custom_jvp_call", "custom_vjp_call", "custom_linear_solve")
 
 
 def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
@@ -145,8 +145,8 @@ class _Body:
         if self._runner.store.under_tape and eqn.primitive.name in _WITH_RULES:
             raise MergeError(
                 "Strategy.run",
-                found="a function with a custom derivative rule (jax.custom_vjp or custom_jvp) contains a collective, "
-                "and a GradientTape around the run records it",
+                found="a function with a derivative rule of its own (jax.custom_vjp, jax.custom_jvp or "
+                "lax.custom_linear_solve) contains a collective, and a GradientTape around the run records it",
                 rule="the replicas of a device share the collective, so the tape would not use the rule",
                 remedy="open the tape in the replica function, or call the collective outside of the custom function",
             )
