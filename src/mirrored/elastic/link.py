@@ -87,7 +87,7 @@ class Link:
         self._channel = channel
         self._interval = min(_LONGEST_INTERVAL_SECONDS, heartbeat_seconds / 4)
         self._changed = threading.Condition()
-        self._place: Place | None = None  # the place that the launcher has assigned and that is not taken yet
+        self._place: Place | None = None  # the place that the launcher has assigned since the last arrival
         self._has_ended = False
         self._must_leave = False
         self._is_inside = False
@@ -127,6 +127,7 @@ class Link:
             assert self._place is not None
             self._here = here = self._place
             self._is_inside = self._is_joining = True
+            self._changed.notify_all()  # it may have to leave already
             return here
 
     def joined(self) -> None:
@@ -210,7 +211,9 @@ class Link:
             if kind == "begin":
                 lists = {name: tuple(message[name]) for name in ("addresses", "receivers")}
                 self._place = Place(**{**message, **lists})
-            elif kind == "leave" and self._here is not None and message["epoch"] == self._here.epoch:
+            # Both commands may arrive before the main thread takes its place: the launcher sends "leave" at once if it
+            # finds that another member is lost.
+            elif kind == "leave" and self._place is not None and message["epoch"] == self._place.epoch:
                 self.sockets.others = frozenset(message["ports"])
                 self._must_leave = True
                 self.phases.begin("interrupting")
