@@ -262,6 +262,68 @@ def test_plain_data_is_kept(value: Any) -> None:
     np.testing.assert_equal(found, value)
 
 
+class Repeated(keras.callbacks.Callback):  # type: ignore[misc]
+    """Changes the model and itself in methods that Keras calls again when `fit` continues."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = [0, 0, 0]
+        self.rates: list[float] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.called[0] += 1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.called[1] += 1
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * 0.5)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if not batch:
+            self.rates.append(float(self.model.optimizer.learning_rate))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.called[2] += 1
+        bias = self.model.layers[-1].bias
+        bias.assign(bias + 1)
+
+
+@pytest.mark.parametrize("at", [STEPS + 2, 0, STEPS, LAST])
+@pytest.mark.first(1)
+def test_what_other_callbacks_do_counts_once(at: int) -> None:
+    memory = Memory(at)
+    undisturbed, callback = Repeated(), Repeated()
+    scheduled = lambda: keras.callbacks.LearningRateScheduler(lambda _, rate: rate * 0.5)  # noqa: E731
+    expected = trained(memory, callbacks=[undisturbed, scheduled()])
+    assert undisturbed.called == [1, 3, 1]
+    found = trained(memory, callbacks=[callback, scheduled()])
+    assert memory.commits == LAST - at
+    assert callback.called == undisturbed.called
+    assert callback.rates == undisturbed.rates
+    assert found[:3] == expected[:3]
+    for mine, theirs in zip(found[5], expected[5], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+class StopsOnce(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops the training after the third step of the second epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2 and self.model.optimizer.iterations.numpy() > STEPS:
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("at", [STEPS + 3, STEPS + 2])
+@pytest.mark.first(1)
+def test_training_that_a_step_has_stopped_stays_stopped(at: int) -> None:
+    memory = Memory(at)
+    expected = trained(memory, callbacks=[StopsOnce()])
+    assert len(expected[2]) == STEPS + 3
+    found = trained(memory, callbacks=[StopsOnce()])
+    assert found[2] == expected[2]
+    np.testing.assert_array_equal(found[5][0], expected[5][0])
+
+
 @pytest.mark.long
 def test_a_deterministic_model_takes_the_same_steps_on_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "is_elastic", lambda: True)

@@ -4,6 +4,10 @@
 epoch, the step in it, the position in the training data, the history, and the plain data in the attributes of the other
 callbacks. A step counts as committed after its `on_train_batch_end`; the last one of an epoch when the next epoch
 begins, after the validation and the callbacks of its end.
+
+When `fit` continues, Keras calls methods of the callbacks again whose effects are in the snapshot: `on_epoch_begin` of
+the epoch, in which `LearningRateScheduler` changes the optimizer, or `on_train_end`. This callback is the last one, and
+undoes what they have changed: it restores the model and the callbacks a second time.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ _KERAS_OWN: Final = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 _ARRAY: Final = "__array_bytes__"
 _FUNCTION: Final = "__function__"
 _LEAVES: Final = (bool, int, float, str, type(None))
+# When a snapshot was taken: before the first epoch, at the begin of an epoch, after a step, after the last epoch.
+_TRAIN_BEGIN, _EPOCH_BEGIN, _BATCH_END, _TRAIN_END = "train begin", "epoch begin", "batch end", "train end"
 
 
 class CommitsSteps(Protocol):
@@ -58,7 +64,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         super().__init__()
         self._session = session
         self._place = _Place(self)
-        self._metrics: Manifest | None = None  # the metrics of the epoch in which `fit` continues
+        self._again: Manifest | None = None  # what is to be restored a second time
         self._others: dict[str, Any] | None = None  # the attributes of the other callbacks
         self._has_unseen_end = False  # an epoch has ended, and no commit has followed
 
@@ -81,29 +87,44 @@ class FitCallback(_Callback):  # type: ignore[misc]
             self._others = self._place.others
             self._restore_callbacks()
             set_initial_epoch(model, self.params["epochs"] if self._place.has_stopped else self._place.epoch)
-            if self._place.steps:
-                # `fit` resets the metrics before the epoch begins.
-                self._metrics = begin_snapshot(Checkpoint(metrics=metrics)).finish()
+            if self._place.steps or self._place.is_repeated:
+                self._again = begin_snapshot(self._changed_again()).finish()
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the state at the end of the previous epoch; in a resumed epoch, first restores what `fit` reset."""
-        metrics, self._metrics = self._metrics, None
-        if metrics is not None:
-            restore_snapshot(Checkpoint(metrics=list(self.fit_model.metrics)), metrics)
+    def _changed_again(self) -> Checkpoint:
+        """Returns what `fit` and the other callbacks change between `on_train_begin` and the continuation of `fit`.
+
+        `fit` resets the metrics when an epoch begins.
+        """
+        model = self.fit_model
+        metrics = list(model.metrics)
+        return Checkpoint(model=model, metrics=metrics) if self._place.is_repeated else Checkpoint(metrics=metrics)
+
+    def _restore_again(self) -> None:
+        """Restores, when `fit` continues, what was changed since `on_train_begin`."""
+        again, self._again = self._again, None
+        if again is not None:
+            restore_snapshot(self._changed_again(), again)
         if self._others is not None:
             self._restore_history()
-            # The others' `on_epoch_begin` is in their state.
-            self._restore_callbacks()
+            if self._place.is_repeated:
+                self._restore_callbacks()
             self._others = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commits the state at the end of the previous epoch; in a resumed epoch, first restores what was changed."""
+        self._restore_again()
         if self._has_unseen_end:
-            self._commit()
+            self._commit(_EPOCH_BEGIN)
         self._place.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits a step, unless the step may be the last one of the epoch."""
+        """Commits a step, unless the step may be the last one of the epoch.
+
+        That includes a step after which a callback stops the training: it is repeated, and stopped again.
+        """
         self._place.step(batch + 1)
         steps = self.params.get("steps")
-        if steps is not None and batch + 1 < steps:
+        if steps is not None and batch + 1 < steps and not self.fit_model.stop_training:
             self._session.commit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -113,13 +134,13 @@ class FitCallback(_Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Commits the last epoch."""
-        if self._others is not None:
-            self._restore_history()
+        self._restore_again()
         if self._has_unseen_end:
-            self._commit()
+            self._commit(_TRAIN_END)
 
-    def _commit(self) -> None:
+    def _commit(self, moment: str) -> None:
         self._has_unseen_end = False
+        self._place.moment = moment
         self._session.commit()
 
     def _checked_position(self) -> FitPosition:
@@ -163,10 +184,16 @@ class _Place:
 
     def __init__(self, callback: FitCallback) -> None:
         self.epoch = self.steps = 0
+        self.moment = _TRAIN_BEGIN
         self.is_restored = self.has_stopped = False
         self.others: dict[str, Any] = {}
         self._callback = callback
         self._data: Callable[[], Any] = lambda: None  # the position in the data; None at the beginning
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the other callbacks repeat a method, when `fit` continues, whose effects are in the snapshot."""
+        return self.moment != _TRAIN_BEGIN
 
     def begin(self, here: FitPosition) -> None:
         """Takes the place at which `fit` begins, which a `BackupAndRestore` may have set."""
@@ -177,7 +204,7 @@ class _Place:
 
     def step(self, steps: int) -> None:
         """Records how many steps of the epoch are done."""
-        self.steps = steps
+        self.steps, self.moment = steps, _BATCH_END
         self._data = lambda: self._here.get_state(steps, is_shared=False)
 
     def end_epoch(self, epoch: int) -> None:
@@ -189,13 +216,15 @@ class _Place:
         """Returns the place in `fit`."""
         others = {name: _plain_attributes(callback) for name, callback in self._callback.others()}
         # What stops training in an epoch does so again; at its end, `fit` has stopped.
-        stopped = not self.steps and bool(self._callback.fit_model.stop_training)
-        return {"epoch": self.epoch, "steps": self.steps, "data": self._data(), "others": others, "stopped": stopped}
+        stopped = self.moment == _TRAIN_END and bool(self._callback.fit_model.stop_training)
+        place = {"epoch": self.epoch, "steps": self.steps, "moment": self.moment, "stopped": stopped}
+        return {**place, "data": self._data(), "others": others}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Makes `fit` continue at another place."""
         data = state["data"]
         self.epoch, self.steps, self.others = state["epoch"], state["steps"], state["others"]
+        self.moment = state["moment"]
         self.is_restored, self.has_stopped, self._data = True, state["stopped"], lambda: data
         if data is None:
             self._here.begin_anew()
