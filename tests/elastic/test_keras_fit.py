@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ import mirrored as mr
 from elastic.test_recovery import start as start  # a fixture
 from integrations.test_keras_resuming import EPOCHS, PER_EPOCH, fit, replicas
 from mirrored._jax import distributed
+from mirrored.checkpoint.leaves import decode, encode
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.data import Dataset
 from mirrored.integrations.keras import keras
@@ -254,12 +257,40 @@ def test_another_callback_after_it_is_refused() -> None:
         json.dumps,
         np.float32(0.1),
         np.arange(6).reshape(2, 3),
+        1 + 2j,
+        b"a",
+        np.zeros((0, 2)),
+        np.array(["a", "bc"]),
+        np.array([1.5, 2.5], jnp.bfloat16),
+        [np.array([[1.5]], jnp.float8_e4m3fn)],
+        np.array(["2020-01-01"], "M8[D]"),
+        {0: 0.5, (1, "a"): [None]},
+        {1, 2},
+        frozenset("ab"),
+        deque([1, 2.5], maxlen=3),
+        jnp.arange(3),
+        jnp.ones((), jnp.bfloat16),
     ],
 )
 def test_plain_data_is_kept(value: Any) -> None:
-    found = _decoded(_encoded(value))
+    found = _decoded(decode(json.loads(json.dumps(encode(_encoded(value), "a callback")))))
     assert type(found) is type(value)
-    np.testing.assert_equal(found, value)
+    assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
+    assert getattr(found, "maxlen", None) == getattr(value, "maxlen", None)
+    np.testing.assert_equal(*(np.asarray(one) if isinstance(one, jax.Array) else one for one in (found, value)))
+
+
+def test_random_keys_are_kept() -> None:
+    value = jax.random.split(jax.random.key(3))
+    found = _decoded(_encoded(value))
+    assert found.dtype == value.dtype
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(value))
+
+
+@pytest.mark.parametrize("value", [object(), np.array([None]), np.zeros(2, "i4,f4"), [lambda: 0], {0: object()}])
+def test_other_data_is_not_kept(value: Any) -> None:
+    with pytest.raises(TypeError):
+        _encoded(value)
 
 
 class Repeated(keras.callbacks.Callback):  # type: ignore[misc]

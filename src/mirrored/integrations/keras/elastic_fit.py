@@ -15,12 +15,15 @@ from __future__ import annotations
 import base64
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import implementation_of, is_key, key_data
 from mirrored.checkpoint import Checkpoint, Manifest
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.errors import ContextError
@@ -36,7 +39,8 @@ _HISTORY: Final = "history"
 _KERAS_OWN: Final = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 _ARRAY: Final = "__array_bytes__"
 _FUNCTION: Final = "__function__"
-_LEAVES: Final = (bool, int, float, str, type(None))
+_CONTAINER: Final = "__container__"
+_LEAVES: Final = (bool, int, float, complex, str, bytes, type(None))
 # When a snapshot was taken: before the first epoch, at the begin of an epoch, after a step, after the last epoch.
 _TRAIN_BEGIN, _EPOCH_BEGIN, _BATCH_END, _TRAIN_END = "train begin", "epoch begin", "batch end", "train end"
 
@@ -237,7 +241,7 @@ def _update(callback: Any, attributes: dict[str, Any]) -> None:
 
 
 def _plain_attributes(callback: Any) -> dict[str, Any]:
-    """Returns the attributes of a callback that consist of numbers, texts, arrays, lists, tuples and dicts.
+    """Returns the attributes of a callback that consist of numbers, texts, arrays, and containers of these.
 
     Functions of modules are plain, too: `EarlyStopping` changes `min_delta` when it sets `monitor_op`.
     """
@@ -258,11 +262,7 @@ def _encoded(value: Any) -> Any:
         TypeError: It contains something else.
     """
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        array = np.asarray(value)
-        if array.dtype.kind not in "biufc":
-            raise TypeError
-        data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-        return {_ARRAY: data, "dtype": str(array.dtype), "shape": list(array.shape)}
+        return _encoded_array(value)
     if isinstance(value, _LEAVES):
         return value
     if isinstance(value, types.FunctionType):
@@ -273,7 +273,26 @@ def _encoded(value: Any) -> Any:
         return type(value)([_encoded(one) for one in value])
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return {key: _encoded(one) for key, one in value.items()}
+    if type(value) is dict:
+        return {_CONTAINER: "dict", "items": [[_encoded(key), _encoded(one)] for key, one in value.items()]}
+    if type(value) in (set, frozenset):
+        return {_CONTAINER: type(value).__name__, "items": [_encoded(one) for one in value]}
+    if type(value) is deque:
+        return {_CONTAINER: "deque", "items": [_encoded(one) for one in value], "most": value.maxlen}
     raise TypeError
+
+
+def _encoded_array(value: Any) -> dict[str, Any]:
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
+        raise TypeError
+    array = np.asarray(key_data(value))
+    # Extension dtypes, such as bfloat16, have the kind "V", as have records.
+    if array.dtype.kind not in "biufcUSMmV" or array.dtype.fields is not None:
+        raise TypeError
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    key = implementation_of(value.dtype) if is_key(value) else None
+    about = {"dtype": array.dtype.str if array.dtype.kind in "Mm" else str(array.dtype), "shape": list(array.shape)}
+    return {_ARRAY: data, **about, "jax": isinstance(value, jax.Array), "key": key}
 
 
 def _decoded(value: Any) -> Any:
@@ -285,6 +304,20 @@ def _decoded(value: Any) -> Any:
         module, name = value[_FUNCTION]
         return getattr(sys.modules.get(module), name, None)
     if _ARRAY in value:
-        array = np.frombuffer(base64.b64decode(value[_ARRAY]), value["dtype"]).reshape(value["shape"])
-        return array.copy() if array.shape else array[()]
+        return _decoded_array(value)
+    if _CONTAINER in value:
+        items = [_decoded(one) for one in value["items"]]
+        if value[_CONTAINER] == "deque":
+            return deque(items, value["most"])
+        return {"dict": dict, "set": set, "frozenset": frozenset}[value[_CONTAINER]](items)
     return {key: _decoded(one) for key, one in value.items()}
+
+
+def _decoded_array(value: dict[str, Any]) -> Any:
+    dtype = np.dtype(value["dtype"])
+    array = np.frombuffer(bytearray(base64.b64decode(value[_ARRAY])), dtype).reshape(value["shape"])
+    if value["key"] is not None:
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=value["key"])
+    if value["jax"]:
+        return jnp.asarray(array)
+    return array.copy() if array.shape else array[()]
