@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,8 @@ from mirrored.launcher.job import Job
 
 DIRECTORY_VARIABLE: Final = "JAX_COMPILATION_CACHE_DIR"
 _LIMIT_BYTES: Final = 4 * 2**30
+# The ends of the names of JAX's files. The folder may be the user's, with other files in it.
+_SUFFIXES: Final = ("-cache", "-atime")
 
 
 def cache_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -56,18 +59,30 @@ def _processor() -> str:
 def tidy(directory: Path, limit_bytes: int = _LIMIT_BYTES) -> int:
     """Deletes the least recently used files of the compilation cache, until its size is within a limit.
 
+    Other files in its folder are not touched.
+
     Returns:
         The number of bytes deleted.
     """
-    files = [(one.stat(), one) for one in directory.glob("*") if one.is_file()] if directory.is_dir() else []
-    total = excess = sum(stat.st_size for stat, _ in files)
-    for stat, path in sorted(files, key=lambda item: max(item[0].st_atime, item[0].st_mtime)):
+    files = list(_files_of_cache(directory))
+    total = excess = sum(found.st_size for found, _ in files)
+    for found, path in sorted(files, key=lambda item: max(item[0].st_atime, item[0].st_mtime)):
         if excess <= limit_bytes:
             break
         with contextlib.suppress(OSError):  # another job may delete the same file
             path.unlink()
-            excess -= stat.st_size
+            excess -= found.st_size
     return total - excess
+
+
+def _files_of_cache(directory: Path) -> Iterator[tuple[os.stat_result, Path]]:
+    with contextlib.suppress(OSError):
+        for one in directory.iterdir():
+            if one.name.endswith(_SUFFIXES):
+                with contextlib.suppress(OSError):  # another job may delete it
+                    found = one.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        yield found, one
 
 
 # The environment variables of each worker: its place in the cluster, its devices, the compilation cache.
@@ -142,6 +157,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return []
     if _VISIBLE in environment:
-        return [name for name in environment[_VISIBLE].split(",") if name not in ("", "-1")]
+        names = [name.strip() for name in environment[_VISIBLE].split(",")]
+        return [name for name in names if name not in ("", "-1")]
     numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
     return sorted((number for number in numbers if number.isdecimal()), key=int)

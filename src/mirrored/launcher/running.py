@@ -32,8 +32,9 @@ def run_job(job: Job) -> int:
     job.check()
     _open_standard_streams()
     if job.compile_cache:
-        environment = worker_environment(job, job.ranks.start, [])
-        tidy(Path(environment[DIRECTORY_VARIABLE]))
+        directory = worker_environment(job, job.ranks.start, [])[DIRECTORY_VARIABLE]
+        if directory:  # the user may have disabled the cache by an empty value, which is no folder
+            tidy(Path(directory))
     if job.num_workers == 1 and not job.max_restarts and job.log_directory is None and not job.elastic:
         _become(job)
     rendezvous: Coordination = SingleMachine(job.workers) if job.nodes == 1 else LauncherRendezvous(job)
