@@ -36,6 +36,21 @@ def test_one_worker_has_no_cluster_and_what_the_user_set_stays():
     )
 
 
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_launcher_that_a_worker_of_another_job_has_started_does_not_pass_on_its_place(elastic):
+    outer = {"MIRRORED_ELASTIC": "1", "MIRRORED_COPY_FDS": "4,5", "MIRRORED_RESTART": "2", "TF_CONFIG": "{}", **CPU}
+    environment = worker_environment(Job(program="train.py", elastic=elastic), 0, ADDRESSES[:1], base=outer)
+    assert "TF_CONFIG" not in environment
+    assert "MIRRORED_COPY_FDS" not in environment
+    assert environment.get("MIRRORED_ELASTIC") == ("0" if elastic else None)
+    assert environment["MIRRORED_RESTART"] == "0"
+
+
+def test_a_cluster_that_the_user_has_set_stays():
+    base = {**CPU, "TF_CONFIG": "{}"}
+    assert worker_environment(Job(program="train.py"), 0, ADDRESSES[:1], base=base)["TF_CONFIG"] == "{}"
+
+
 def test_gpus_are_dealt_out():
     job = Job(program="train.py", workers=2)
     base = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
@@ -59,6 +74,8 @@ def test_gpus_are_found_without_starting_jax(tmp_path):
     assert visible_gpus({"JAX_PLATFORMS": "cpu"}, tmp_path) == []
     assert visible_gpus({"JAX_PLATFORMS": "cuda,cpu"}, tmp_path) == ["0", "2", "10"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": " 0, 2 ,"}, tmp_path) == ["0", "2"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": " "}, tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def worker_environment(
         DeviceError: This machine has accelerators, but fewer than the workers need.
     """
     base = os.environ if base is None else base
-    chosen = dict(base)
+    chosen = {name: value for name, value in base.items() if name not in _of_outer_job(base)}
     chosen["PYTHONUNBUFFERED"] = "1"
     chosen[settings.RESTART.name] = str(restart)
     if job.compile_cache:
@@ -128,6 +128,12 @@ def worker_environment(
         chosen.pop(settings.SECRET_FILE.name, None)
     chosen.update(_devices(job, rank - job.ranks.start, base))
     return chosen
+
+
+def _of_outer_job(base: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the variables of another job, if a worker of that job has started this launcher."""
+    internal = (settings.ELASTIC.name, settings.COPY_FDS.name, settings.LAUNCHER_FD.name)
+    return (*internal, "TF_CONFIG") if settings.RESTART.is_set(base) else internal
 
 
 def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, str]:
