@@ -108,7 +108,7 @@ class ElasticSupervisor(Supervisor):
                 return failure
             self._replace_lost()
             if not self._members or (self._membership.has_ended and self._all_succeeded()):
-                return None if self._succeeded() else self._without_workers()
+                return None if self._membership.has_ended else self._without_workers()
             self._say_who_has_returned()
 
     def _without_workers(self) -> Failure:
@@ -135,9 +135,6 @@ class ElasticSupervisor(Supervisor):
         epoch = self._membership.epoch
         ours = [one for key, one in self._members.items() if epoch is not None and key in epoch.members]
         return self._output.has_room and all(one.worker.code == 0 for one in ours)
-
-    def _succeeded(self) -> bool:
-        return self._membership.has_ended or self._has_left_early
 
     _has_left_early = False
 

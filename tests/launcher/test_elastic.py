@@ -1,0 +1,124 @@
+"""The launcher of an elastic job, with workers that are played: what it decides when they end or do not come."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mirrored._jax import recovery
+from mirrored.launcher import elastic
+from mirrored.launcher.coordination import SingleMachine
+from mirrored.launcher.job import Job
+from mirrored.launcher.output import Output
+
+
+class Worker:
+    """A worker process that does what the test says."""
+
+    def __init__(self, job: Job, rank: int, environment: Any, descriptors: Any = ()) -> None:
+        self.rank = self.group = rank
+        self.code: int | None = None
+        self.failing = self.note = None
+        self.messages: list[str] = []
+        self.told: list[dict[str, Any]] = []
+        self.descriptors: list[int] = []
+        self.process = SimpleNamespace(pid=rank, wait=lambda: None)
+
+    def says(self, kind: str, epoch: int, **more: Any) -> None:
+        self.messages.append(json.dumps({"kind": kind, "epoch": epoch, **more}))
+
+    def arrives(self, epoch: int = 0) -> None:
+        self.says("arrived", epoch, snapshots=[], holds=[])
+
+    def tell(self, message: str) -> None:
+        self.told.append(json.loads(message))
+
+    def signal(self, number: int) -> None:
+        if number == signal.SIGKILL and self.code is None:
+            self.code = -number
+
+    def end(self, output: Output) -> None:
+        self.signal(signal.SIGKILL)
+
+    def listen(self) -> bool:
+        return False
+
+    def pump(self, output: Output, **_: Any) -> None:
+        pass
+
+
+Scene = Iterator[None]
+Play = Callable[[Callable[[list[Worker]], Scene]], tuple[int, str]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Runs a job of two workers; each step of the scene is followed by one round of the launcher."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr(recovery, "serve", lambda *_: None)
+    monkeypatch.setattr(recovery, "end_service", lambda _: None)
+
+    def run(scene: Callable[[list[Worker]], Scene]) -> tuple[int, str]:
+        started: list[Worker] = []
+
+        def start(*arguments: Any) -> Worker:
+            started.append(Worker(*arguments))
+            return started[-1]
+
+        monkeypatch.setattr(elastic, "Worker", start)
+        errors = io.BytesIO()
+        output = Output(None, errors)
+        supervisor = elastic.ElasticSupervisor(
+            Job(program="train.py", workers=2, elastic=True), output, SingleMachine(2)
+        )
+        acts = scene(started)
+        monkeypatch.setattr(supervisor, "_wait_for_news", lambda: next(acts))
+        code = supervisor._run(SimpleNamespace(add=lambda _: None, remove=lambda _: None))  # type: ignore[arg-type]
+        output.close(1)
+        return code, errors.getvalue().decode()
+
+    return run
+
+
+def test_a_job_whose_last_worker_is_killed_has_failed_also_after_another_one_has_left_early(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "_EARLY_SECONDS", 0.0)
+
+    def scene(workers: list[Worker]) -> Scene:
+        for one in workers:
+            one.arrives()
+        yield
+        workers[1].code = 0
+        yield
+        yield
+        workers[0].arrives(1)
+        yield
+        assert workers[0].told[-1]["kind"] == "begin"
+        workers[0].code = -signal.SIGKILL
+        yield
+
+    code, said = play(scene)
+    assert code == 1
+    assert "worker 0 was killed by SIGKILL; no worker is left" in said
+
+
+def test_a_job_whose_workers_all_leave_early_has_succeeded(play: Play) -> None:
+    """As after SIGTERM, when all workers have saved the same step."""
+
+    def scene(workers: list[Worker]) -> Scene:
+        for one in workers:
+            one.arrives()
+        yield
+        for one in workers:
+            one.code = 0
+        yield
+        yield
+
+    assert play(scene)[0] == 0
