@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -122,3 +123,29 @@ def test_a_job_whose_workers_all_leave_early_has_succeeded(play: Play) -> None:
         yield
 
     assert play(scene)[0] == 0
+
+
+def test_a_worker_that_does_not_reach_the_training_function_is_named_and_ends_the_job(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("MIRRORED_RENDEZVOUS_SECONDS", "40")
+
+    def scene(workers: list[Worker]) -> Scene:
+        now[0] += 100  # nobody waits
+        yield
+        workers[0].arrives()
+        yield
+        for _ in range(3):
+            assert all(one.code is None for one in workers if one is workers[0] or one is workers[-1])
+            for _ in range(2):
+                now[0] += 21
+                workers[0].says("beat", 0, probes={})
+                yield
+
+    code, said = play(scene)
+    assert code == 137
+    assert "[mirrored] worker 1 did not reach the function with mirrored.elastic.run yet" in said
+    how = "worker 1 did not reach the function with mirrored.elastic.run for 40 s (MIRRORED_RENDEZVOUS_SECONDS)"
+    assert f"{how} and was killed 3 times before it could join" in said

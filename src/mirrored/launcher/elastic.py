@@ -16,12 +16,12 @@ from mirrored.elastic.membership import Begin, Command, End, Epoch, Fail, Leave,
 from mirrored.launcher.environment import worker_environment
 from mirrored.launcher.events import EventLog
 from mirrored.launcher.job import free_ports
-from mirrored.launcher.members import Member, wait_for_end, words_for_change
+from mirrored.launcher.members import LateWorkers, Member, wait_for_end, words_for_change, words_for_returned
 from mirrored.launcher.reaper_client import ReaperClient
 from mirrored.launcher.slow_workers import SlowWorkers
 from mirrored.launcher.supervisor import Failure, Supervisor
 from mirrored.launcher.worker import LOST_PEER, Worker, shell_code, words_for
-from mirrored.settings import COPY_FDS, HEARTBEAT_SECONDS
+from mirrored.settings import COPY_FDS, HEARTBEAT_SECONDS, RENDEZVOUS_SECONDS
 
 # How long the other workers may run on after one has ended the program with status 0 inside of the training function.
 _EARLY_SECONDS: Final = 5.0
@@ -52,6 +52,7 @@ class ElasticSupervisor(Supervisor):
         self._addresses = self._coordination.meet(0, self._interrupted) or []
         self._copies = copies.create()
         self._slow = SlowWorkers()
+        self._late = LateWorkers(RENDEZVOUS_SECONDS.read(), self._output.say)
         self._restart_reason: str | None = None  # why all processes restart after a failure; None if they do not
         self._is_restartable = False  # whether the program has no elastic function
         failure: Failure | None = None
@@ -122,13 +123,8 @@ class ElasticSupervisor(Supervisor):
             return
         if time.monotonic() - max(self._returned_at.values()) < _RETURNED_SECONDS:
             return
-        done = ", ".join(str(slot) for slot, _ in sorted(self._returned_at))
         members = set() if self._membership.epoch is None else set(self._membership.epoch.members)
-        others = ", ".join(str(slot) for slot, _ in sorted(members - self._returned_at.keys()))
-        self._output.say(
-            f"the training function has returned on worker {done}, and not yet on worker {others}: all workers must "
-            "execute the same steps"
-        )
+        self._output.say(words_for_returned(self._returned_at.keys(), members - self._returned_at.keys()))
         self._returned_at.clear()
 
     def _all_succeeded(self) -> bool:
@@ -394,24 +390,28 @@ class ElasticSupervisor(Supervisor):
         return Failure(reason, code) if arrived < needed else None
 
     def _kill_silent(self) -> Failure | None:
-        """Kills workers that are stopped, or do not leave their epoch, so that they can never write again."""
-        now = time.monotonic()
-        leaving = self._membership.leaving
+        """Kills workers that are stopped, or do not leave or join an epoch, so that they can never write again."""
+        is_awaited = self._membership.missing > 0 and any(one.has_arrived for one in self._members.values())
+        late = self._late.among({key[0]: one for key, one in self._members.items()}, is_awaited=is_awaited)
         for key, member in list(self._members.items()):
-            if member.worker.code is not None or not member.has_arrived or self._membership.has_ended:
+            if member.worker.code is not None or self._membership.has_ended:
                 continue
-            is_silent = now - member.beat_at > self._heartbeat_seconds
-            patience = max(_LEAVING_SECONDS, self._heartbeat_seconds)
-            is_stuck = key in leaving and now - self._leaving_since > patience
-            if is_silent or is_stuck:
+            how = late.get(key[0]) if not member.has_arrived else self._why_stuck(key, member)
+            if how is not None:
                 member.worker.signal(signal.SIGKILL)
                 member.worker.process.wait()
-                silent = f"has sent no heartbeat for {self._heartbeat_seconds} s"
-                how = silent if is_silent else f"did not leave its epoch for {patience:.0f} s"
                 failure = self._remove(key, member, f"{how} and was killed")
                 if failure is not None:
                     return failure
         return None
+
+    def _why_stuck(self, key: WorkerKey, member: Member) -> str | None:
+        now = time.monotonic()
+        if now - member.beat_at > self._heartbeat_seconds:
+            return f"has sent no heartbeat for {self._heartbeat_seconds} s"
+        patience = max(_LEAVING_SECONDS, self._heartbeat_seconds)
+        is_stuck = key in self._membership.leaving and now - self._leaving_since > patience
+        return f"did not leave its epoch for {patience:.0f} s" if is_stuck else None
 
     def _replace_lost(self) -> None:
         if self._membership.has_ended or self._terminated_at is not None or self._has_left_early:

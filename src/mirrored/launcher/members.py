@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from mirrored.elastic.membership import Epoch
+from mirrored.elastic.membership import Epoch, WorkerKey
 from mirrored.launcher.worker import Worker
+from mirrored.settings import RENDEZVOUS_SECONDS
 
 _CAUSE_SECONDS: Final = 0.5
+# How long the launcher waits, after the first workers have arrived, before it names the others.
+_NAMING_SECONDS: Final = 10.0
 
 
 @dataclasses.dataclass
@@ -20,7 +23,7 @@ class Member:
 
     Attributes:
         worker: The process.
-        beat_at: When it sent its last message.
+        beat_at: When it sent its last message; when it was started, before its first one.
         port: The port of its collectives in the current epoch.
         has_arrived: Whether it has reached the training function.
         has_stepped: Whether it has ended a step in the current epoch.
@@ -53,6 +56,57 @@ def wait_for_end(workers: Iterable[Worker]) -> None:
     waiting, end = list(workers), time.monotonic() + _CAUSE_SECONDS
     while time.monotonic() < end and all(one.code is None for one in waiting):
         time.sleep(0.005)
+
+
+class LateWorkers:
+    """Finds workers that do not reach the training function while others wait there for them.
+
+    Args:
+        limit_seconds: How long the others wait.
+        say: Prints a message.
+    """
+
+    def __init__(self, limit_seconds: float, say: Callable[[str], object]) -> None:
+        self._limit, self._say = limit_seconds, say
+        self._since: float | None = None
+        self._is_named = False
+
+    def among(self, members: Mapping[int, Member], *, is_awaited: bool) -> dict[int, str]:
+        """Returns the workers that are too late, and how, in words; names workers that are late.
+
+        Args:
+            members: The workers, by slot.
+            is_awaited: Whether others wait for more workers.
+        """
+        now = time.monotonic()
+        self._since = (self._since or now) if is_awaited else None
+        if self._since is None:
+            self._is_named = False
+            return {}
+        waited = {slot: now - max(self._since, one.beat_at) for slot, one in members.items() if not one.has_arrived}
+        if not self._is_named and any(seconds > _NAMING_SECONDS for seconds in waited.values()):
+            self._is_named = True
+            slots = ", ".join(map(str, sorted(waited)))
+            self._say(
+                f"worker{'s' * (len(waited) > 1)} {slots} did not reach the function with mirrored.elastic.run yet, "
+                f"where the others wait ({RENDEZVOUS_SECONDS.name}={self._limit:g} sets the timeout)"
+            )
+        how = f"did not reach the function with mirrored.elastic.run for {self._limit:g} s ({RENDEZVOUS_SECONDS.name})"
+        return {slot: how for slot, seconds in waited.items() if seconds > self._limit}
+
+
+def words_for_returned(done: Iterable[WorkerKey], others: Collection[WorkerKey]) -> str:
+    """Describes that the training function has returned on some workers while others still run, perhaps forever.
+
+    Args:
+        done: The workers on which it has returned.
+        others: The other members of the epoch.
+    """
+    ours, theirs = (", ".join(str(slot) for slot, _ in sorted(workers)) for workers in (done, others))
+    return (
+        f"the training function has returned on worker {ours}, and not yet on worker {theirs}: all workers must "
+        "execute the same steps"
+    )
 
 
 def words_for_change(cause: str, epoch: Epoch, seconds: float, restart_reason: str | None) -> str:
