@@ -119,7 +119,9 @@ class Supervisor:
             self._coordination.tell(failure.reason)
             return failure
         elsewhere = self._coordination.wait_for_the_others(self._interrupted)
-        return None if elsewhere is None else Failure(elsewhere, 1)
+        if elsewhere is None:
+            return None
+        return Failure(elsewhere, _INTERRUPTED if self._interrupted() else 1)
 
     def _interrupted(self) -> bool:
         return bool(self._signals)
