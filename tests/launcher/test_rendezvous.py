@@ -130,6 +130,17 @@ def test_numbers_that_differ_are_refused():
         wrong.close()
 
 
+def test_numbers_of_workers_that_differ_are_refused():
+    """Two workers would have one index, or one would have none."""
+    with machines(2) as made:
+        made[0]._connect({"hello": 0, "nodes": 2, "ports": [1, 2], "name": "first"})
+        assert "waiting" in made[0]._news.get(timeout=5)
+        wrong = LauncherRendezvous(job(1, made[0]._port, nodes=2, workers=3))
+        with pytest.raises(RendezvousError, match="machine 1 says --workers 3, machine 0 says 2"):
+            wrong.meet(0, never)
+        wrong.close()
+
+
 def test_a_port_that_is_taken():
     with machines(1, workers=1) as made, pytest.raises(RendezvousError, match=f"port {made[0]._port} of the coordin"):
         LauncherRendezvous(job(0, made[0]._port))

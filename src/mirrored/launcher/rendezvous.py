@@ -142,6 +142,10 @@ class Hub:
     def _mismatch(self, hello: _Hello) -> str | None:
         if hello.nodes != self._nodes:
             return f"machine {hello.rank} says --nodes {hello.nodes}, machine 0 says {self._nodes}"
+        other = next((one for one, _ in self._here.values() if len(one.ports) != len(hello.ports)), None)
+        if other is not None:
+            workers = f"--workers {len(hello.ports)}, machine {other.rank} says {len(other.ports)}"
+            return f"machine {hello.rank} says {workers}"
         if hello.rank >= self._nodes or hello.rank in self._here:
             return f"machine {hello.rank} ({hello.name}) has joined already, or is not one of {self._nodes} machines"
         return None
