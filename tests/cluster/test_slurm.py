@@ -78,6 +78,22 @@ def test_several_tasks_on_a_node_share_its_gpus(slurm):
     assert resolver.master("worker", 1, rpc_layer="test") == "test://t02n41:8888"
 
 
+@pytest.mark.parametrize(
+    ("local", "visible", "expected"),
+    [("", "4,5,6,7", "6,7"), ("0", "4,5,6,7", "4,5"), ("1", "4, 5,6,7", "6,7"), ("1", "", "2,3")],
+)
+def test_a_task_gets_gpus_that_slurm_has_assigned_by_its_place_on_the_node(
+    slurm, monkeypatch, local, visible, expected
+):
+    """Other jobs may use the other GPUs of the node; with --distribution=cyclic the places do not follow the ranks."""
+    slurm(PROCID="1", STEP_NUM_TASKS="4", STEP_TASKS_PER_NODE="2(x2)", STEP_NODELIST="h[1-2]", LOCALID=local)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    resolver = SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2)
+    for _ in range(2):
+        resolver.cluster_spec()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
 def test_explicit_arguments(slurm):
     slurm(PROCID="2", STEP_NODELIST="n[1-3]")
     resolver = SlurmClusterResolver(

@@ -63,7 +63,8 @@ class SlurmClusterResolver(AddressResolver):
         self._port_base, self._auto_set_gpu, self._rpc_layer = port_base, auto_set_gpu, rpc_layer
         self._tasks_per_node = _tasks_per_node(tasks_per_node)
         most = max(self._tasks_per_node.values())
-        self._gpus_per_node = _visible_gpus() if gpus_per_node is None else gpus_per_node
+        self._gpus = _named_gpus()  # before `cluster_spec` changes the variable
+        self._gpus_per_node = _number_of_gpus(self._gpus) if gpus_per_node is None else gpus_per_node
         self._gpus_per_task = self._gpus_per_node // most if gpus_per_task is None else gpus_per_task
         self._check(most)
 
@@ -92,9 +93,11 @@ class SlurmClusterResolver(AddressResolver):
             cluster[job] = addresses[first : first + count]
             first += count
         if self._auto_set_gpu and self._gpus_per_task:
-            place = hosts[self._rank][1]
-            gpus = range(place * self._gpus_per_task, (place + 1) * self._gpus_per_task)
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+            place = _place_on_node()
+            first = (hosts[self._rank][1] if place is None else place) * self._gpus_per_task
+            end = first + self._gpus_per_task
+            gpus = (self._gpus or [])[first:end] if end <= len(self._gpus or []) else map(str, range(first, end))
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return ClusterSpec(cluster)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
@@ -203,10 +206,21 @@ def _tasks_per_node(given: int | Mapping[str, int] | None) -> dict[str, int]:
     return dict(zip(hosts, counts, strict=True))
 
 
-def _visible_gpus() -> int:
+def _place_on_node() -> int | None:
+    """Returns the index of this task on its node, which depends on srun's option --distribution; None if unknown."""
+    found = os.environ.get("SLURM_LOCALID", "").strip()
+    return int(found) if found.isdecimal() else None
+
+
+def _named_gpus() -> list[str] | None:
+    """Returns the GPUs in CUDA_VISIBLE_DEVICES, such as those that Slurm has assigned; None if it is not set."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if named is None else [one.strip() for one in named.split(",") if one.strip()]
+
+
+def _number_of_gpus(named: list[str] | None) -> int:
     if named is not None:
-        return len([one for one in named.split(",") if one.strip()])
+        return len(named)
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
