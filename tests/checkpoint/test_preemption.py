@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from interrupts import acted_at
+from mirrored._jax import distributed
 from mirrored.checkpoint.preemption import Preemption
 
 
@@ -38,3 +39,41 @@ def test_a_second_signal_within_the_handler_of_the_first() -> None:
         if not came:
             break
     assert event_number >= 3
+
+
+class Changed(BaseException):
+    """As `elastic.WorkersChanged`."""
+
+
+@pytest.mark.parametrize("ends_by", [Changed(), AttributeError("no client"), RuntimeError("UNAVAILABLE")])
+def test_the_thread_ends_silently_when_the_workers_of_an_elastic_job_change(
+    monkeypatch: pytest.MonkeyPatch, ends_by: BaseException
+) -> None:
+    def get(key: str, seconds: float) -> str:
+        raise ends_by
+
+    monkeypatch.setattr(distributed, "put", lambda *_: None)
+    monkeypatch.setattr(distributed, "look", lambda _: "SIGTERM")
+    monkeypatch.setattr(distributed, "get", get)
+    monkeypatch.setattr(distributed, "is_elastic", lambda: True)
+    preemption = Preemption()
+    preemption._watch()
+    assert not preemption.poll()
+
+
+def test_workers_that_do_not_answer_are_waited_for_as_everywhere_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def get(key: str, seconds: float) -> str:
+        assert seconds == 7
+        raise distributed.NoAnswer(key)
+
+    monkeypatch.setenv("MIRRORED_AGREEMENT_SECONDS", "7")
+    monkeypatch.setattr(distributed, "put", lambda *_: None)
+    monkeypatch.setattr(distributed, "look", lambda _: "SIGTERM")
+    monkeypatch.setattr(distributed, "get", get)
+    preemption = Preemption()
+    preemption._watch()
+    assert not preemption.poll()
+    said = capsys.readouterr().err
+    assert "not all workers have told their steps within 7 s (mirrored/preemption/steps/0;" in said

@@ -6,6 +6,7 @@ import atexit
 import concurrent.futures.thread  # noqa: F401
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -15,6 +16,7 @@ from typing import Any, Final
 from mirrored._jax import distributed
 from mirrored._threads import start
 from mirrored.errors import ContextError
+from mirrored.settings import AGREEMENT_SECONDS
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 # Program exit: runs callbacks early enough to finish the checkpoint that is being written.
@@ -55,7 +57,6 @@ def at_end(finish: Callable[[], None]) -> None:
 
 _ROOT: Final = "mirrored/preemption"
 _LOOK_SECONDS: Final = 0.25
-_WAIT_SECONDS: Final = 60.0
 
 
 class Preemption:
@@ -118,14 +119,28 @@ class Preemption:
                 if distributed.look(f"{_ROOT}/notice") is not None:
                     self._choose_step()
                     return
-        except (RuntimeError, distributed.NoAnswer):
+        except RuntimeError:
             return  # a worker was lost, so the job ends anyway
+        except distributed.NoAnswer as error:
+            print(
+                "mirrored: a worker has received SIGTERM, and not all workers have told their steps within "
+                f"{AGREEMENT_SECONDS.read():g} s ({error}; {AGREEMENT_SECONDS.name}): no step is saved for it. All "
+                "workers must make a CheckpointManager, and call its method save once per step",
+                file=sys.stderr,
+                flush=True,
+            )
+        except BaseException:
+            if not distributed.is_elastic():
+                raise
+            # The workers change: this process has left the job, and begins to watch again in the next one.
 
     def _choose_step(self) -> None:
         with self._lock:  # blocks `poll`, so that this worker's count cannot change
             _publish(f"{_ROOT}/steps/{distributed.this_process()}", str(self._polls))
             count = distributed.num_processes()
-            polls = [int(distributed.get(f"{_ROOT}/steps/{worker}", _WAIT_SECONDS)) for worker in range(count)]
+            # A worker that came late would choose a step that the others, had they given up, would pass.
+            seconds = AGREEMENT_SECONDS.read()
+            polls = [int(distributed.get(f"{_ROOT}/steps/{worker}", seconds)) for worker in range(count)]
             self._due = max(polls) + 1
 
     def begin_again(self) -> None:
