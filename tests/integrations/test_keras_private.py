@@ -266,6 +266,15 @@ def test_a_distribution_is_a_class_to_inherit_from() -> None:
         assert callable(getattr(private.Distribution, name)), "fit places batches by itself"
 
 
+def test_the_global_stream_of_seeds_begins_anew_when_a_process_leaves_its_job() -> None:
+    keras.random.normal(())
+    kept = private._global_state.get_global_attribute("global_seed_generator")
+    assert kept is not None, "Keras keeps the stream elsewhere, whose arrays an elastic job deletes"
+    private._forget_global_seeds()
+    keras.random.normal(())
+    assert private._global_state.get_global_attribute("global_seed_generator") is not kept
+
+
 # `BackupAndRestore`
 
 

@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.checkpoint import Checkpoint
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.elastic.snapshots import packed, unpacked
+from mirrored.tf._ops import generator
 
 
 def draw(count: int = 2) -> list[float]:
@@ -204,3 +208,42 @@ def test_bounds_that_are_missing(options: dict[str, Any]) -> None:
 
 def test_shuffling_a_number_returns_it() -> None:
     assert tf.random.shuffle(tf.constant(5)).numpy() == 5
+
+
+def drawn_everywhere(strategy: Any) -> list[Any]:
+    """Numbers of all global streams: outside `run`, in it, and of Keras' training steps."""
+    inside = strategy.run(lambda: tf.random.normal([])).values
+    return [*draw(1), *map(float, inside), generator._global.words_of_step().tolist()]
+
+
+@pytest.mark.parametrize("first", ["drawn", "waiting"])
+def test_snapshots_of_elastic_jobs_contain_the_global_streams(first: str) -> None:
+    generator._global.leave()  # forgets the streams of other tests
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    tf.random.set_seed(5)
+    begin = drawn_everywhere(strategy)
+    manifest = begin_snapshot(Checkpoint(step=0)).finish()
+    expected = drawn_everywhere(strategy)
+    head, parts = packed(manifest)
+    manifest = unpacked(head, np.concatenate(parts))
+    generator._global.leave()  # as when the workers change: another strategy, and the seed of the beginning
+    tf.random.set_seed(5)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    if first == "drawn":
+        assert drawn_everywhere(strategy) == begin
+    restore_snapshot(Checkpoint(step=0), manifest)
+    manifest = begin_snapshot(Checkpoint(step=0)).finish()
+    assert drawn_everywhere(strategy) == expected
+    restore_snapshot(Checkpoint(step=0), manifest)
+    assert drawn_everywhere(strategy) == expected
+
+
+def test_the_global_streams_begin_anew_when_a_process_leaves_its_job() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    first = tf.random.get_global_generator()
+    drawn_everywhere(strategy)
+    streams = generator._global.variables()
+    generator._leave()
+    drawn_everywhere(strategy)
+    assert not {id(one) for one in streams} & {id(one) for one in generator._global.variables()}
+    assert tf.random.get_global_generator() is not first

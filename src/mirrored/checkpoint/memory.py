@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from mirrored._jax.arrays import implementation_of, is_key_dtype, key_data
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.checkpoint import Checkpoint
-from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, from_components
+from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, decode, encode, from_components
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
@@ -27,6 +27,39 @@ from mirrored.variables import Variable
 from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
 
 _PLACE: Final = Path("the memory of this job")
+_OF_PROCESS: Final = "state of the process/"
+
+
+class ProcessState(Protocol):
+    """Protocol of state of this process that a program cannot put into its `Checkpoint`, such as global random streams.
+
+    Snapshots contain it, so that a worker that continues and one that has joined have the same.
+    """
+
+    def describe(self) -> Any:
+        """Returns the state on this host, as JSON-serializable data."""
+        ...
+
+    def variables(self) -> list[Variable]:
+        """Returns the variables that belong to the state."""
+        ...
+
+    def restore(self, described: Any, values: list[np.ndarray[Any, Any]]) -> None:
+        """Restores the state from a result of `describe` and the values of the variables."""
+        ...
+
+
+_process_states: Final[dict[str, ProcessState]] = {}
+
+
+def keep_in_snapshots(name: str, state: ProcessState) -> None:
+    """Makes snapshots contain a state of this process.
+
+    Args:
+        name: The name of the state in a snapshot.
+        state: The state.
+    """
+    _process_states[name] = state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +120,11 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
                     leaves[name], arrays[name] = _reference(leaf.variable)
                 else:
                     leaves[name] = leaf.read()
+            for name, state in _process_states.items():
+                leaves[_OF_PROCESS + name] = Saved("position", value=encode(state.describe(), name))
+                for number, variable in enumerate(state.variables()):
+                    of_variable = f"{_OF_PROCESS}{name}/{number}"
+                    leaves[of_variable], arrays[of_variable] = _reference(variable)
     return Pending(Manifest(leaves, graph.aliases, graph.groups, None), arrays)
 
 
@@ -116,10 +154,17 @@ def restore_snapshot(checkpoint: Checkpoint, manifest: Manifest) -> None:
     Raises:
         CheckpointMismatchError: The program has created other state than before.
     """
+    own = {name: saved for name, saved in manifest.leaves.items() if not name.startswith(_OF_PROCESS)}
     with outside_of_steps("resume"):
-        if COUNTER in manifest.leaves:
+        if COUNTER in own:
             _ = checkpoint.save_counter
-    checkpoint.begin_restoration(_FromMemory(manifest, checkpoint.graph), "resume")
+    own_manifest = dataclasses.replace(manifest, leaves=own)
+    checkpoint.begin_restoration(_FromMemory(own_manifest, checkpoint.graph), "resume")
+    for name, state in _process_states.items():
+        described = manifest.leaves.get(_OF_PROCESS + name)
+        if described is not None:
+            values = [one.value for key, one in manifest.leaves.items() if key.startswith(f"{_OF_PROCESS}{name}/")]
+            state.restore(decode(described.value), values)
 
 
 class _FromMemory(Restoration):

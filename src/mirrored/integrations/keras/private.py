@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mirrored._jax import distributed
 from mirrored.integrations.keras.backend import load
 
 if TYPE_CHECKING:
@@ -69,6 +70,12 @@ def keras_state() -> Callable[[], None]:
     tracker = _global_state.GLOBAL_STATE_TRACKER
     here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
     return lambda: vars(tracker).update(here)
+
+
+@distributed.on_leave
+def _forget_global_seeds() -> None:
+    """Makes Keras begin another stream of random numbers without a seed, in place of one on devices that are left."""
+    _global_state.set_global_attribute("global_seed_generator", None)
 
 
 def maker() -> Any:

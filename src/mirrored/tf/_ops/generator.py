@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax import distributed
 from mirrored._jax.traces import current_trace, eager, is_eval
 from mirrored._typing import DTypeLike, Operand, StaticInts
+from mirrored.checkpoint.memory import keep_in_snapshots
 from mirrored.runtime.ambient import Ambient, ambient, entered
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import samplers
@@ -270,9 +272,13 @@ class _Global:
         self.seed: int | None = None
         self._entropy = secrets.randbits(64)
         self._outside: Variable | None = None
-        self._inside: weakref.WeakKeyDictionary[Any, Variable] = weakref.WeakKeyDictionary()
+        # The stream of each strategy, with its number among these streams.
+        self._inside: weakref.WeakKeyDictionary[Any, tuple[int, Variable]] = weakref.WeakKeyDictionary()
+        self._count = 0
         # The words of the next training step of Keras, on the host; None until the first such step.
         self._steps: np.ndarray[Any, Any] | None = None
+        # The states with which further streams of strategies begin, by their numbers, from a snapshot.
+        self._restored: dict[int, Any] = {}
 
     def state(self) -> Variable:
         """Returns the stream of the current context."""
@@ -282,26 +288,66 @@ class _Global:
                 self._outside = self._made(None)
             return self._outside
         if replica.strategy not in self._inside:
-            self._inside[replica.strategy] = self._made(replica.strategy)
-        return self._inside[replica.strategy]
+            start = self._restored.pop(self._count, None)
+            self._inside[replica.strategy] = self._count, self._made(replica.strategy, start)
+            self._count += 1
+        return self._inside[replica.strategy][1]
 
     def set_seed(self, seed: int) -> None:
         """Restarts all streams from a seed."""
         self.seed = int(seed)
         self._steps = None
-        streams = [(None, self._outside), *self._inside.items()]
-        for strategy, state in streams:
-            if state is not None:
-                with eager(), entered(_outside_of_everything(strategy)):
-                    state.assign(self._start(strategy), read_value=False)
+        self._restored.clear()
+        if self._outside is not None:
+            _assign(self._outside, None, self._start(None))
+        for strategy, (_, state) in self._inside.items():
+            _assign(state, strategy, self._start(strategy))
 
     def base(self) -> int:
         """Returns the global seed for operations with their own seed."""
         return _DEFAULT_GRAPH_SEED if self.seed is None else self.seed
 
-    def _made(self, strategy: Strategy | None) -> Variable:
+    def leave(self) -> None:
+        """Forgets the streams: this process leaves its job, to which their arrays belong."""
+        self._outside = self._steps = None
+        self._inside.clear()
+        self._restored.clear()
+        self._count = 0
+
+    # State of the process in the snapshots of elastic jobs, see `ProcessState`.
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the state on this host."""
+        steps = None if self._steps is None else self._steps.tolist()
+        numbers = [number for number, _ in self._inside.values()]
+        waiting = [[number, np.asarray(words).tolist()] for number, words in self._restored.items()]
+        outside = self._outside is not None
+        return {"seed": self.seed, "steps": steps, "outside": outside, "inside": numbers, "waiting": waiting}
+
+    def variables(self) -> list[Variable]:
+        """Returns the streams: that outside `run`, if there is one, then those of strategies."""
+        inside = [state for _, state in self._inside.values()]
+        return inside if self._outside is None else [self._outside, *inside]
+
+    def restore(self, described: dict[str, Any], values: list[np.ndarray[Any, Any]]) -> None:
+        """Continues the streams of a snapshot; those of strategies that have not drawn yet begin with theirs."""
+        self.seed, steps = described["seed"], described["steps"]
+        self._steps = None if steps is None else np.array(steps, np.uint32)
+        if described["outside"]:
+            outside, *values = values
+            if self._outside is None:
+                self._outside = self._made(None, outside)
+            else:
+                _assign(self._outside, None, outside)
+        self._restored = {**dict(zip(described["inside"], values, strict=True)), **dict(described["waiting"])}
+        for strategy, (number, state) in self._inside.items():
+            if number in self._restored:
+                _assign(state, strategy, self._restored.pop(number))
+
+    def _made(self, strategy: Strategy | None, start: Operand = None) -> Variable:
         with eager(), entered(_outside_of_everything(strategy)):
-            made = Variable(self._start(strategy), trainable=False, name="global_random_state")
+            value = self._start(strategy) if start is None else jnp.asarray(start, jnp.uint32)
+            made = Variable(value, trainable=False, name="global_random_state")
             made.internal = True
             made.words_of_step = self.words_of_step
             return made
@@ -332,12 +378,24 @@ class _Global:
         return jnp.asarray(_initial_state(seed if strategy is None else seed ^ (1 << 63)))
 
 
+def _assign(state: Variable, strategy: Strategy | None, value: Operand) -> None:
+    with eager(), entered(_outside_of_everything(strategy)):
+        state.assign(jnp.asarray(value, jnp.uint32), read_value=False)
+
+
 def _outside_of_everything(strategy: Strategy | None) -> Ambient:
     return Ambient(strategies=() if strategy is None else (strategy,))
 
 
 _global = _Global()
 _global_generators: list[Generator] = []
+keep_in_snapshots("tf.random", _global)
+
+
+@distributed.on_leave
+def _leave() -> None:
+    _global.leave()
+    _global_generators.clear()
 
 
 def set_seed(seed: int) -> None:
