@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 import mirrored as mr
-from mirrored.checkpoint import Checkpoint
+from mirrored.checkpoint import Checkpoint, CheckpointManager
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.elastic.session import Session
+from mirrored.elastic.snapshots import Snapshots
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +45,40 @@ def test_a_restore_names_the_part_that_it_has_replaced(kind: str, tmp_path: Path
     assert caplog.text.count("state = checkpoint.state") == 1
     assert checkpoint.state is not state
     assert jax.tree.leaves(checkpoint.state)[0].tolist() == [1, 1]
+
+
+def test_a_restore_from_memory_names_the_part_that_it_has_replaced(caplog: Any) -> None:
+    manifest = begin_snapshot(Checkpoint(state=IMMUTABLE["frozen"](1.0))).finish()
+    state = IMMUTABLE["frozen"](5.0)
+    checkpoint = Checkpoint(state=state)
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        restore_snapshot(checkpoint, manifest)
+    assert caplog.text.count("resume: the State that was passed as 'state' cannot be changed") == 1
+    assert checkpoint.state is not state
+    assert checkpoint.state.params.tolist() == [1, 1]
+
+
+def test_a_manager_and_a_commit_name_the_part_that_was_not_assigned(tmp_path: Path, caplog: Any) -> None:
+    checkpoint = Checkpoint(state=IMMUTABLE["frozen"](1.0), step=0)
+    manager = CheckpointManager(checkpoint, tmp_path)
+    session = Session(None, Snapshots(lambda step: None), None, 1)
+    session.resume(checkpoint)
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        checkpoint.state = IMMUTABLE["frozen"](2.0)
+        session._snapshot()
+        manager.save(1)
+        assert not caplog.records, "one call of each has saved the state"
+        checkpoint.state = IMMUTABLE["frozen"](3.0)
+        manager.save(2)
+        assert not caplog.records
+        manager.save(3)
+        manager.wait()
+        assert caplog.text.count("before you call CheckpointManager.save: checkpoint.state = state") == 1
+        checkpoint._told.clear()
+        session._snapshot()
+        assert "before you call Session.commit" not in caplog.text
+        session._snapshot()
+        assert caplog.text.count("before you call Session.commit: checkpoint.state = state") == 1
 
 
 @pytest.mark.parametrize("kind", IMMUTABLE)

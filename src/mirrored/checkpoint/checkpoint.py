@@ -92,14 +92,14 @@ class Checkpoint:
     _saving: Any  # a lock: one thread saves at a time
     _writer: Writer
     _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
-    _saved: set[str]  # the parts that were saved and not assigned since
+    _saved: dict[str, set[str]]  # by the method that saves: what it has saved and was not assigned since
     _told: set[str]  # the parts for which a warning was logged
     _restoration: Restoration | None  # the restore that waits for new state
     _keepers: list[Any]  # objects that keep this checkpoint alive until the restore is complete
 
     def __init__(self, root: object = None, /, **parts: object) -> None:
         vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
-        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[], _saved=set(), _told=set())
+        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[], _saved={}, _told=set())
         self._saving = threading.RLock()
         if root is not None:
             self._root["root"] = _checked_root(root)
@@ -147,7 +147,8 @@ class Checkpoint:
             )
         value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
         self._parts[name] = _checked(name, value)
-        self._saved.discard(name)
+        for saved in self._saved.values():
+            saved.discard(name)
         if self._restoration is not None:
             self._proceed(value, lambda path, leaf: path.partition("/")[0] == name)
         deferred.state_came(value)
@@ -223,8 +224,6 @@ class Checkpoint:
         called, path = "Checkpoint.write", Path(save_path).absolute()
         writes = writes_here(called, path)
         manifest = self.snapshot()
-        log_unassigned(self._parts, self._saved - self._told)
-        self._told |= self._saved
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()
@@ -241,10 +240,21 @@ class Checkpoint:
         if writes:
             # The partial holds a reference to the lock, which keeps it locked until the write is done.
             self._writer.start(functools.partial(work, lock))
-        self._saved = set(self._parts)
+        self.note_saved("Checkpoint.save")
         if wait:
             self.wait()
         return lock
+
+    def note_saved(self, called: str) -> None:
+        """Logs which immutable parts were not assigned since `called` has saved all of them, as it has done again now.
+
+        Args:
+            called: The method that saves.
+        """
+        saved = self._saved.get(called, set())
+        log_unassigned(called, self._parts, saved - self._told)
+        self._told |= saved
+        self._saved[called] = set(self._parts)
 
     def snapshot(self, step: int | None = None) -> Manifest:
         """Returns a copy of all state in host memory, so that training can continue while the copy is written to disk.
@@ -327,9 +337,8 @@ class Checkpoint:
         with outside_of_steps(called):
             if COUNTER in manifest.leaves:
                 _ = self.save_counter
-        restoration, before = Restoration(directory, manifest, self._look), dict(self._parts)
+        restoration = Restoration(directory, manifest, self._look)
         self.begin_restoration(restoration, called, strict=strict)
-        log_replaced(called, before, self._parts)
 
         def look() -> Match:
             deferred.settle(checkpoint=self)
@@ -340,7 +349,9 @@ class Checkpoint:
     def begin_restoration(self, restoration: Restoration, called: str, *, strict: bool = False) -> None:
         """Restores the state that exists, and state that the program creates later, until all of it is restored."""
         self._stop_waiting()
+        before = dict(self._parts)
         restoration.begin(called, strict=strict)
+        log_replaced(called, before, self._parts)
         if not restoration.is_over():
             self._restoration = restoration
             self._keepers = [one for one in self._look().visited.values() if can_keep(one)]

@@ -29,10 +29,11 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
             )
 
 
-def log_unassigned(parts: Mapping[str, Any], saved: set[str]) -> None:
+def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> None:
     """Logs which immutable objects of a checkpoint were not replaced by newer ones since the previous save.
 
     Args:
+        called: The method that saves.
         parts: The parts of the checkpoint, by name.
         saved: The names of the parts that were saved and not assigned since.
     """
@@ -44,9 +45,9 @@ def log_unassigned(parts: Mapping[str, Any], saved: set[str]) -> None:
         kinds = {type(leaf) for leaf in leaves}
         if ArrayLeaf in kinds and kinds <= {ArrayLeaf, NumberLeaf}:
             _log.warning(
-                "Checkpoint.save: checkpoint.%s is the %s that the previous save has stored, whose arrays cannot "
-                "change. If a step has returned a new one, assign it before you save: checkpoint.%s = %s",
-                *(name, type(part).__name__, name, name),
+                "%s: checkpoint.%s is the %s that was saved before, whose arrays cannot change. If a step has returned "
+                "a new one, assign it before you call %s: checkpoint.%s = %s",
+                *(called, name, type(part).__name__, called, name, name),
             )
 
 

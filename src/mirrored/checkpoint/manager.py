@@ -190,6 +190,7 @@ class CheckpointManager:
                 manifest = self._checkpoint.snapshot(number)
                 if writes:
                     self._writer.start(lambda: self._write(where, manifest))
+            self._checkpoint.note_saved("CheckpointManager.save")
         except BaseException:
             counter.assign_sub(1)
             raise

@@ -157,6 +157,7 @@ class Session:
             return 0.0
         began = time.perf_counter()
         self._snapshots.add(self._steps, begin_snapshot(self._checkpoint))
+        self._checkpoint.note_saved("Session.commit")
         return time.perf_counter() - began + self._snapshots.seconds
 
 
