@@ -71,7 +71,7 @@ def _die_with_the_launcher() -> None:
 def _loaded_file(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType]:
     path = arguments[0]
     sys.argv = arguments
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    _look_first_in(os.path.dirname(os.path.abspath(path)))
     with io.open_code(os.path.abspath(path)) as file:
         code: Any = compile(file.read(), path, "exec")
     module = types.ModuleType("__main__")
@@ -80,9 +80,18 @@ def _loaded_file(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType
     return code, module
 
 
+def _look_first_in(folder: str) -> None:
+    """Replaces the first entry of `sys.path`, the working directory, as Python does for a program or a module.
+
+    In Python's safe mode (``-P``, PYTHONSAFEPATH) there is no such entry, and the first one is another.
+    """
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
 def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType]:
     name = arguments[0]
-    sys.path[0] = os.getcwd()
+    _look_first_in(os.getcwd())
     found = importlib.util.find_spec(name)
     if found is not None and found.submodule_search_locations is not None:
         found = importlib.util.find_spec(f"{name}.__main__")

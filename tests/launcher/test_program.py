@@ -1,0 +1,25 @@
+"""The main program of a worker process: where it finds the user's modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mirrored.launcher import program
+
+
+@pytest.mark.parametrize("safe_path", [False, True])
+def test_the_folder_of_the_program_replaces_the_working_directory_in_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe_path: bool
+) -> None:
+    """In Python's safe mode the first entry is not the working directory, but, for instance, that of PYTHONPATH."""
+    (tmp_path / "train.py").touch()
+    played = SimpleNamespace(flags=SimpleNamespace(safe_path=safe_path), path=["first", "second"], argv=[])
+    monkeypatch.setattr(program, "sys", played)
+    program._loaded_file([str(tmp_path / "train.py"), "--lr"])
+    assert played.path == ["first" if safe_path else str(tmp_path), "second"]
+    assert played.argv == [str(tmp_path / "train.py"), "--lr"]
+    program._loaded_module(["json.tool"])
+    assert played.path[0] == ("first" if safe_path else str(Path.cwd()))
