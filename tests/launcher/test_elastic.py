@@ -110,6 +110,21 @@ def test_a_job_whose_last_worker_is_killed_has_failed_also_after_another_one_has
     assert "worker 0 was killed by SIGKILL; no worker is left" in said
 
 
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_job_has_failed_if_one_worker_is_killed_and_the_other_leaves_early(play: Play, killed: int) -> None:
+    def scene(workers: list[Worker]) -> Scene:
+        for one in workers:
+            one.arrives()
+        yield
+        workers[killed].code, workers[1 - killed].code = -signal.SIGKILL, 0
+        yield
+        yield
+
+    code, said = play(scene)
+    assert code in (1, 137)
+    assert f"worker {killed} was killed by SIGKILL" in said
+
+
 def test_a_job_whose_workers_all_leave_early_has_succeeded(play: Play) -> None:
     """As after SIGTERM, when all workers have saved the same step."""
 

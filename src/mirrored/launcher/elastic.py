@@ -133,6 +133,7 @@ class ElasticSupervisor(Supervisor):
         return self._output.has_room and all(one.worker.code == 0 for one in ours)
 
     _has_left_early = False
+    _has_lost_member = False  # whether a member of the newest epoch has failed
 
     # Messages
 
@@ -288,7 +289,7 @@ class ElasticSupervisor(Supervisor):
         if count > 1:
             self._services[epoch.number] = recovery.serve(addresses[0], count, self._heartbeat_seconds)
         self._end_services()
-        self._lost_ports = ()
+        self._lost_ports, self._has_lost_member = (), False
         self._returned_at.clear()
         workers = [slot for slot, _ in epoch.members]
         self._events.write("begin", epoch=epoch.number, workers=workers, step=epoch.step)
@@ -337,10 +338,11 @@ class ElasticSupervisor(Supervisor):
             if code == 0:
                 member.left_early_at = member.left_early_at or time.monotonic()
                 self._has_left_early = True
-                alone = any(one.worker.code is None for one in self._members.values())
-                if not alone:
+                others_run = any(one.worker.code is None for one in self._members.values())
+                if not others_run and not self._has_lost_member:
                     self._membership.has_ended = True
-                if not alone or time.monotonic() - member.left_early_at < _EARLY_SECONDS:
+                    continue
+                if others_run and time.monotonic() - member.left_early_at < _EARLY_SECONDS:
                     continue
             failure = self._remove(key, member, words_for(code))
             if failure is not None:
@@ -374,6 +376,7 @@ class ElasticSupervisor(Supervisor):
                 return self._give_up(key[0], how, code)
         if self._membership.has_ended:
             return failure or Failure(f"worker {key[0]} {how}", shell_code(code or 1))
+        self._has_lost_member = self._has_lost_member or code != 0
         self._changes(f"worker {key[0]} {how}")
         return failure or self._execute(self._membership.lost(key))
 
