@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -56,14 +56,16 @@ def released(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.fixture
-def link(channel: Channel, released: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Link:
+def link(channel: Channel, released: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     def start(*threads: threading.Thread) -> None:
         for one in threads:
             if "interrupts" in one.name:
                 one.start()
 
     monkeypatch.setattr(module, "start", start)
-    return Link(channel, 30.0)  # type: ignore[arg-type]
+    link = Link(channel, 30.0)  # type: ignore[arg-type]
+    yield link
+    link._is_inside = False  # its thread waits from now on
 
 
 def test_a_command_to_leave_an_epoch_that_the_main_thread_has_not_entered_yet_is_kept(
