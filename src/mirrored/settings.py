@@ -165,7 +165,7 @@ WATCHDOG_SECONDS: Final = Setting(
 AGREEMENT_SECONDS: Final = Setting(
     "MIRRORED_AGREEMENT_SECONDS",
     "How long a worker waits for the others outside of compiled steps: at the creation of variables, eager "
-    "collectives, input and checkpoints.",
+    "collectives, input and checkpoints, and after SIGTERM.",
     600.0,
     SECONDS_RULE,
     _seconds,
@@ -181,7 +181,8 @@ HEARTBEAT_SECONDS: Final = Setting(
 )
 RENDEZVOUS_SECONDS: Final = Setting(
     "MIRRORED_RENDEZVOUS_SECONDS",
-    "The timeout of the rendezvous: how long a worker waits at the start for the others to join the job.",
+    "The timeout of the rendezvous: how long a worker waits at the start for the others to join the job; in elastic "
+    "jobs also how long workers wait for one that does not reach the training function.",
     300,
     _WHOLE_SECONDS_RULE,
     _whole_seconds,

@@ -86,12 +86,18 @@ def test_ordinary_operations_are_plain() -> None:
 
 
 def test_unknown_higher_order_operations_show_their_jaxprs() -> None:
+    (plain,) = kinds(lax.composite(lambda x: x * 2, name="twice"), np.ones(3, "f4"))
+    assert isinstance(plain, Plain)
+    assert len(plain.jaxprs) == 1
+
+
+def test_a_linear_solve_is_a_call_of_its_solver() -> None:
     def fn(b: Any) -> Any:
         return lax.custom_linear_solve(lambda v: v * 2, b, lambda f, b: b / 2)
 
-    (plain,) = kinds(fn, np.ones(3, "f4"))
-    assert isinstance(plain, Plain)
-    assert len(plain.jaxprs) == 2
+    (solve,) = kinds(fn, np.ones(3, "f4"))
+    assert isinstance(solve, Call)
+    assert [eqn.primitive.name for eqn in solve.jaxpr.jaxpr.eqns] == ["div"]
 
 
 def test_constants_of_a_closed_jaxpr() -> None:

@@ -76,4 +76,4 @@ def test_workers_that_do_not_answer_are_waited_for_as_everywhere_and_named(
     preemption._watch()
     assert not preemption.poll()
     said = capsys.readouterr().err
-    assert "not all workers have told their steps within 7 s (mirrored/preemption/steps/0;" in said
+    assert "worker 0 has not told its step within 7 s (MIRRORED_AGREEMENT_SECONDS)" in said

@@ -39,7 +39,7 @@ def threads_left(seconds: float) -> list[threading.Thread]:
     """Waits until the threads of all rendezvous have ended, and returns those that have not."""
     end = time.monotonic() + seconds
     while True:
-        left = [one for one in threading.enumerate() if one.name.startswith("mirrored-")]
+        left = [one for one in threading.enumerate() if one.name in ("mirrored-rendezvous", "mirrored-waiting")]
         if not left or time.monotonic() > end:
             return left
         time.sleep(0.005)

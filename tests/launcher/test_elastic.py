@@ -164,3 +164,52 @@ def test_a_worker_that_does_not_reach_the_training_function_is_named_and_ends_th
     assert "[mirrored] worker 1 did not reach the function with mirrored.elastic.run yet" in said
     how = "worker 1 did not reach the function with mirrored.elastic.run for 40 s (MIRRORED_RENDEZVOUS_SECONDS)"
     assert f"{how} and was killed 3 times before it could join" in said
+
+
+def test_a_replacement_that_starts_slowly_while_the_others_train_is_left_alone(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("MIRRORED_RENDEZVOUS_SECONDS", "40")
+
+    def scene(workers: list[Worker]) -> Scene:
+        for one in workers:
+            one.arrives()
+        yield
+        workers[1].code = -signal.SIGKILL
+        yield
+        workers[0].arrives(1)
+        yield
+        for _ in range(4):
+            now[0] += 21
+            workers[0].says("beat", 2, probes={})
+            yield
+        assert len(workers) == 3
+        assert workers[2].code is None
+        workers[0].says("done", 2)
+        yield
+        workers[0].code = 0
+        yield
+
+    code, said = play(scene)
+    assert code == 0
+    assert "did not reach" not in said
+
+
+def test_replacements_that_die_before_they_arrive_do_not_make_the_job_fail(play: Play) -> None:
+    def scene(workers: list[Worker]) -> Scene:
+        for one in workers:
+            one.arrives()
+        yield
+        workers[1].code = -signal.SIGKILL
+        yield
+        workers[0].arrives(1)
+        yield
+        for _ in range(3):
+            workers[-1].code = -signal.SIGKILL
+            yield
+        workers[0].code = 0
+        yield
+
+    assert play(scene)[0] == 0

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -84,3 +86,21 @@ def test_a_variable_is_its_own_target() -> None:
     assert [one if one is None else one.numpy().tolist() for one in tape.gradient([v, y], [v, w])] == [[1.0, 1.0], 2.0]
     assert tape.gradient(v, w) is None
     assert tape.gradient(v, v, output_gradients=tf.constant([5.0, 6.0])).numpy().tolist() == [5.0, 6.0]
+
+
+def test_a_factor_of_zero_hides_an_infinite_one_from_forward_derivatives() -> None:
+    x, moved = jnp.array([np.inf, 2.0]), jnp.ones(2)
+    _, moved = jax.jvp(lambda x: tf.math.multiply_no_nan(x, tf.constant([0.0, 1.0])), [x], [moved])
+    assert moved.tolist() == [0, 1]
+
+
+def test_mixed_second_derivatives_of_powers_of_negative_bases_are_finite() -> None:
+    x, y = tf.constant(-2.0), tf.constant(2.0)
+    with tf.GradientTape() as outer:
+        outer.watch(y)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            result = tf.pow(x, y)
+        by_base = inner.gradient(result, x)
+    assert by_base.numpy() == -4
+    assert np.isfinite(outer.gradient(by_base, y).numpy())

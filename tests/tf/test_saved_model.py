@@ -479,3 +479,22 @@ def test_programs_for_equal_arguments_of_other_types(tmp_path):
     tf.saved_model.save(module, tmp_path / "kinds")
     loaded = tf.saved_model.load(tmp_path / "kinds")
     assert [float(loaded(x, kind)) for kind in (1, 1.0, True, np.float32(1))] == [21.0, 31.0, 11.0, 11.0]
+
+
+def test_maps_over_an_open_number_of_rows(tmp_path):
+    class Maps(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+        def rows(self, x):
+            return tf.map_fn(lambda row: row * 2, x), tf.vectorized_map(tf.reduce_sum, x)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 4, 4, 1])])
+        def patches(self, x):
+            return tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
+
+    tf.saved_model.save(Maps(), str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    for count in (1, 3):
+        doubled, sums = loaded.rows(tf.ones([count, 2]))
+        assert doubled.tolist() == [[2, 2]] * count
+        assert sums.tolist() == [2] * count
+        assert loaded.patches(tf.ones([count, 4, 4, 1])).shape == (count, 2, 2, 4)

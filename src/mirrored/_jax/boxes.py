@@ -2,7 +2,8 @@
 
 A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape tracks it. It is not a
 tracer, because code that rejects tracers or treats arrays specially must accept it (`device_put`, ahead-of-time
-compiled calls, pickle, dlpack, `jax.device_get`, NumPy, ...).
+compiled calls, pickle, dlpack, `jax.device_get`, NumPy, ...). Not every tracked value is a box: arrays that the user
+watches, tracers, and boxes of an outer tape stay as they are, and the tape tracks them by identity (`Recorder.known`).
 
 When a primitive is applied to a box, JAX calls the function that is registered for the operand's type
 (`dtypes.register_canonicalize_value_handler`; here `_value_for_jax`). It returns:
@@ -14,7 +15,8 @@ When a primitive is applied to a box, JAX calls the function that is registered 
   is never current. JAX hoists the tracer out of `jit`, `scan`, `cond` and `checkpoint` as an operand of the outer
   primitive. The tape's trace, which executes that primitive, replaces the tracer by the box (`resolved`). (JAX would
   embed a bare array in the jaxpr, and its gradient would be lost.)
-- the payload in any other case.
+- the payload in any other case: if the current trace is eager (the tape is suspended), or the box's tape does not
+  record any more.
 
 The C++ fast path of `jax.jit` does not know the type `Box`, so a call with a box always takes JAX's slower Python path,
 which binds the primitive `jit`. A function that was compiled ahead of time binds no primitive; JAX passes the box to

@@ -31,7 +31,9 @@ from mirrored._jax.private import util as _util
 # traces:
 #
 # - Eager tapes. All eager tapes of a thread use one token (`tape_token`): the outermost tape sets it, nested tapes keep
-#   it. The replica threads of an eager run use the token of the thread that called `run`. One token is enough, because
+#   it. It differs from the token outside of tapes (None), because a helper may close over an attribute that holds a
+#   box only inside: in its place a trace from outside has a constant, through which no gradient flows. The replica
+#   threads of an eager run use the token of the thread that called `run`. One token is enough, because
 #   cached traces contain nothing that belongs to one tape: a variable that a helper reads becomes a `ReadTracer`
 #   (`_jax.boxes`), which is resolved at each call of the helper; and if a helper closes over a box (an array that the
 #   tape tracks), its traces are evicted (`forget_traces`, below). JAX cannot evict them while it traces, so they are
@@ -42,7 +44,8 @@ from mirrored._jax.private import util as _util
 #   replica. So once a helper has read a variable (`note_read`), each change of tape or replica (`moved`) takes a new
 #   token, too. So does every further tape of a replica (`enter_tape`).
 #
-# (Elsewhere, a read of a variable inside a transform raises an error.)
+# (Elsewhere, a read of a variable under a transform raises an error. `grad` and `vmap` alone in eager code, which build
+# no jaxpr, may read a plain variable that is not trainable: `variables.access.check_readable`.)
 #
 # The second user context distinguishes replicas. In a compiled run, each local replica has its own token
 # (`traced_run`), because the trace of a helper contains the tracers that the helper closes over: an array that the
@@ -59,8 +62,9 @@ from mirrored._jax.private import util as _util
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
 #
-# In the first context, a tuple token `(_TRACE, n)` marks the trace of a compiled function; its other tokens are strings
-# or None. In the second context, the token of a replica may be a tuple, too.
+# In the first context, a tuple token `(_TRACE, n)` marks the trace of a compiled function: `renew`, `leave_tape` and
+# `restore_tokens` recognise it by its type. The other tokens are strings or None. In the second context, where the
+# token of a replica of an eager run is a tuple, too, nothing depends on that.
 #
 # Code that runs while all tapes are suspended (`TapeTrace.under_parent`, `Operation.rule`, the backward pass) or that
 # computes eagerly inside a trace uses the default token None, so it shares its traces with code outside of tapes.
@@ -98,7 +102,11 @@ put: Callable[[Hashable], None] = holder.set_local
 
 
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
-    """Restores this thread's tracing-cache tokens after an exception, except a token that belongs to a trace."""
+    """Restores this thread's tracing-cache tokens after an exception, except a token that belongs to a trace.
+
+    The trace may have taken a newer token meanwhile (`renew`). Under the older one, JAX would find helpers that have
+    captured the old values of variables.
+    """
     if not isinstance(token, tuple):
         put(token)
     replica_holder.set_local(replica_token)
@@ -340,8 +348,11 @@ def tell_replicas_apart(own: Hashable) -> None:
 # constant. In the next step the object holds another box, so the trace must not be reused after the call. JAX's tracing
 # caches have the function in their keys, and can drop all entries of one function (`evict_weakref`). When JAX asks for
 # the value of a box inside a transform (`boxes.stand_in`), the Python stack shows which functions JAX is tracing
-# (`functions_being_traced`). The tape collects them, and evicts their traces before it executes its next primitive
-# (`TapeTrace.captured`, `forget_traces`).
+# (`functions_being_traced`). The tape collects them, and evicts their traces before it executes its next primitive, or
+# else when it stops recording (`TapeTrace.captured`, `forget_traces`): the thread's next tape has the same token.
+#
+# The second kind of eviction only frees memory. The tokens of a compiled function's trace are never used again, so
+# `fresh` evicts, when that trace ends, the functions that have entries under them (`forget_tokens`).
 #
 # Supports JAX 0.10 to 0.12: functions of `jax._src` that are tracing hold the traced function in a local variable such
 # as `fun`, `f` or `fun_`.

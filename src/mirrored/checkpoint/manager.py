@@ -190,10 +190,10 @@ class CheckpointManager:
                 manifest = self._checkpoint.snapshot(number)
                 if writes:
                     self._writer.start(lambda: self._write(where, manifest))
-            self._checkpoint.note_saved("CheckpointManager.save")
         except BaseException:
             counter.assign_sub(1)
             raise
+        self._checkpoint.note_saved("CheckpointManager.save")
         if ends:
             self.wait()
             print(f"mirrored: received SIGTERM, saved step {number} to {path}, exiting", file=sys.stderr, flush=True)

@@ -123,9 +123,9 @@ class Preemption:
             return  # a worker was lost, so the job ends anyway
         except distributed.NoAnswer as error:
             print(
-                "mirrored: a worker has received SIGTERM, and not all workers have told their steps within "
-                f"{AGREEMENT_SECONDS.read():g} s ({error}; {AGREEMENT_SECONDS.name}): no step is saved for it. All "
-                "workers must make a CheckpointManager, and call its method save once per step",
+                f"mirrored: a worker has received SIGTERM, and worker {str(error).rpartition('/')[2]} has not told "
+                f"its step within {AGREEMENT_SECONDS.read():g} s ({AGREEMENT_SECONDS.name}): no step is saved for it. "
+                "Make a CheckpointManager with save_on_preemption=True on all workers",
                 file=sys.stderr,
                 flush=True,
             )

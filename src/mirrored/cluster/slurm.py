@@ -23,8 +23,8 @@ class SlurmClusterResolver(AddressResolver):
         gpus_per_node: Default: the number that CUDA_VISIBLE_DEVICES names or `nvidia-smi` lists; 0 without either.
         gpus_per_task: Default: the GPUs of a node divided among its tasks.
         tasks_per_node: A number, or ``{host: number}``. Default: SLURM_STEP_TASKS_PER_NODE.
-        auto_set_gpu: Whether `cluster_spec` sets CUDA_VISIBLE_DEVICES for this task. Call it before JAX initializes
-            its devices.
+        auto_set_gpu: Whether `cluster_spec` sets CUDA_VISIBLE_DEVICES to this task's part of the GPUs that it names,
+            by SLURM_LOCALID. Call it before JAX initializes its devices.
         rpc_layer: The protocol prefix of addresses in `master`.
 
     Raises:
@@ -96,7 +96,11 @@ class SlurmClusterResolver(AddressResolver):
             place = _place_on_node()
             first = (hosts[self._rank][1] if place is None else place) * self._gpus_per_task
             end = first + self._gpus_per_task
-            gpus = (self._gpus or [])[first:end] if end <= len(self._gpus or []) else map(str, range(first, end))
+            named = self._gpus or []
+            if len(named) == self._gpus_per_task:  # already this task's: by srun, or by an earlier resolver
+                gpus = named
+            else:
+                gpus = named[first:end] if end <= len(named) else [str(one) for one in range(first, end)]
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return ClusterSpec(cluster)
 

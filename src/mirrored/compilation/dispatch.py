@@ -36,6 +36,9 @@ class DonatingSteps:
 
     Each call is one step. The caller holds the state lock.
 
+    A buffer is donated only if its variable alone holds it. If other code may hold it (`VariableStorage.is_shared`), or
+    a thread is copying it to the host (`state.reading`), the step puts a copy into the variable and donates that.
+
     Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
     would lose the variables' values. CPython runs signal handlers and raises injected exceptions only in Python
     bytecode, never inside a C call that runs no Python code. The step is therefore one C call: it consumes a chain of C

@@ -246,7 +246,7 @@ class Link:
 
 
 def cluster_description(place: Place) -> str:
-    """Returns the value of ``TF_CONFIG`` for a worker's place in a membership epoch."""
+    """Returns the ``TF_CONFIG`` of one worker in a membership epoch: the addresses of all workers, and its rank."""
     cluster = {"cluster": {"worker": list(place.addresses)}, "task": {"type": "worker", "index": place.rank}}
     return json.dumps(cluster)
 

@@ -125,7 +125,7 @@ class Session:
         Context: once per call of the training function, instead of `resume` and `commit`. The model is created and
         compiled in the scope of the strategy, and this callback is the last in the list. After a change of the workers
         `fit` continues in the middle of its epoch. For the other callbacks, such as `EarlyStopping` and the history,
-        the numbers, texts and arrays in their attributes are restored.
+        the numbers, texts and arrays in their attributes are restored, also in lists, tuples, dicts, sets and deques.
 
         Returns:
             A `keras.callbacks.Callback`.

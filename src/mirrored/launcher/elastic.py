@@ -376,7 +376,9 @@ class ElasticSupervisor(Supervisor):
                 return self._give_up(key[0], how, code)
         if self._membership.has_ended:
             return failure or Failure(f"worker {key[0]} {how}", shell_code(code or 1))
-        self._has_lost_member = self._has_lost_member or code != 0
+        epoch = self._membership.epoch
+        is_member = epoch is None or key in epoch.members
+        self._has_lost_member = self._has_lost_member or (is_member and code != 0)
         self._changes(f"worker {key[0]} {how}")
         return failure or self._execute(self._membership.lost(key))
 
@@ -394,7 +396,9 @@ class ElasticSupervisor(Supervisor):
 
     def _kill_silent(self) -> Failure | None:
         """Kills workers that are stopped, or do not leave or join an epoch, so that they can never write again."""
-        is_awaited = self._membership.missing > 0 and any(one.has_arrived for one in self._members.values())
+        # While an epoch runs, nobody waits, and `missing` has no meaning.
+        is_short = not self._membership.is_running and self._membership.missing > 0
+        is_awaited = is_short and any(one.has_arrived for one in self._members.values())
         late = self._late.among({key[0]: one for key, one in self._members.items()}, is_awaited=is_awaited)
         for key, member in list(self._members.items()):
             if member.worker.code is not None or self._membership.has_ended:
@@ -431,7 +435,8 @@ class ElasticSupervisor(Supervisor):
 
     def _must_wait_for_others(self) -> bool:
         """Whether new workers must wait: the others are recovering, and starting a process takes processor time."""
-        needed = self._membership.epoch is None or self._membership.missing > 0
+        needs_all = self._membership.epoch is None or self._restart_reason is not None
+        needed = needs_all or len(self._members) < self._job.min_workers
         recovering = [one for one in self._members.values() if one.has_arrived and not one.has_stepped]
         if not recovering or needed:
             self._recovering_since = None

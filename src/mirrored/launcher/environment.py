@@ -113,7 +113,8 @@ def worker_environment(
         DeviceError: This machine has accelerators, but fewer than the workers need.
     """
     base = os.environ if base is None else base
-    chosen = {name: value for name, value in base.items() if name not in _of_outer_job(base)}
+    outer = _of_outer_job(base)
+    chosen = {name: value for name, value in base.items() if name not in outer}
     chosen["PYTHONUNBUFFERED"] = "1"
     chosen[settings.RESTART.name] = str(restart)
     if job.compile_cache:

@@ -121,7 +121,12 @@ class Supervisor:
         elsewhere = self._coordination.wait_for_the_others(self._interrupted)
         if elsewhere is None:
             return None
-        return Failure(elsewhere, _INTERRUPTED if self._interrupted() else 1)
+        if not self._interrupted():
+            return Failure(elsewhere, 1)
+        if self._signals[0] != signal.SIGTERM:
+            return Failure(elsewhere, _INTERRUPTED)
+        self._terminated_at = time.monotonic()  # so that nothing restarts
+        return Failure(elsewhere, 128 + signal.SIGTERM)
 
     def _interrupted(self) -> bool:
         return bool(self._signals)

@@ -105,6 +105,7 @@ class OverlayStore(VariableStore):
             return self._moved(variable.stored() if self._below is None else self._below.whole(variable), 0)
         locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
         if not variable.per_replica:
+            # They are equal, or the store below raises an error when it joins them.
             return locals_[0]
         if self._is_eager():
             return self._runner.device_assignment.slots.stacked(jnp.stack(locals_))

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
 # Provenance in eager runs: a leaf of the result is one plain value if all replicas return the same Python object, else
-# a `PerReplica`. Three tables, by id, contain the exceptions; they keep their objects alive, so that no id is reused.
+# a `PerReplica`. The arguments of `merge_call` are combined by the same rule. Three tables, by id, contain the
+# exceptions; they keep their objects alive, so that no id is reused.
 # - `_outer_by_copy`: a replica gets a copy of an array that is given to all replicas (an argument of `run`, a result of
 #   `merge_call`) if a tape tracks the array, or if it is committed to several devices or to another one. If all
 #   replicas return copies of one original, the leaf is the original. If a tape in the replica records the
@@ -60,7 +61,10 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 #   copies, and the leaf is a `PerReplica`.)
 # - `_separated`: arrays that count as each replica's own (results of an all-reduce, components of variables), although
 #   virtual replicas of a device hold one object. The leaf is a `PerReplica`, as on several devices.
-# - `_outer`, with several processes: data from outside the run. Data that was made in the run may differ.
+# - `_outer`, with several processes: the data that all replicas were given (arguments of `run`, results of
+#   `merge_call`, values of plain variables). One process cannot compare objects with the others, and a process with one
+#   replica compares nothing. So all other arrays and numbers give a `PerReplica`, also one that the replica function
+#   closes over.
 
 # Replica threads take no assignment lock, because the thread that called `run` holds it and waits for them.
 carry(lambda: excuse)

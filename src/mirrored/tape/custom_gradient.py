@@ -402,7 +402,7 @@ def _listed(output: PyTree, expected: int) -> list[Any]:
 
 
 def _of_operand(gradient: Any, aval: Any, place: int) -> Any:
-    return _fitted(gradient, aval, f"positional argument {place}") if is_inexact(aval) else gradient
+    return _fitted(gradient, aval, f"array {place} of the arguments") if is_inexact(aval) else gradient
 
 
 def _of_variable(gradient: Any, variable: ReadableVariable) -> Any:
@@ -414,10 +414,12 @@ def _fitted(gradient: Any, like: Any, what: str) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, SparseRows):
-        gradient = SparseRows(gradient.values, gradient.indices, like.shape).to_dense()
+        shape = gradient.dense_shape if isinstance(gradient.dense_shape, tuple) else like.shape
+        gradient = SparseRows(gradient.values, gradient.indices, shape).to_dense()
     value, dtype = _as_array(gradient), like.dtype
     is_array = isinstance(value, jax.Array)
-    complex_of_real = is_array and jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    is_other = is_array and value.dtype != dtype
+    complex_of_real = is_other and jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating)
     if not is_array or value.shape != tuple(like.shape) or complex_of_real:
         found = f"{value.dtype}{list(value.shape)}" if is_array else f"a {type(value).__name__}"
         raise ArgumentError(

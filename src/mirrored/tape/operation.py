@@ -199,7 +199,7 @@ class Operation:
 
 
 class Residual:
-    """The source of a residual, a value saved for the backward pass: an input, a forward result or a constant."""
+    """Where a residual (a value saved for the backward pass) comes from: an input, a forward result or a constant."""
 
     INPUT, RESULT, CONSTANT = range(3)
 

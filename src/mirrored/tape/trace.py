@@ -85,7 +85,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def captured(self, functions: list[Any]) -> None:
         """Registers functions whose trace in progress closes over a tracked array, so that JAX traces them again.
 
-        `_forget_stale` evicts their cached traces, which hold the box as a constant, before the next primitive runs.
+        `_forget_stale` evicts their cached traces, which hold the box as a constant, before the next primitive runs, or
+        when the tape stops recording.
         """
         self._stale += functions
 

@@ -229,7 +229,7 @@ def embedding_lookup(
     if isinstance(params, (list, tuple)) and len(params) > 1 and partition_strategy != "div":
         raise ValueError(
             f"tf.compat.v1.nn.embedding_lookup: {len(params)} tables were passed with partition_strategy="
-            f'{partition_strategy!r}; pass "div", or one table'
+            f'{partition_strategy!r}; pass one table, or "div" if the tables are consecutive parts of one'
         )
     return embedding_lookup_of_2(params, ids, max_norm)
 

@@ -36,7 +36,7 @@ class SparseRows:
         self.dense_shape = _static_shape(dense_shape)
 
     def to_dense(self) -> jax.Array:
-        """Returns the larger array: zeros, with the rows added at their indices.
+        """Returns the dense array of which these are rows: zeros, with the rows added at their indices.
 
         Raises:
             ValueError: `dense_shape` is unknown.

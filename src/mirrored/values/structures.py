@@ -97,8 +97,8 @@ def regroup(
 ) -> Any:
     """Combines the replicas' pytrees into one pytree by applying `group` to their leaves at each position.
 
-    A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged. `group` combines all
-    others.
+    A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged; `is_shared` decides.
+    `group` combines all others.
     """
     places, treedef = transpose(results, called)
     return treedef.unflatten([leaves[0] if is_shared(leaves) else group(leaves) for leaves in places])

@@ -217,7 +217,7 @@ class _Place:
         self.epoch, self.steps, self._data = epoch + 1, 0, lambda: data
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the place in `fit`."""
+        """Returns the position in `fit` (epoch, step, data, callbacks) as a dict, from which `set_state` continues."""
         others = {name: _plain_attributes(callback) for name, callback in self._callback.others()}
         # What stops training in an epoch does so again; at its end, `fit` has stopped.
         stopped = self.moment == _TRAIN_END and bool(self._callback.fit_model.stop_training)

@@ -66,10 +66,12 @@ def explain(error: BaseException) -> None:
     """Adds a note to an error of JAX about a traced condition in a function that could not be converted."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     for reason in dict.fromkeys(_reasons[code] for code in codes if code in _reasons):
-        error.add_note(
+        note = (
             f"AutoGraph has not converted {reason}. Such a function runs as Python, where no `if`, `while` or `for` "
             "can depend on a tensor: move these statements to another function, or rewrite what is not supported"
         )
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 class _Factory:

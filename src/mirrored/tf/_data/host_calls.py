@@ -36,7 +36,7 @@ def py_function(
         A tensor, a list of tensors, or None.
 
     TensorFlow: `tf.py_function`. A compiled caller must know the result's shape, so the function is called once more
-    while tracing, with zeros. In compiled code it has no gradient.
+    while tracing, with zeros for traced arguments. In compiled code it has no gradient.
     """
     del name
     if func is None:
@@ -81,7 +81,8 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
 
 def _from_program(run: Callable[..., list[Any]], tensors: list[jax.Array]) -> list[Any]:
     with eager():
-        example = run(*(jnp.zeros(one.shape, one.dtype) for one in tensors))
+        values = [payload_of(one) for one in tensors]
+        example = run(*(jnp.zeros(one.shape, one.dtype) if isinstance(one, Tracer) else one for one in values))
     shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in example]
 
     def host(*arrays: Array | HostArray) -> list[Any]:

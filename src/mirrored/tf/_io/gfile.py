@@ -23,6 +23,8 @@ def _raising(function: _F) -> _F:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
+        except OpError:  # also an error of Python's class
+            raise
         except FileNotFoundError as error:
             raise _replaced(NotFoundError, error, "No such file or directory") from error
         except FileExistsError as error:
@@ -32,7 +34,7 @@ def _raising(function: _F) -> _F:
 
 
 def _replaced(kind: type[OpError], error: OSError, reason: str) -> OpError:
-    return error if isinstance(error, OpError) else kind(None, None, f"{error.filename}; {reason}")
+    return kind(None, None, f"{error.filename}; {reason}")
 
 
 @_raising

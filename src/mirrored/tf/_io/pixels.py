@@ -41,7 +41,7 @@ def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLik
         raise InvalidArgumentError.of(
             called,
             found=f"dtype={wanted!r} for a PNG image of several channels with 16 bits each",
-            rule="of such images, Pillow decodes the upper 8 bits; 16 bits are decoded of images with one channel",
+            rule="Pillow decodes only the upper 8 bits of such images; all 16 are kept for images with one channel",
             remedy="pass dtype=tf.uint8, or read the file with another library (cv2.imread with IMREAD_UNCHANGED) in "
             "Dataset.map",
         )

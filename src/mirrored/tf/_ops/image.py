@@ -421,4 +421,4 @@ def extract_patches(images: jax.Array, sizes: Ints, strides: Ints, rates: Ints, 
     )
     found = jnp.take(jnp.take(padded, rows, axis=1), columns, axis=3)  # [n, rows, height, columns, width, channels]
     depth = sizes[1] * sizes[2] * images.shape[3]
-    return found.transpose(0, 1, 3, 2, 4, 5).reshape(len(images), len(rows), len(columns), depth)
+    return found.transpose(0, 1, 3, 2, 4, 5).reshape(images.shape[0], len(rows), len(columns), depth)

@@ -32,17 +32,24 @@ def _times(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _power_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
     """Computes the derivative of a power; that with respect to the exponent is 0 for a base of 0 or less."""
-    value, by_base = jax.jvp(lambda base: jnp.power(base, y), (x,), (of_x,))
+    # In terms of `_power`, so that second derivatives have the same rule.
+    order = jnp.where(y == 0, 1, y)
+    by_base = jnp.where(y == 0, 0, order * _power(x, order - 1))
     positive = x > 0
-    by_exponent = jnp.where(positive, value * jnp.log(jnp.where(positive, x, 1)), 0) * of_y
-    total: jax.Array = by_base + by_exponent
+    by_exponent = jnp.where(positive, _power(x, y) * jnp.log(jnp.where(positive, x, 1)), 0)
+    total: jax.Array = by_base * of_x + by_exponent * of_y
     return total
+
+
+def _times_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
+    """Computes the derivative of a product; that with respect to `y` is 0 where an infinite `x` does not count."""
+    return _times(of_x, y) + jnp.where((y == 0) & ~jnp.isfinite(x), 0, x) * of_y
 
 
 _absolute: Final = _with_derivative(jnp.abs, lambda x, moved: jnp.sign(x) * moved)
 _maximum: Final = _with_derivative(jnp.maximum, lambda x, y, of_x, of_y: jnp.where(x >= y, of_x, of_y))
 _minimum: Final = _with_derivative(jnp.minimum, lambda x, y, of_x, of_y: jnp.where(x <= y, of_x, of_y))
-_times_no_nan: Final = _with_derivative(_times, lambda x, y, of_x, of_y: _times(of_x, y) + x * of_y)
+_times_no_nan: Final = _with_derivative(_times, _times_moved)
 _power: Final = _with_derivative(jnp.power, _power_moved)
 
 

@@ -300,7 +300,10 @@ def _bound(value: jax.Array, dtype: Any, rounded: Callable[[jax.Array], jax.Arra
     """Converts a bound to the dtype of the clipped tensor; for integers to the nearest one within the bound."""
     if value.dtype == dtype or not jnp.issubdtype(dtype, jnp.integer):
         return value.astype(dtype)
-    return saturate_cast(rounded(value) if jnp.issubdtype(value.dtype, jnp.floating) else value, dtype)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return saturate_cast(value, dtype)
+    most = jnp.asarray(jnp.iinfo(dtype).max, dtype)  # no float32 equals the maximum of int32
+    return jnp.where(value >= float(jnp.iinfo(dtype).max), most, saturate_cast(rounded(value), dtype))
 
 
 @op("clip_by_norm")

@@ -74,7 +74,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Arra
     places = without_wrapping(labels, logits.shape[-1])
     precise = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
     own = jnp.take_along_axis(precise, places[..., None], axis=-1, mode="fill", fill_value=np.nan)
-    return -own[..., 0].astype(logits.dtype)
+    return -own[..., 0].astype(logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else precise.dtype)
 
 
 def _check_shapes(called: str, first: str, one: jax.Array, second: str, other: jax.Array) -> None:

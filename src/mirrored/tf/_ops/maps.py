@@ -35,16 +35,31 @@ def _stacked(rows: Sequence[Any]) -> Any:
     return pack_sequence_as(rows[0], [jnp.stack([as_tensor(one) for one in column]) for column in columns])
 
 
-def _length(called: str, elems: PyTree) -> int:
-    """Returns the number of rows; JAX would repeat the last row of a shorter tensor."""
+def _length(called: str, elems: PyTree) -> Any:
+    """Returns the number of rows, which may be symbolic; JAX would repeat the last row of a shorter tensor."""
     shapes = [as_tensor(one).shape for one in flatten(elems)]
     if len({one[:1] for one in shapes}) == 1 and shapes[0]:
-        return int(shapes[0][0])
+        return shapes[0][0]
     raise InvalidArgumentError.of(
         called,
         found=f"`elems` has tensors of the shapes {', '.join(map(str, shapes))}",
         rule="there must be one or more tensors, each with one or more dimensions and all with the same number of rows",
         remedy="slice the longer ones: x[:n]",
+    )
+
+
+def _with_equal_rows(elems: PyTree) -> Any:
+    """Repeats the row of each tensor with one row, as `tf.vectorized_map` does."""
+    tensors = [as_tensor(one) for one in flatten(elems)]
+    sizes = [one.shape[0] for one in tensors if one.ndim and one.shape[0] != 1]
+    if not sizes:
+        return elems
+    return pack_sequence_as(
+        elems,
+        [
+            jnp.broadcast_to(one, (sizes[0], *one.shape[1:])) if one.ndim and one.shape[0] == 1 else one
+            for one in tensors
+        ],
     )
 
 
@@ -95,7 +110,7 @@ def map_fn(
         )
 
 
-def _mapped(fn: Callable[[Any], Any], elems: PyTree, length: int) -> Any:
+def _mapped(fn: Callable[[Any], Any], elems: PyTree, length: Any) -> Any:
     if executing_eagerly() and length:
         return _stacked([fn(_row(elems, i)) for i in range(length)])
     return _scanned(lambda _, row: ((), fn(row)), (), elems)[1]
@@ -153,6 +168,7 @@ def vectorized_map(
         TransformError: `fn` assigns a variable while `tf.function` traces. TensorFlow runs such an assignment once.
     """
     del warn
+    elems = _with_equal_rows(elems)
     length = _length("tf.vectorized_map", elems)
     try:
         return transformed(jax.vmap, lambda row: _all_tensors(fn(row)))(_all_tensors(elems))

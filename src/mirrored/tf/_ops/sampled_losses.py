@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from mirrored._typing import Operand
+from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
 from mirrored.tf._table import Common, Int, Ints, op
@@ -21,7 +22,7 @@ class Candidates(NamedTuple):
     """The result of a candidate sampler: the sampled classes, and how often each class is expected in a sample.
 
     Attributes:
-        sampled_candidates: i32[num_sampled]: the sampled classes.
+        sampled_candidates: i64[num_sampled] (i32 without x64): the sampled classes.
         true_expected_count: f32[batch, num_true]: the expected count of each true class among them.
         sampled_expected_count: f32[num_sampled]: the expected count of each sampled class.
     """
@@ -60,7 +61,7 @@ def _drawn(
         p = jnp.exp(log_p)[classes]
         return -jnp.expm1(tries * jnp.log1p(-p)) if unique else p * tries
 
-    return Candidates(sampled.astype(jnp.int32), expected(true_classes), expected(sampled))
+    return Candidates(sampled.astype(array_dtype("int64")), expected(true_classes), expected(sampled))
 
 
 def _tries(key: jax.Array, p: jax.Array) -> jax.Array:
@@ -179,7 +180,9 @@ def all_candidate_sampler(
 ) -> Candidates:
     """Returns all classes in place of a sample; each has an expected count of one."""
     ones = jnp.ones(num_sampled, jnp.float32)
-    return Candidates(jnp.arange(num_sampled, dtype=jnp.int32), jnp.ones(true_classes.shape, jnp.float32), ones)
+    return Candidates(
+        jnp.arange(num_sampled, dtype=array_dtype("int64")), jnp.ones(true_classes.shape, jnp.float32), ones
+    )
 
 
 @op("nn.sampled_softmax_loss")
