@@ -396,9 +396,9 @@ class ElasticSupervisor(Supervisor):
 
     def _kill_silent(self) -> Failure | None:
         """Kills workers that are stopped, or do not leave or join an epoch, so that they can never write again."""
-        # While an epoch runs, nobody waits, and `missing` has no meaning.
-        is_short = not self._membership.is_running and self._membership.missing > 0
-        is_awaited = is_short and any(one.has_arrived for one in self._members.values())
+        # While an epoch runs, no worker waits for others, and `missing` has no meaning.
+        is_incomplete = not self._membership.is_running and self._membership.missing > 0
+        is_awaited = is_incomplete and any(one.has_arrived for one in self._members.values())
         late = self._late.among({key[0]: one for key, one in self._members.items()}, is_awaited=is_awaited)
         for key, member in list(self._members.items()):
             if member.worker.code is not None or self._membership.has_ended:
