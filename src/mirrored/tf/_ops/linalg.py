@@ -302,8 +302,8 @@ def _bound(value: jax.Array, dtype: Any, rounded: Callable[[jax.Array], jax.Arra
         return value.astype(dtype)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return saturate_cast(value, dtype)
-    most = jnp.asarray(jnp.iinfo(dtype).max, dtype)  # no float32 equals the maximum of int32
-    return jnp.where(value >= float(jnp.iinfo(dtype).max), most, saturate_cast(rounded(value), dtype))
+    most = jnp.asarray(np.iinfo(dtype).max, dtype)  # no float32 equals the maximum of int32
+    return jnp.where(value >= float(np.iinfo(dtype).max), most, saturate_cast(rounded(value), dtype))
 
 
 @op("clip_by_norm")
