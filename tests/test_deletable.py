@@ -59,6 +59,7 @@ def packages_of(name: str) -> list[str]:
 
 @pytest.mark.parametrize("package", DELETABLE)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_nothing_else_needs_the_package(package):
     assert (SOURCE / package).is_dir()
     assert needed_by(package) == DELETABLE[package]

@@ -54,6 +54,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_restores_on_any_number_of_replicas(saved, replicas):
     source, path = saved
     target = Training(replicas)

@@ -45,6 +45,7 @@ def test_all_end_well(tmp_path):
     assert (tmp_path / "logs" / "worker-1.log").read_text().splitlines()[0] == "rank 1 ['--lr', '0.1'] 3"
 
 
+@pytest.mark.long
 def test_an_exception_of_one_ends_all_with_its_traceback_first(tmp_path):
     program = """
         import atexit

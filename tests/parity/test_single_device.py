@@ -107,6 +107,7 @@ def test_50_compiled_steps_with_uneven_batches(way):
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.sampled(4)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_a_few_eager_steps(way, name):
     _assert_same_training(way, name, [16, 5], 2)
 

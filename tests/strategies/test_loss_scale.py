@@ -502,6 +502,7 @@ def test_accumulators_divide_by_the_examples_of_all_replicas(devices, reduction,
 
 @pytest.mark.parametrize("devices", [1, 3, 4], ids=["1x4", "uneven", "4x1"])
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_accumulators_warn_of_parts_of_the_global_mean(devices):
     """The accumulator divides by the examples of all replicas; `average_loss` has done so, too."""
     strategy = strategy_of(devices)

@@ -49,6 +49,7 @@ TWICE = ("operators", "logsumexp", "custom_jvp", "scan", "cond", "nested_jit", "
 @pytest.mark.parametrize("name", TWICE)
 @pytest.mark.sampled(3)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_second_derivative_is_that_of_jax(name):
     function, value = PROGRAMS[name]
     x = jnp.asarray(value)

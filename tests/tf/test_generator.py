@@ -106,6 +106,7 @@ def test_a_compiled_run_advances_a_generator_made_outside_by_all_its_draws(neste
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.first(1)
+@pytest.mark.long
 def test_draws_outside_run_advance_the_stream_of_all_replicas(mode: str) -> None:
     letters = Letters()
     found = {}
