@@ -29,7 +29,7 @@ _settings = _Settings()
 
 
 def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
-    """Makes JAX show `n` CPU devices in this process, for testing several replicas on one machine.
+    """Sets the number of virtual CPU devices of this process to `n`, for testing several replicas on one machine.
 
     The devices share the machine's cores: they serve to write, test and debug multi-device programs, not to speed them
     up. Real accelerators are not affected.

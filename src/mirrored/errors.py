@@ -78,7 +78,7 @@ class ContextError(MirroredError, RuntimeError):
 
 
 class MergeError(ContextError):
-    """Error raised when replicas called different collectives, or a collective in a place that does not support it."""
+    """Error raised when replicas called different collectives, or called a collective where none is supported."""
 
 
 class DeviceError(MirroredError, ValueError):
@@ -130,7 +130,7 @@ class TapeError(MirroredError, RuntimeError):
 
 
 class ValuesError(MirroredError, TypeError, ValueError):
-    """Error raised when a per-replica value was used as if it were one array, or with other replicas than its own."""
+    """Error raised when a per-replica value was used as if it were one array, or with another strategy's replicas."""
 
 
 class InputError(MirroredError, RuntimeError):

@@ -199,7 +199,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns False if a 64-bit integer array has elements outside the range of the narrower integer `dtype`."""
+    """Returns whether a 64-bit integer array fits the narrower integer `dtype`; True for other dtypes."""
     if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)
@@ -207,7 +207,7 @@ def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
-    """Raises an error for 64-bit NumPy integers that JAX would silently truncate, outside its 64-bit mode.
+    """Raises an error if JAX, without its 64-bit mode, would silently truncate the 64-bit NumPy integers of a value.
 
     Args:
         value: Any value; only NumPy arrays and scalars are checked.
@@ -299,12 +299,12 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
 
 
 def is_host_dtype(dtype: np.dtype[Any]) -> bool:
-    """Returns whether JAX has no arrays of a NumPy dtype: strings, objects, dates, records."""
+    """Returns whether NumPy supports a dtype that JAX does not support: strings, objects, dates or records."""
     return dtype.hasobject or dtype.kind in "SUTMm" or dtype.fields is not None
 
 
 def refuse_host_dtype(array: np.ndarray | np.generic) -> None:
-    """Raises an error for a NumPy array, passed to a compiled function, of a dtype that JAX does not have.
+    """Raises an error if a NumPy array passed to a compiled function has a dtype that JAX does not support.
 
     Raises:
         ArgumentError: The array has strings, objects, dates or records.

@@ -87,7 +87,7 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """Protocol of a gradient tape's JAX trace: what the arrays that the tape tracks (boxes) require of the trace."""
+    """Protocol of a gradient tape's JAX trace: the members that the tape's tracked arrays (boxes) use."""
 
     @property
     def recorder(self) -> object:
@@ -95,7 +95,7 @@ class Owner(Protocol):
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Records functions whose cached traces contain a tracked array as a constant, for JAX to retrace."""
+        """Registers functions whose cached traces contain a tracked array as a constant; JAX must trace them again."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -137,7 +137,7 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """A function that returns the constant to embed in a trace that captures this array; JAX calls the function."""
+        """The function that JAX calls to get the constant to embed in a trace that captures this array."""
         # JAX has this hook for symbolic dimensions: `DynamicJaxprTrace.to_jaxpr_tracer` calls `x.dimension_as_value()`
         # for any captured object that has it, and embeds the result.
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload

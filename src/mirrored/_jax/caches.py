@@ -157,7 +157,7 @@ def _own_tape_token() -> _TapeToken:
 
 
 def carry_tape_token() -> Callable[[], None]:
-    """Returns a function that sets the tracing-cache token of this thread's tapes in another thread."""
+    """Returns a function that gives another thread the tracing-cache token of this thread's tapes."""
     token = _own_tape_token()
     return lambda: setattr(_tape_thread, "token", token)
 
@@ -294,7 +294,7 @@ class OwnTraces:
 
 
 def traced_run(replicas: int) -> list[OwnTraces]:
-    """Returns the tokens under which the local replicas of one `Strategy.run` in a trace cache traces."""
+    """Returns one tracing-cache token per local replica, for one `Strategy.run` that is being traced."""
     run = next(_serial)
     return [OwnTraces(run, local) for local in range(replicas)]
 
@@ -317,7 +317,7 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Sets the token under which a replica caches traces, when the replica starts or continues.
+    """Sets a replica's tracing-cache token in this thread, when the replica starts or continues.
 
     This is the replica's own token in a compiled run (`OwnTraces`) and after `tell_replicas_apart`, otherwise `RUN`. If
     a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for that

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def movable(array: object) -> Any:
-    """Returns an array with the same device buffer that is not committed to its device.
+    """Returns an uncommitted array with the same device buffer, which JAX may move to another device.
 
     A value that is not an array on one device is returned unchanged. A box stays the same object, by which nested tapes
     know it; its payload is replaced.
@@ -43,7 +43,7 @@ def movable(array: object) -> Any:
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
-    """Moves committed arrays to the devices of the first; returns None if none is committed or any is a tracer."""
+    """Moves committed arrays to the first committed one's devices; None if none is committed or any is a tracer."""
     payloads = [payload_of(array) for array in arrays]
     if not all(type(payload) is Array for payload in payloads):
         return None

@@ -164,7 +164,7 @@ def make_backend() -> list[jax.Device]:
 
 
 def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index: int) -> np.ndarray[Any, Any]:
-    """Returns the sum of an array of each process over all processes of the job; blocks until the sum is computed.
+    """Returns the elementwise sum of the arrays of all processes of the job; blocks until the sum is computed.
 
     Args:
         value: An array of the same shape and dtype on each process.
@@ -280,7 +280,7 @@ class CollectiveSockets:
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
-        """A context manager that finds the port at which Gloo listens, if the ``with`` block creates the backend."""
+        """Finds the port at which Gloo listens, if the ``with`` block creates the backend."""
         before = {port for _, port in _listening()}
         yield
         new = [port for _, port in _listening() if port not in before]

@@ -178,7 +178,7 @@ def is_cut_off(trace: Trace | None) -> bool:
 
 
 def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
-    """Returns whether any trace from `trace` up to `base`, exclusive, builds a jaxpr; None if `base` is not above."""
+    """Returns whether any trace from `trace` up to `base`, exclusive, builds a jaxpr; None if `base` is not found."""
     staging = False
     while trace is not base:
         if trace is None:

@@ -70,7 +70,7 @@ def tree_flatten(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) ->
 def tree_map(
     function: Callable[..., Any], value: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
-    """Maps a function over the leaves of pytrees like `jax.tree.map`; dicts have the key order of those in `value`."""
+    """Maps a function over pytree leaves like `jax.tree.map`; the result's dicts have the key order of `value`."""
     if type(value) is np.ndarray:  # one leaf, as in many elements of datasets: a flattening costs more than they do
         return function(value, *rest)
     return in_order_of(value, jax.tree.map(function, value, *rest, is_leaf=is_leaf))

@@ -218,7 +218,7 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Composes how outputs depend on intermediate values with how the intermediate values depend on inputs."""
+    """Returns the dependencies of outputs on inputs, given those of outputs on operands and of operands on inputs."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 

@@ -24,7 +24,7 @@ class Divisions:
         self._derivatives: dict[tuple[int, ...], int] = {}
 
     def add(self, shape: tuple[int, ...], before: int, depends: bool) -> int:
-        """Adds a division and returns its bit.
+        """Registers a division by the number of replicas, and returns the division's bit in masks.
 
         Args:
             shape: The shape of the quotient.

@@ -246,7 +246,7 @@ class Checkpoint:
         return lock
 
     def note_saved(self, called: str) -> None:
-        """Logs which immutable parts were not assigned since `called` has saved all of them, as it has done again now.
+        """Warns of immutable objects that method `called` has saved twice, with no new object assigned in between.
 
         Args:
             called: The method that saves.
@@ -347,7 +347,7 @@ class Checkpoint:
         return RestoreStatus(os.fspath(save_path), look)
 
     def begin_restoration(self, restoration: Restoration, called: str, *, strict: bool = False) -> None:
-        """Restores the state that exists, and state that the program creates later, until all of it is restored."""
+        """Restores all state that already exists; restores other saved state when the program creates its objects."""
         self._stop_waiting()
         before = dict(self._parts)
         restoration.begin(called, strict=strict)

@@ -71,7 +71,7 @@ class NoticingDict(UserDict[Any, Any]):
 
 
 def noticing(value: object) -> Any:
-    """Wraps a list or dict so that items added later get their state from the checkpoint; returns others unchanged."""
+    """Wraps a list or dict so that items added after a restore are restored, too; returns other values unchanged."""
     if type(value) is list:
         return NoticingList(value)
     return NoticingDict(value) if type(value) is dict else value

@@ -30,7 +30,7 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> None:
-    """Logs which immutable objects of a checkpoint were not replaced by newer ones since the previous save.
+    """Warns of immutable objects in a checkpoint that no new object has replaced since the previous save.
 
     Args:
         called: The method that saves.

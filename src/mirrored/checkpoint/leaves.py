@@ -162,7 +162,7 @@ class VariableLeaf(Leaf):
         return self.variable.share_of is not None and not as_many
 
     def undo(self) -> Undo:
-        """Returns a function that gives the variable its present value back."""
+        """Returns a function that restores the value that the variable has now."""
         variable = self.variable
         try:
             before = variable.stored()
@@ -332,7 +332,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data, which marks the value as a state like an iterator's read position."""
+        """Returns a `Saved` without data; its kind is ``"position"``, as for an iterator's read position."""
         return Saved("position")
 
     def read(self) -> Saved:

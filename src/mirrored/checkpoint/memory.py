@@ -53,7 +53,7 @@ _process_states: Final[dict[str, ProcessState]] = {}
 
 
 def keep_in_snapshots(name: str, state: ProcessState) -> None:
-    """Makes snapshots contain a state of this process.
+    """Registers a `ProcessState` under `name`, so that every later snapshot contains that state.
 
     Args:
         name: The name of the state in a snapshot.
@@ -64,7 +64,7 @@ def keep_in_snapshots(name: str, state: ProcessState) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AllComponents(Saved):
-    """The components of all replicas of a sync-on-read variable, whatever its aggregation."""
+    """A `Saved` with every replica's component of a sync-on-read variable, whatever the variable's aggregation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Pending:
         jax.block_until_ready(list(self.arrays.values()))
 
     def finish(self) -> Manifest:
-        """Waits until the devices have computed the arrays, copies these to this host, and returns the snapshot.
+        """Waits until the devices have computed the arrays, copies the arrays to this host, and returns the snapshot.
 
         Context: any thread.
 
@@ -104,7 +104,7 @@ class Pending:
 
 
 def begin_snapshot(checkpoint: Checkpoint) -> Pending:
-    """Begins a snapshot of all state of a checkpoint, between two steps.
+    """Begins a snapshot of a checkpoint's state between two steps; returns a `Pending`, to copy the arrays later.
 
     Context: the main thread of every worker, outside of compiled functions, at the same step.
     """

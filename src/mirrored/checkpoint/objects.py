@@ -313,7 +313,7 @@ def keras_slots(value: object) -> KerasSlots | None:
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The part of a checkpoint for a Keras optimizer: the variables it updates, and its slot variables by number."""
+    """The model variables that a Keras optimizer updates, and its slot variables keyed by their position."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]
@@ -380,7 +380,7 @@ def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
 
 
 def stored_variable(value: object) -> object:
-    """Returns the `mirrored.Variable` that stores a Keras variable's value, to identify the two; else `value`."""
+    """Returns the `mirrored.Variable` that stores a Keras variable's value; returns any other `value` unchanged."""
     ours = variable_behind(value)
     return value if ours is None else ours
 

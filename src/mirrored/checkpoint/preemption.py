@@ -144,7 +144,7 @@ class Preemption:
             self._due = max(polls) + 1
 
     def begin_again(self) -> None:
-        """Starts to watch for SIGTERM in a new job, which this process has joined after leaving another one.
+        """Starts to watch for SIGTERM in a new job, which this process has joined after leaving its previous job.
 
         A signal that arrived between the jobs also makes the new job save and exit.
         """

@@ -81,7 +81,7 @@ class SeriesLock:
         self._take(called)
 
     def write_by(self, writer: object, called: str) -> None:
-        """Notes which `Checkpoint` of this process writes; raises an error if another one has written after it.
+        """Records that a `Checkpoint` writes; raises an error if another one has written since its previous write.
 
         Raises:
             CheckpointError: Two checkpoints take turns under one name.
@@ -95,7 +95,7 @@ class SeriesLock:
         self._writer = weakref.ref(writer)
 
     def withdraw(self, writer: object) -> None:
-        """Undoes the last `write_by` of a writer whose checkpoint could not be written, and so replaced nothing."""
+        """Undoes the last `write_by` if `writer` made that call, because the checkpoint could not be written."""
         if self._writer is not None and self._writer() is writer:
             self._writer = self._before
             last = None if self._before is None else self._before()
@@ -174,7 +174,7 @@ _claiming = [threading.Lock()]
 
 @contextlib.contextmanager
 def withdrawn_on_failure(lock: SeriesLock | None, writer: object) -> Iterator[None]:
-    """Withdraws `writer` from the lock, if there is one, when the block that writes its checkpoint raises."""
+    """Context manager that calls `lock.withdraw(writer)` if its block raises an exception; `lock` may be None."""
     try:
         yield
     except BaseException:

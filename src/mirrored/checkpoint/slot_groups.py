@@ -18,7 +18,7 @@ _NO_GROUP = "-"
 
 
 class Joined(NamedTuple):
-    """A group of an optimizer's variables that cannot be matched, because the checkpoint has several groups for them.
+    """Variables that are one group of an optimizer in the program, but several groups in the checkpoint.
 
     Attributes:
         optimizer: The optimizer's name in the program.

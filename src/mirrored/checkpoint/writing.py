@@ -58,7 +58,7 @@ _REMEDIES: Final = {
 
 
 class FencedError(Exception):
-    """Exception that discards a checkpoint begun before a worker was lost or joined; its step is then repeated."""
+    """Exception that discards an unfinished checkpoint, because this process has left the job that began it."""
 
 
 class _Fence:

@@ -13,7 +13,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 def job_options(command: Command) -> Command:
-    """Adds the options that place a job on workers and machines."""
+    """Decorator that adds to a command the options that say on which workers and machines its job runs."""
     for option in reversed(
         (
             click.option("--workers", type=click.IntRange(min=1), default=1,

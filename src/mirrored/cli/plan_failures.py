@@ -43,7 +43,7 @@ class FailureOptions:
 
 
 def failure_options(**texts: str | None) -> FailureOptions | None:
-    """Parses the options about failures, passed by the names of `FailureOptions`' fields; None if none are given.
+    """Parses the failure options, passed as keywords named like the fields of `FailureOptions`; None if none is given.
 
     Raises:
         ArgumentError: An option cannot be read, or one is given without ``--failure-every``.
@@ -85,7 +85,7 @@ def _option(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class FailurePlan:
-    """The predicted goodput for each number of replicas, and the times from which the goodput follows.
+    """The predicted goodput for each number of replicas, and the durations from which it was computed.
 
     Attributes:
         options: The options.
@@ -99,7 +99,7 @@ class FailurePlan:
 
 
 def plan_failures(plan: ScalingPlan, observation: DetectedStep, options: FailureOptions) -> FailurePlan:
-    """Measures the times that are not given, and predicts the goodput for all numbers of replicas of a plan."""
+    """Measures the costs that `options` does not give, and predicts the goodput for each replica count of a plan."""
     costs = _with_given(measure_failure_costs(observation, plan.state_bytes), options)
     return FailurePlan(options, costs, tuple(_predict(one, options, costs) for one in plan.predictions))
 
@@ -128,7 +128,7 @@ def _predict(one: Prediction, options: FailureOptions, costs: FailureCosts) -> t
 
 
 def failures_as_data(plan: FailurePlan, at: int) -> dict[str, Any]:
-    """Converts the goodput for one prediction of the step to JSON-serializable data."""
+    """Converts the goodput for the prediction at index `at` of a plan to JSON-serializable data."""
     return {
         "failure_every_seconds": plan.options.failure_every,
         "costs": dataclasses.asdict(plan.costs),
@@ -137,7 +137,7 @@ def failures_as_data(plan: FailurePlan, at: int) -> dict[str, Any]:
 
 
 def print_failures(plan: ScalingPlan, failures: FailurePlan) -> None:
-    """Prints the predicted goodput as a table, and the times from which the goodput follows."""
+    """Prints the predicted goodput as a table, and the durations from which it was computed."""
     console = Console()
     console = Console(width=max(console.width, 120))
     table = Table(title=f"Predicted goodput with a failure every {_time(failures.options.failure_every)}")

@@ -90,7 +90,7 @@ class ClusterSpec:
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns the task addresses by job name: a list per job, or a dict from task index if an index is missing."""
+        """Returns a dict from job name to task addresses: a list, or a dict by task index if indices are missing."""
         return {job: _dense(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:

@@ -71,7 +71,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def drops_padding(self) -> bool:
-        """Whether `sum` and its gradient ignore empty slots for replicas, on devices with one replica fewer."""
+        """Whether `sum` and its gradient ignore the empty slots of devices that have one replica fewer than others."""
         return False
 
     @property
@@ -341,5 +341,5 @@ class AllReduce(CrossDeviceOps):
 
 
 def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    """Returns the result of `CrossDeviceOps.sum` for given totals: each total once per virtual replica of a device."""
+    """Repeats each total once per virtual replica of this device, in the form that `CrossDeviceOps.sum` returns."""
     return [[total] * group.local for total in totals]

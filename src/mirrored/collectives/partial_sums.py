@@ -62,7 +62,7 @@ class PartialSums:
 
     @functools.cached_property
     def patterns(self) -> tuple[Pattern, ...]:
-        """For each device, the ranges of its replicas, by local index, that its partial sums add."""
+        """For each device, a tuple with one range of local replica indices for each partial sum of the device."""
         return tuple(
             tuple((start - first, stop - first) for start, stop in map(self._leaves, nodes))
             for nodes, first in ((nodes, self.slots.first_on(device)) for device, nodes in enumerate(self._nodes))
@@ -79,7 +79,7 @@ class PartialSums:
         return self.rows == 1 and not self.slots.padded
 
     def joined(self, rows: Sequence[Sequence[Any]]) -> Any:
-        """Adds the partial sums of all devices (``rows[row][device]``) in the order of the tree."""
+        """Adds the partial sums of all devices (``rows[row][device]``) in tree order, and returns the total."""
         known = {node: rows[k][device] for device, nodes in enumerate(self._nodes) for k, node in enumerate(nodes)}
         return self._value(((self.slots.replicas - 1).bit_length(), 0), known)
 
@@ -94,7 +94,7 @@ class PartialSums:
 
 
 def partial_sums(values: Sequence[Any], pattern: Pattern, rows: int) -> list[Any]:
-    """Returns a list of a device's partial sums; repeats the last one to make a list of `rows` values.
+    """Returns a device's partial sums as a list, padded to length `rows` by repeating the last partial sum.
 
     Args:
         values: The values of the device's slots.

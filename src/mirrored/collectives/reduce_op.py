@@ -129,7 +129,7 @@ class _Member(ReduceOp):
 
 
 def log_label(op: ReduceOp) -> str:
-    """Returns a reduction's name for collective logs, equal in all processes: without addresses of functions."""
+    """Returns a reduction's name for collective logs, without memory addresses, which differ between processes."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(op))
 
 

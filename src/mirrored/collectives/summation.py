@@ -51,7 +51,7 @@ class Group:
 
     @property
     def slots(self) -> Slots:
-        """The `Slots` of the devices: slots for replicas, equally many on each device."""
+        """The `Slots` of the devices: the same number of replica slots on each device, some of which may be empty."""
         return Slots(self.devices, self.num_replicas)
 
     def is_real(self) -> Any:
@@ -60,7 +60,7 @@ class Group:
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the components to sum, with the neutral element for a slot without a replica.
+        """Returns the components to sum; the component of an empty slot is replaced by the neutral element, -0.0.
 
         The neutral element is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
@@ -71,7 +71,7 @@ class Group:
         return [*others, jnp.where(self.is_real(), last, neutral)]
 
     def for_each_local(self, value: Any) -> list[Any]:
-        """Returns a value once per slot for a replica on this device; no gradient flows from an empty slot."""
+        """Returns a list with `value` once per slot of this device; no gradient flows back from an empty slot."""
         copies = [value] * self.local
         return [*copies[:-1], apart(value, self.is_real())] if self.padded else copies
 
@@ -88,7 +88,7 @@ def _apart_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, An
 
 
 def apart(value: Any, is_real: Any) -> Any:
-    """Returns `value` for one slot for a replica; stops its gradient if the slot is empty (`is_real` is False).
+    """Returns `value` unchanged, for one slot; stops the gradient if the slot is empty (`is_real` is False).
 
     The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
     """

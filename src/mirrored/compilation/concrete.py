@@ -185,7 +185,7 @@ class ConcreteFunction:
 
 
 def parameters_of(python_function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns the parameters of a Python function, without the `self` of a method that is bound."""
+    """Returns the parameters of a Python function, without `self` if the function is a bound method."""
     parameters = list(inspect.signature(python_function).parameters.values())
     bound = hasattr(python_function, "__wrapped__") and [one.name for one in parameters[:1]] == ["self"]
     return parameters[bound:]

@@ -214,7 +214,7 @@ def _wait_for_oldest() -> None:
 
 
 def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
-    """Makes reads of variables raise an error if a failed step has not computed the variables' new values.
+    """Marks the variables whose new values a failed step did not compute as lost, so that reading them raises an error.
 
     Variables of steps that have kept the old values (`variables.former`) get these back. If the error is that of
     another program, these variables have their new values, and are not lost.

@@ -111,7 +111,7 @@ class PythonState:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether `rewind` can undo what a trace does to these objects, because none of them is an iterator.
+        """Whether `rewind` can undo all changes of a trace to the recorded objects: True if none is an iterator.
 
         An element that a trace has taken from an iterator cannot be put back.
         """
@@ -166,7 +166,7 @@ def exhausted(name: str) -> ArgumentError:
 
 
 def iterating(name: str) -> ArgumentError:
-    """Returns the error for a function that iterates over a dataset, in a use that needs a compiled program."""
+    """Returns the error for lowering, saving or scanning a function that is not compiled (it reads a dataset)."""
     return ArgumentError(
         name,
         found="the function takes elements from a dataset or its iterator",
@@ -302,7 +302,7 @@ def _shared_states() -> tuple[Any, Any]:
 
 
 def refuse_result(value: object, called: str) -> None:
-    """Raises an error if an object that is no array cannot be the result of a compiled function.
+    """Raises an error if a compiled function returns an iterator, or an object with a traced array as an attribute.
 
     Every call returns the same object, and its attributes do not become results of the program.
 

@@ -49,7 +49,7 @@ _OF_JAXLIB: Final = "Non-hashable static arguments"  # raised by C++ code, which
 
 @contextmanager
 def explaining_uses(called: str) -> Iterator[None]:
-    """Adds the rule and the remedy to JAX's errors for uses of values that are not known while a function is traced."""
+    """Context manager that adds an explanation and a remedy to JAX's errors for uses of a tracer's concrete value."""
     try:
         yield
     except _OF_TRACERS as error:
@@ -125,7 +125,7 @@ def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns the device assignment of a program's `run` or variables if that spans several processes, else None."""
+    """Returns the first device assignment of a program's `run` or variables that spans several processes, or None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (

@@ -31,7 +31,7 @@ class Result(Bookkeeping):
 
     @property
     def is_per_replica(self) -> bool:
-        """Whether it is a per-replica value, one array with a leading dimension of replicas."""
+        """Whether this leaf is a per-replica value, stored as one array with a leading replica dimension."""
         return self.components > 0
 
     def described(self, array: jax.ShapeDtypeStruct) -> Any:

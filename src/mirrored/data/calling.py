@@ -111,7 +111,7 @@ class Closeable(Protocol):
 
 
 def close_each(resources: Iterable[Closeable]) -> None:
-    """Closes all resources in order, even if closing one fails; the exception is raised at the end."""
+    """Closes all resources in order, even if some raise exceptions; raises the last of these at the end."""
     with contextlib.ExitStack() as stack:
         for resource in reversed(list(resources)):
             stack.callback(resource.close)

@@ -145,7 +145,7 @@ class FeedItem:
 
 @dataclasses.dataclass(slots=True)
 class StopFlag:
-    """A flag that tells the function that produces the items of a `Feed` whether the feed is closed."""
+    """A flag that `Feed.close` sets, so that the feed's producer function stops using the devices."""
 
     is_set: bool = False
 
@@ -379,7 +379,7 @@ _open: weakref.WeakSet[Closeable] = weakref.WeakSet()
 
 
 def close_at_exit(resource: Closeable) -> None:
-    """Registers `resource.close()` to run at interpreter exit, unless the resource is garbage-collected before.
+    """Registers `resource.close()` to run at interpreter exit, unless the resource was garbage-collected earlier.
 
     A Grain thread that still reads at exit can abort the process.
     """

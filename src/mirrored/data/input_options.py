@@ -181,7 +181,7 @@ class InputContext:
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Divides a global batch size by the number of replicas.
+        """Returns the per-replica batch size: `global_batch_size` divided by the number of replicas.
 
         Raises:
             ArgumentError: `global_batch_size` is not divisible by the number of replicas.

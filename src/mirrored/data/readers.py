@@ -73,7 +73,7 @@ class Reader(Protocol):
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop when one has no more data; if False, that worker gets empty batches instead.
+        """Whether all workers stop when one worker has no more data; if False, that worker gets empty batches instead.
 
         It matters only if each worker reads its own data.
         """
@@ -272,7 +272,7 @@ class GlobalBatches:
 
 
 class ElementsInTurn:
-    """A reader that reads a per-replica batch for each replica, from one dataset or from one per replica.
+    """A reader that reads a per-replica batch for each replica, from one common dataset or one dataset per replica.
 
     If the last elements do not reach all replicas, the other replicas receive empty batches, so that every example is
     used. Scalars have no empty form: an incomplete row of them is dropped, and a warning is logged.

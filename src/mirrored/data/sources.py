@@ -33,7 +33,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """Which part of a dataset one worker reads, determined by its process and the number of its replicas.
+    """The part of a dataset that one worker reads: given by the worker's process index and number of replicas.
 
     Attributes:
         process: The process index of this worker.
@@ -71,7 +71,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def batching(self) -> str:
-        """The text for error messages that says how to batch a dataset of this library."""
+        """The text of error messages that explains how to batch a dataset of this library."""
 
     @property
     @abc.abstractmethod
@@ -85,7 +85,7 @@ class Source(abc.ABC):
 
     @property
     def full_batches(self) -> int:
-        """The number of elements that ``last_batch="drop"`` keeps, or one of the constants as in `cardinality`."""
+        """The number of elements that ``last_batch="drop"`` keeps, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
         return self.cardinality if self.cardinality <= 0 else UNKNOWN_CARDINALITY
 
     @property

@@ -44,10 +44,10 @@ def check_same_batch(batch: Element, number: int = 1) -> None:
 
 
 class WorkerSteps(Protocol):
-    """Protocol of objects by which all workers agree on the input of each training step, and on when to end."""
+    """Protocol of objects by which all workers agree on the input of each training step and on the last step."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Lets all workers agree on the input of the next step, or that there is none; returns this worker's input.
+        """Agrees with the other workers on the input of the next step; returns this worker's part of the input.
 
         Raises:
             StopIteration: There is no further step.
@@ -56,7 +56,7 @@ class WorkerSteps(Protocol):
 
 
 def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps:
-    """Returns the object by which several workers agree on each step's input.
+    """Returns the `WorkerSteps` object by which several workers agree on the input of each training step.
 
     Context: when an iterator is created.
     """

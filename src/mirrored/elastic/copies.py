@@ -67,7 +67,7 @@ class SharedCopies:
         return cls(COPY_FDS.read())
 
     def write(self, step: int, manifest: Manifest) -> None:
-        """Writes a copy of a step's snapshot, in place of the older of the two copies; the newer one stays complete."""
+        """Overwrites the older of the two copies with a step's snapshot; the newer copy stays complete meanwhile."""
         steps = [self._header(one)[0] for one in self._descriptors]
         if not steps:
             return

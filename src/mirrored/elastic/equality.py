@@ -23,7 +23,7 @@ def description(environment: Mapping[str, str] | None = None, cpu_info: Path = C
 
 
 def refusal(expected: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    """Returns why a worker cannot join a job, i.e. the first difference; None if the worker can join.
+    """Returns the first difference that prevents a worker from joining a job, in words; None if the worker can join.
 
     Args:
         expected: The description of a worker of the job.

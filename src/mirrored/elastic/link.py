@@ -184,7 +184,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits, after an exception, for the launcher's command to leave the membership epoch; returns whether it came.
+        """Waits, after an exception, for a command to leave the membership epoch; returns False after a timeout.
 
         Args:
             seconds: How long to wait.

@@ -107,7 +107,7 @@ class Membership:
 
     @property
     def leaving(self) -> frozenset[WorkerKey]:
-        """The members that have not left the ended membership epoch yet; the next one waits for them."""
+        """The members that have not left the ended membership epoch yet; the next epoch begins after they leave."""
         return frozenset() if self.is_running else frozenset(self._alive - self._waiting.keys())
 
     @property
@@ -140,7 +140,7 @@ class Membership:
         return self._begin_if_complete()
 
     def require_all(self) -> None:
-        """Requires as many workers in later membership epochs as in the first, as the job restarts its processes."""
+        """Requires later membership epochs to have as many workers as the first, once the job restarts processes."""
         self._minimum = self._first
 
     def lost(self, worker: WorkerKey, *, is_failure: bool = True) -> list[Command]:
@@ -159,7 +159,7 @@ class Membership:
         return [*(self._failed() if is_failure else ()), *self._begin_if_complete()]
 
     def suspected(self, worker: WorkerKey, epoch: int) -> list[Command]:
-        """Handles a member whose collective has failed or that could not join, while no worker is known to be lost."""
+        """Handles a member's report that a collective or joining has failed, although no worker is known to be lost."""
         if not self._is_current(worker, epoch):
             return []
         return self._failed()

@@ -52,7 +52,7 @@ class Pace:
         return step >= self._next
 
     def taken(self, step: int, seconds: float) -> None:
-        """Plans the next snapshot; after snapshots 2, 4, 8, ..., all workers first agree on a new number of steps.
+        """Plans the next snapshot; after snapshots 2, 4, 8, ..., the workers first agree on a new snapshot interval.
 
         Args:
             step: The step of the snapshot that was taken.

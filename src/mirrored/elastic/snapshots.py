@@ -58,7 +58,7 @@ class Snapshots:
 
     @property
     def steps(self) -> list[int]:
-        """The step of the newest complete snapshot, as a list; empty without one."""
+        """A list with the step of the newest complete snapshot; an empty list if there is no complete snapshot."""
         return sorted(self._kept)
 
     def __getitem__(self, step: int) -> Manifest:
@@ -71,7 +71,7 @@ class Snapshots:
         self._pending.put((step, pending))
 
     def settle(self) -> None:
-        """Waits until the pending snapshots are complete or have failed; they fail soon after a collective fails."""
+        """Waits until all pending snapshots are complete or have failed; a failed collective makes them fail soon."""
         with self._settled:
             self._settled.wait_for(lambda: not self._open)
 
@@ -155,7 +155,7 @@ def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
 
 
 def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
-    """Returns the snapshot that `packed` has converted to a description and bytes."""
+    """Converts a JSON description and bytes, as returned by `packed`, back to the snapshot."""
     described, aliases, groups = json.loads(head)
     leaves, at = {}, 0
     for name, (kind, what, shape, dtype, value) in described.items():

@@ -59,7 +59,7 @@ def wait_for_end(workers: Iterable[Worker]) -> None:
 
 
 class LateWorkers:
-    """Finds workers that do not reach the training function while others wait there for them.
+    """Finds the workers that have not reached the training function, while other workers wait for them.
 
     Args:
         limit_seconds: How long the others wait.
@@ -72,7 +72,7 @@ class LateWorkers:
         self._is_named = False
 
     def among(self, members: Mapping[int, Member], *, is_awaited: bool) -> dict[int, str]:
-        """Returns the workers that are too late, and how, in words; names workers that are late.
+        """Returns a dict from each worker past the time limit to the reason in words; prints which workers are late.
 
         Args:
             members: The workers, by slot.

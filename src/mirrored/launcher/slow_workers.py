@@ -28,7 +28,7 @@ class SlowWorkers:
         self._workers: dict[Hashable, _Worker] = {}
 
     def report(self, worker: Hashable, probes: Mapping[str, float]) -> float | None:
-        """Records how long a worker's probes took; returns how slow the worker is, if that must be reported now.
+        """Records how long a worker's probes took; returns its slowdown factor if that must be reported now, else None.
 
         Args:
             worker: The worker.

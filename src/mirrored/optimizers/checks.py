@@ -96,7 +96,7 @@ def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
 
 
 def check_iterators(iterators: Sequence[Any], called: str) -> None:
-    """Raises an error if replicas share an iterator: the first takes all pairs, and zeros stand for the others."""
+    """Raises an error if replicas pass the same iterator of pairs, which the first replica would exhaust."""
     shared = [one for one in iterators if one is not None]
     if len(set(map(id, shared))) < len(shared):
         raise ArgumentError(
@@ -108,7 +108,7 @@ def check_iterators(iterators: Sequence[Any], called: str) -> None:
 
 
 def check_shapes(leaves: Sequence[SlotLeaf], found: Sequence[tuple[int, ...]]) -> None:
-    """Raises an error if a variable has changed its shape: its slots would be broadcast silently."""
+    """Raises an error if a variable's shape has changed, because its slot variables would be broadcast silently."""
     for leaf, shape in zip(leaves, found, strict=True):
         if leaf.shape != shape:
             raise StructureError(

@@ -261,7 +261,7 @@ def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """A group of variables that an optimizer updated first in the same call, and the state common to the group.
+    """The variables that an optimizer updated for the first time in one common call, and the state that they share.
 
     Attributes:
         variables: The variables, in the order in which they were added.

@@ -47,7 +47,7 @@ class AllReduceBenchmark:
 
     @property
     def network(self) -> Network:
-        """The bandwidth and latency estimated from the measured times, to predict other device counts."""
+        """The bandwidth and latency estimated from the measured times, to predict times for other device counts."""
         size = self.devices
         latency = self.tiny_seconds / (2 * math.ceil(math.log2(size)))
         added = max(self.large_seconds - self.tiny_seconds, 1e-9)

@@ -30,7 +30,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Collectives of one kind in a training step that the compiler combines into one.
+    """A group of collectives of one kind in a training step, which the compiler combines into one collective.
 
     Attributes:
         kind: The name of the JAX primitive.

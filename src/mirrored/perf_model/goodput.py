@@ -70,7 +70,7 @@ class FailureCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Goodput:
-    """The predicted goodput of a job with one way of recovery from failures.
+    """The predicted goodput of a job for one method of recovery from failures.
 
     Attributes:
         way: `DISK`, `MEMORY` or `ELASTIC`.
@@ -179,7 +179,7 @@ def predict_goodput(
 
 
 def measure_failure_costs(observation: DetectedStep, state_bytes: int) -> FailureCosts:
-    """Measures on this machine what saves and failures of a program cost; takes a few seconds.
+    """Measures the costs of a program's checkpoint saves and failures on this machine, in a few seconds.
 
     A restart starts Python, imports the program's packages, and repeats what the program has done here before the end
     of its first step. An elastic recovery repeats only the latter. Both include compilation, although programs come

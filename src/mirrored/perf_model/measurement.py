@@ -69,7 +69,7 @@ class Parts:
 
     @property
     def is_network(self) -> bool:
-        """Whether all-reduces between this process's devices behave like a network's; False on CPUs and one device."""
+        """Whether all-reduces over local devices are typical of a network: True for two or more non-CPU devices."""
         return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
     def compute_benchmark(self, devices: int, share: int) -> ComputeBenchmark:

@@ -95,7 +95,7 @@ class _Entered:
 
 
 def entered(context: Ambient) -> AbstractContextManager[Ambient]:
-    """Makes `context` the current strategy and replica context of this thread during a ``with`` block."""
+    """Makes `context` the context of this thread (strategy, replica, listeners) during a ``with`` block."""
     return _Entered(context)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns the stacked components of a sync-on-read variable, and routes their gradients to the array `one`.
+    """Returns a sync-on-read variable's stacked components unchanged, with gradients redirected to the array `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -40,7 +40,7 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
 
 
 def component_of(value: PerReplica, local: int) -> Any:
-    """Indexes the stacked array to get one local replica's component; tapes record the indexing."""
+    """Returns one local replica's component of a per-replica value; tapes record the indexing of a stacked value."""
     if value.is_stacked and is_tracked(value.first()):
         device_assignment = value.device_assignment
         return value.first()[local if device_assignment is None else device_assignment.slots.of(local)]

@@ -39,7 +39,7 @@ _carriers: list[Carrier] = []
 
 
 def carry(carrier: Carrier) -> None:
-    """Registers a function that copies thread-local state to replica threads from the thread that starts them.
+    """Registers a function that copies thread-local state from the thread that starts a run to the replica threads.
 
     Args:
         carrier: Captures the state. It is called in the thread that starts a run; the function that it returns is

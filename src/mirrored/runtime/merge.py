@@ -156,7 +156,7 @@ def refused(merge: Merge) -> MergeError:
 
 
 def is_refusal(error: MergeError) -> bool:
-    """Returns whether an error is one that `refused` made."""
+    """Returns whether an error was created by `refused`."""
     return error.found.startswith(_UNDER_TRANSFORM)
 
 
@@ -173,7 +173,7 @@ def runs_in_place() -> bool:
 
 
 class Guard(Protocol):
-    """Protocol of functions that call another function and, if that raises an exception, undo its assignments."""
+    """Protocol of wrappers that call a function and, after an exception, undo the function's variable assignments."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Returns the result of `call`, and undoes its assignments if it raises."""

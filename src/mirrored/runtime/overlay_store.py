@@ -59,7 +59,7 @@ class OverlayStore(VariableStore):
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:
-        """Assigns the collected values to the variables in the underlying store, after the differentiation.
+        """Assigns `values` to the staged variables in the underlying store, after the differentiation.
 
         If there is no underlying store, and for a plain variable in an eager run, it replaces the stored value.
 

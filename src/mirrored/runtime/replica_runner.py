@@ -129,7 +129,7 @@ class ReplicaRunner(abc.ABC):
         return {}
 
     def note_merged(self, value: Leaf, components: Sequence[Any]) -> None:
-        """Records that components represent one object, which `merge_call` returns to all replicas of a trace."""
+        """Records that the replicas' tracers represent one object, which `merge_call` returned to all replicas."""
         if isinstance(value, PerReplica) or not any(isinstance(one, Tracer) for one in components):
             return
         # A tracer that a variable has as its new value may also come from a read of that variable.

@@ -94,7 +94,7 @@ class VariableStore(abc.ABC):
         """Returns a function that later resets `variable` to the value that it has in this store now."""
 
     def is_assigned(self, variable: VariableLike) -> bool:
-        """Returns whether a variable was assigned here, or before in the function around this run or block."""
+        """Returns whether a variable was assigned in this store or, earlier, in an enclosing function or `run`."""
         return self.outer is not None and self.outer.is_assigned(variable)
 
     def outermost(self) -> VariableStore:
@@ -102,7 +102,7 @@ class VariableStore(abc.ABC):
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Returns a variable's value unchanged, after recording the read if a nested JAX transform made it."""
+        """Returns a variable's value unchanged; records reads that are made under a nested JAX transform."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
@@ -115,7 +115,7 @@ class VariableStore(abc.ABC):
             self.differentiated -= set(map(id, variables))
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Notes whether an assignment is one that a tape around this run or function differentiates."""
+        """Records whether a tape around this run or function differentiates a variable's newest assignment."""
         self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
@@ -130,7 +130,7 @@ class VariableStore(abc.ABC):
         return of_variable(variable, newest, before)
 
     def on_device_of_merge(self, value: Any) -> Any:
-        """Returns an aggregate of all replicas on the device on which the current merge computes."""
+        """Returns an aggregate over all replicas, moved to the device that executes the current merge."""
         return value
 
     def tracks(self, value: object) -> bool:
@@ -328,7 +328,7 @@ class LocalReplicas(Protocol):
     stands_for_others: bool
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """Returns all replicas' components of an array (all-gather), given those of this device's replicas."""
+        """Returns all replicas' components of an array (all-gather), given the components of this device's replicas."""
         ...
 
     def component(self, value: Leaf, local: int) -> Any:

@@ -120,7 +120,7 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns if `run` assigns a variable created outside any scope; replicas of an eager `run` repeat the assignment.
+    """Warns that `run` assigns a variable created outside any scope; replicas of an eager `run` assign it in turn.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -341,7 +341,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
 
 @contextlib.contextmanager
 def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is_traced: bool) -> Iterator[None]:
-    """Raises an error that names the array at fault if `fn` fails because of an array of a mesh with explicit axes.
+    """Raises an error that names the array if `fn` fails because the array's mesh has explicit axes.
 
     JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
 

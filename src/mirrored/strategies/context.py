@@ -237,7 +237,7 @@ class ReplicaContext:
 
 
 def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | str, value: PyTree) -> Any:
-    """Implements `ReplicaContext.all_reduce` for several public functions; errors name the function `called`.
+    """Implements `ReplicaContext.all_reduce` for several public functions; `called` is the name shown in errors.
 
     Args:
         called: What the user called, for messages: ``"average_loss"``.
@@ -358,7 +358,7 @@ def check_axis(called: str, array: jax.Array, axis: int) -> None:
 
 
 def total_count(called: str, count: int | jax.Array, context: ReplicaContext) -> Any:
-    """Returns the sum of all replicas' counts.
+    """Returns the sum of `count` over all replicas.
 
     In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the
     product replaces the all-reduce.

@@ -290,7 +290,7 @@ class StrategyExtended:
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] | DistributedValues = (), kwargs: Any = None
     ) -> Any:
-        """Calls a function on every replica, as `Strategy.run`; `args` may also be per replica."""
+        """Calls a function on every replica, like `Strategy.run`; `args` may also be a per-replica value of tuples."""
         if isinstance(args, DistributedValues):
             return self._strategy.run(lambda own, **named: fn(*own, **named), args=(args,), kwargs=kwargs)
         return self._strategy.run(fn, args=tuple(args), kwargs=kwargs)

@@ -94,7 +94,7 @@ class DistributesInput(abc.ABC):
     distribute_dataset = experimental_distribute_dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: object = None) -> Any:
-        """Distributes datasets that a function creates; each replica gets the next element as its per-replica batch.
+        """Returns a distributed dataset: each replica's batch is the next element of a dataset from `dataset_fn`.
 
         Context: cross-replica.
 

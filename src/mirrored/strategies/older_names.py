@@ -19,7 +19,7 @@ class OlderNames(abc.ABC):
 
     @abc.abstractmethod
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls a function on every replica, as `Strategy.run`."""
+        """Calls a function on every replica; see `Strategy.run`."""
 
     @abc.abstractmethod
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
@@ -35,7 +35,7 @@ class OlderNames(abc.ABC):
         del value, name
 
     def unwrap(self, value: object) -> tuple[Any, ...]:
-        """Returns the components of a distributed value, exactly as `experimental_local_results`."""
+        """Returns the components of a distributed value, exactly like `experimental_local_results`."""
         return self.experimental_local_results(value)
 
     def make_dataset_iterator(self, dataset: object) -> Any:
@@ -67,7 +67,7 @@ class OlderNames(abc.ABC):
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: object = None
     ) -> Any:
-        """Distributes datasets that a function creates; the older name of `distribute_datasets_from_function`."""
+        """Returns a distributed dataset for `dataset_fn`; the older name of `distribute_datasets_from_function`."""
         refuse_in_replica("experimental_distribute_datasets_from_function")
         return hooks.distribute_from_function(self, dataset_fn, options)
 

@@ -255,7 +255,7 @@ class TracingRunner(ReplicaRunner):
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """Returns all replicas' components of an array (all-gather), given those of this device's replicas."""
+        """Returns all replicas' components of an array (all-gather), given the components of this device's replicas."""
         parts = [jnp.asarray(component) for component in components]
         stacked = stack_isolated([parts])[0] if self.as_written else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:

@@ -30,7 +30,7 @@ from mirrored.values.distributed_values import PerReplica, is_padded
 
 
 class UnconnectedGradients(enum.Enum):
-    """Enum: the gradient with respect to a source on which the target does not depend, None or zeros.
+    """Enum: whether the gradient is None or zeros for a source on which the target does not depend.
 
     Example:
         >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
@@ -66,7 +66,7 @@ def is_variable(value: object) -> TypeGuard[ReadableVariable]:
 
 
 def announced(variable: Any) -> Any:
-    """Returns the object by which tapes identify a variable: for a framework's view of one, the viewed variable."""
+    """Returns the object by which tapes identify a variable: the underlying variable if a framework has wrapped it."""
     return getattr(variable, "announced", variable)
 
 
@@ -86,7 +86,7 @@ def is_leaf(value: object) -> bool:
 
 
 def whole_leaves(structure: PyTree) -> list[Any]:
-    """Returns the leaves of a structure, including None; a value with padded rows is one leaf: its stacked array."""
+    """Returns the leaves of a structure, including None; for a value with padded rows, its stacked array."""
     leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
     return [leaf.first() if _has_padding(leaf) else leaf for leaf in leaves]
 

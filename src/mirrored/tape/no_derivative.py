@@ -33,7 +33,7 @@ class NoDerivative:
     )
 
     def error(self) -> TapeError:
-        """Returns the error for a gradient that needs a derivative which the recorded operation does not have."""
+        """Returns the error for a gradient that would flow through the recorded operation, which has no derivative."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",

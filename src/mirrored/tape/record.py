@@ -277,7 +277,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A variable read during tracing: the variable, the tracer that the reader got, and the stored tracer.
+    """A variable read in a trace: the variable, the tracer that the read returned, and the variable store's tracer.
 
     The last one is kept alive, so that its id is not reused.
     """
@@ -361,7 +361,7 @@ class Recorder:
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
 
     def reassign(self, variable: ReadableVariable, value: object, owner: TapeTrace) -> None:
-        """Notes the newest assignment of a variable: that of a tracked value, which has a derivative, or another."""
+        """Records a variable's new value; if the value is tracked, gradients of later reads flow to the value."""
         key = self.key_of(value, owner)
         replica = _local_replica()
         if replica is None:

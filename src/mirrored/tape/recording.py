@@ -237,7 +237,7 @@ class Recording:
         return True if caches.current() is not None and is_cut_off(current_trace()) else None
 
     def on_write(self, variables: Sequence[ReadableVariable]) -> None:
-        """Notes that later reads of the variables have the variables' own derivatives.
+        """Makes gradients of later reads flow to the variables themselves, not through earlier assignments.
 
         The tape keeps the values that were read before.
         """

@@ -163,7 +163,7 @@ _PARAMETERS: Final[dict[str, str]] = {
 
 
 def shared(names: Iterable[str]) -> list[str]:
-    """Returns the names below `tf` that `tf.compat.v1` also has, with the same parameters and meaning."""
+    """Returns those of the given `tf` names that have the same parameters and meaning in `tf.compat.v1`."""
     return [one for one in names if one not in _NOT_SHARED and not one.startswith(_NOT_SHARED_SPACES)]
 
 

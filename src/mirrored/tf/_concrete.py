@@ -121,7 +121,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def inputs(self) -> list[TensorSpec]:
-        """The specs of the arrays among the arguments, in order, each with a name of its own."""
+        """The specs of the arrays among the arguments, in order, with unique names."""
         given = [(one.name, spec) for one in self._arguments for spec in _specs(one.as_given)]
         taken: dict[str, int] = {}
         found = []
@@ -173,13 +173,13 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def output_shapes(self) -> Any:
-        """The shapes of the tensors in the result, in its structure."""
+        """The shapes of the tensors in the result, nested like the result."""
         shapes = _map_specs(lambda one: one.shape, self.structured_outputs)
         return structures.map_leaves(lambda one: TensorShape(None) if one is None else one, shapes)
 
     @property
     def output_dtypes(self) -> Any:
-        """The dtypes of the tensors in the result, as a structure like the result."""
+        """The dtypes of the tensors in the result, nested like the result."""
         return _map_specs(lambda one: one.dtype, self.structured_outputs)
 
     @property
@@ -190,7 +190,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
         return FunctionType(parameters, return_annotation=_typed(result))
 
     def pretty_printed_signature(self, verbose: bool = True) -> str:
-        """Returns a text with the parameters and the result: in one line, or with ``verbose=True`` in several."""
+        """Returns the types of the parameters and the result as text: several lines, or one with ``verbose=False``."""
         return repr(self.function_type) if verbose else str(self.function_type)
 
     def __repr__(self) -> str:

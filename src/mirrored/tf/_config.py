@@ -248,7 +248,7 @@ def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
 
 
 def set_soft_device_placement(enabled: bool) -> None:
-    """Sets whether `tf.device` ignores a device that does not exist, as by default, or raises an error."""
+    """Sets whether `tf.device` ignores a device that does not exist (the default) or raises an error."""
     _state.soft_placement = bool(enabled)
 
 

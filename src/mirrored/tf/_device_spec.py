@@ -70,7 +70,7 @@ class DeviceSpec:
         return type(self).from_string(spec)
 
     def make_merged_spec(self, dev: DeviceSpec) -> DeviceSpec:
-        """Returns a copy of this spec, with the parts that another spec has in place of this spec's parts."""
+        """Returns a copy of this spec in which the parts that `dev` specifies replace this spec's parts."""
         theirs = {name: value for name, value in dataclasses.asdict(dev).items() if value is not None}
         return dataclasses.replace(self, **theirs)
 
@@ -79,7 +79,7 @@ class DeviceSpec:
         return dataclasses.replace(self, **kwargs)
 
     def to_string(self) -> str:
-        """Returns the device name, with ``*`` for the missing index of a device type."""
+        """Returns the device name, with ``*`` as the device index if the spec has a device type without an index."""
         names = {"job": self.job, "replica": self.replica, "task": self.task}
         text = "".join(f"/{name}:{value}" for name, value in names.items() if value is not None)
         if self.device_type is None:

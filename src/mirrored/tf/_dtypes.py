@@ -68,7 +68,7 @@ class DType:
 
     @property
     def real_dtype(self) -> DType:
-        """The type of the real part of a complex type; the type itself for others."""
+        """The type of the real part of a complex type; for any other type, the type itself."""
         return {"complex64": float32, "complex128": float64}.get(self._name, self)
 
     @property
@@ -234,7 +234,7 @@ def _name_of(type_value: DTypeLike) -> str:
 
 
 def array_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Returns the NumPy dtype that a JAX array has if it is created with a given TensorFlow dtype.
+    """Returns the NumPy dtype of a JAX array that is created with a given TensorFlow dtype.
 
     Without JAX's x64 mode, it has 32 bits in place of 64.
 

@@ -44,7 +44,7 @@ class OpError(MirroredError):
 
     @classmethod
     def of(cls, called: str, *, found: str, rule: str, remedy: str) -> Self:
-        """Creates an error from the parts of its message: the called function, what was found, rule and remedy."""
+        """Creates an error whose message states the called function, what was found, the rule and the remedy."""
         error = cls(None, None, f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
         error.called, error.found, error.rule, error.remedy = called, found, rule, remedy
         return error
@@ -75,7 +75,7 @@ class InvalidArgumentError(OpError, ValueError):
 
 
 class ShapesError(InvalidArgumentError, ArgumentError):
-    """Error for values of replicas whose shapes do not fit together.
+    """Error for a per-replica value whose components have incompatible shapes.
 
     It is both TensorFlow's `InvalidArgumentError` and mirrored's `ArgumentError`.
     """

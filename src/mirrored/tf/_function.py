@@ -149,7 +149,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
 
 
 def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None) -> Any:
-    """Converts a function with AutoGraph, for calls while `tf.function` traces.
+    """Returns a function whose control flow AutoGraph converts, to be called while `tf.function` traces.
 
     Raises:
         MissingNameError: The package that converts functions is not installed.

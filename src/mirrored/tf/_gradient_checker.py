@@ -20,7 +20,7 @@ _DELTA: Final = 1.0 / 1024
 def compute_gradient(
     f: Callable[..., jax.Array], x: Sequence[Operand], delta: float | None = None
 ) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
-    """Computes the Jacobians of a function by a gradient tape and by finite differences.
+    """Computes the Jacobians of a function twice: with a gradient tape, and with finite differences.
 
     Args:
         f: A function from tensors to a tensor.

@@ -158,7 +158,7 @@ def concatenate(tensors: Sequence[Any], axis: int = -1) -> Any:
 
 
 def repeat(x: Any, n: int) -> Any:
-    """Repeats a matrix ``[a, b]`` n times: ``[a, n, b]``."""
+    """Repeats a matrix of shape ``[a, b]`` `n` times along a new axis; the result has the shape ``[a, n, b]``."""
     assert ndim(x) == 2
     return jnp.repeat(as_tensor(x)[:, None], n, axis=1)
 
@@ -174,14 +174,14 @@ def gather(reference: Any, indices: Any) -> Any:
 
 
 def softmax(x: Any, axis: Any = -1) -> Any:
-    """Returns the softmax of a tensor over an axis or several."""
+    """Returns the softmax of a tensor over one or more axes."""
     if ndim(x) <= 1:
         raise ValueError(f"Cannot apply softmax to a tensor that is 1D. Received input: {x}")
     return _tf.nn.softmax(x, axis=axis)
 
 
 def in_top_k(predictions: Any, targets: Any, k: int) -> Any:
-    """Returns whether the targets are among the k largest predictions."""
+    """Returns for each example whether the target class is among the `k` largest predictions."""
     return _tf.math.in_top_k(targets, predictions, k)
 
 
@@ -308,7 +308,7 @@ def conv2d_transpose(
     data_format: str | None = None,
     dilation_rate: Any = (1, 1),
 ) -> Any:
-    """Returns the transpose (gradient) of a 2-D convolution, with the given shape."""
+    """Returns the transpose (gradient) of a 2-D convolution, as a tensor of the shape `output_shape`."""
     first = _format(data_format) == "channels_first"
     if first:
         x, output_shape = jnp.moveaxis(as_tensor(x), 1, -1), [output_shape[axis] for axis in (0, 2, 3, 1)]
@@ -324,7 +324,7 @@ def pool2d(
     data_format: str | None = None,
     pool_mode: str = "max",
 ) -> Any:
-    """Returns the maxima or means (``pool_mode="avg"``) over windows of images."""
+    """Returns the maximum over each window of images; with ``pool_mode="avg"``, the mean."""
     if pool_mode not in {"max", "avg"}:
         raise ValueError(f"Invalid pooling mode: {pool_mode}")
     pool = _ops.max_pool if pool_mode == "max" else _ops.average_pool
@@ -339,7 +339,7 @@ def pool3d(
     data_format: str | None = None,
     pool_mode: str = "max",
 ) -> Any:
-    """Returns the maxima or means (``pool_mode="avg"``) over windows of volumes."""
+    """Returns the maximum over each window of volumes; with ``pool_mode="avg"``, the mean."""
     return pool2d(x, pool_size, strides, padding, data_format, pool_mode)
 
 

@@ -51,7 +51,7 @@ def compute_weighted_loss(
     loss_collection: str | None = None,
     reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> jax.Array:
-    """Multiplies losses by weights, and combines them.
+    """Multiplies losses by weights, and combines the weighted losses according to `reduction`.
 
     Context: any. In replica context it combines the losses of this replica's examples; `tf.nn.compute_average_loss`
     divides by the global batch.

@@ -53,17 +53,17 @@ class OptimizerV1:
         return sorted(self.slot_names)
 
     def get_slot(self, var: AnyVariable, name: str) -> AnyVariable | None:
-        """Returns the slot variable with a given TensorFlow name for a variable; None without one."""
+        """Returns the slot variable of `var` that TensorFlow calls `name`, or None if there is no such slot."""
         return self._optimizer.slots(var).get(self.slot_names.get(name, ""))
 
     def variables(self) -> list[Variable]:
-        """Returns the slot variables of all variables, and the number of updates so far."""
+        """Returns the optimizer's state variables, such as the number of updates so far and all slot variables."""
         return self._optimizer.variables
 
     def compute_gradients(
         self, loss: Callable[[], Any], var_list: Sequence[AnyVariable] | None = None, grad_loss: Operand | None = None
     ) -> list[tuple[Any, AnyVariable]]:
-        """Returns pairs of a gradient and its variable.
+        """Computes the gradients of a loss, and returns a list of pairs (gradient, variable).
 
         Args:
             loss: A function that returns the loss.

@@ -33,7 +33,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class TestSession:
-    """The session of a test: `run` returns the values of tensors, which are computed already.
+    """The session of a test: `run` returns the values of tensors, which eager execution has already computed.
 
     Args:
         test_case: The test.
@@ -101,7 +101,7 @@ class TestCase(absltest.TestCase):
 
     @contextlib.contextmanager
     def captureWritesToStream(self, stream: IO[str]) -> Iterator[Any]:
-        """A context manager that captures what is written to a stream's file descriptor, for its `contents()`."""
+        """A context manager that captures writes to a stream; yields an object whose `contents()` is the text."""
         with tempfile.TemporaryFile("w+") as captured:
             stream.flush()
             number = stream.fileno()
@@ -196,7 +196,7 @@ class TestCase(absltest.TestCase):
     def assertArrayNear(
         self, farray1: Sequence[float], farray2: Sequence[float], err: float, msg: str | None = None
     ) -> None:
-        """Asserts that the numbers of two sequences of the same length differ by at most `err`."""
+        """Asserts that two sequences have the same length and that corresponding numbers differ by at most `err`."""
         self.assertEqual(len(farray1), len(farray2), msg)
         for one, other in zip(farray1, farray2, strict=True):
             self.assertNear(one, other, err, msg)

@@ -218,7 +218,7 @@ class CheckpointManager:
         check_interval: bool = True,
         options: CheckpointOptions | None = None,
     ) -> str | None:
-        """Saves a checkpoint in the folder, and deletes the oldest ones beyond the number to keep.
+        """Saves a checkpoint in the folder; deletes the oldest checkpoints if there are more than `max_to_keep`.
 
         Args:
             checkpoint_number: The number in the name; by default one more than the checkpoint's `save_counter`.

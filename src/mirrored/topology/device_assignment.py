@@ -156,7 +156,7 @@ def limit_default_devices(kind: str, count: int) -> None:
 
 
 def most_default_devices(kind: str) -> int:
-    """Returns how many devices of a kind `default_devices` returns at most."""
+    """Returns the maximum number of devices of a kind that `default_devices` returns."""
     return _most_default_devices.get(kind, sys.maxsize)
 
 

@@ -83,7 +83,7 @@ class Slots:
         return several.concatenate([head, _joined(tail)])
 
     def stacked(self, rows: Any) -> Any:
-        """Converts an array with one row per replica to one row per slot; fills empty slots with the row before."""
+        """Converts an array with one row per replica to one row per slot; an empty slot repeats the row before."""
         if not self.padded:
             return rows
         several = np if isinstance(rows, np.ndarray) else jnp
@@ -93,7 +93,7 @@ class Slots:
         return several.concatenate([head, _joined(tail)])
 
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
-        """Returns the id of the replica in slot `local` of a device, which may be given as a tracer.
+        """Returns the id of the replica in slot `local` of a device, whose position may be a tracer.
 
         For an empty slot this is the replica in the slot before it, which the empty slot repeats.
         """
@@ -104,7 +104,7 @@ class Slots:
         return first + jnp.minimum(local, jnp.where(device < self.full, self.local - 1, self.local - 2))
 
     def repeated(self, own: Any, is_real: Any) -> Any:
-        """Replaces the last of a device's rows by a copy of the row before, if the last slot has no replica.
+        """Replaces a device's last row by a copy of the row before, if the device's last slot is empty.
 
         Gradients do not flow from an empty slot to the row that it repeats.
 

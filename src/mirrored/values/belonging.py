@@ -36,7 +36,7 @@ def check_components(called: str, strategy: HasReplicas, values: Iterable[Any]) 
 
 
 def check_placement(called: str, strategy: HasReplicas, value: Any, where: DeviceAssignment | None) -> None:
-    """Checks that a value with one component per replica of `where` has those of a strategy's replicas.
+    """Checks that `value`, with device assignment `where`, has one component for each replica of `strategy`.
 
     Args:
         called: What the user called, for messages.

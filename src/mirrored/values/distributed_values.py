@@ -296,7 +296,7 @@ class PerReplica(_NotAnArray):
 
 
 def is_padded(value: object) -> TypeGuard[PerReplica]:
-    """Returns whether a value's stacked array has rows without a replica; its pytree leaves are then its components.
+    """Returns whether a per-replica value is stacked with padding rows; its components are then the pytree leaves.
 
     Tapes track the stacked array itself: a row that is taken from a tracer is another tracer each time.
     """

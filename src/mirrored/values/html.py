@@ -17,7 +17,7 @@ _LEFT: Final = 'style="text-align: left"'
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
-    """Returns a table with a title, and a note below it."""
+    """Returns an HTML table with a title above it and an optional note below it."""
     head = "".join(f"<th {_LEFT}>{html.escape(column)}</th>" for column in columns)
     body = "".join(
         "<tr>" + "".join(f"<td {_LEFT}>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
@@ -56,14 +56,14 @@ def short(value: object) -> str:
 
 
 def place(value: object) -> str:
-    """Returns the names of the devices on which an array is, as in ``CPU:0``; ``host`` for other values."""
+    """Returns the names of an array's devices, such as ``CPU:0``; ``host`` for a value that is not a JAX array."""
     if not isinstance(value, jax.Array):
         return "host"
     return " ".join(str(name_device(device)) for device in sorted(value.devices(), key=lambda device: device.id))
 
 
 def components(title: str, values: Sequence[Any]) -> str:
-    """Returns the table of a value's components: the replica, the device, dtype and shape, and the elements."""
+    """Returns an HTML table of a value's components, with the replica, device, dtype, shape and elements of each."""
     rows = [(replica, place(value), outline(value), short(value)) for replica, value in enumerate(values)]
     return table(title, ("replica", "device", "array", "elements"), rows)
 

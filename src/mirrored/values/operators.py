@@ -77,7 +77,7 @@ class ArrayOperators:
         raise NotImplementedError(type(self).__name__)
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns `convert(array)`, an object on the host such as a NumPy array, for the array that holds the value."""
+        """Applies `convert` to the array that holds the value, and returns the result, such as a NumPy array."""
         return convert(self.read_value())
 
     for _name in (

@@ -27,7 +27,7 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions (code objects) passed to `Strategy.run` through which replicated values became this value.
+    """The functions (code objects) passed to `Strategy.run` that computed a per-replica value from replicated values.
 
     If one of them gets the value as an argument, a model's state has probably diverged (`checks.warn_if_fed_back`).
     """

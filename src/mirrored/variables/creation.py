@@ -280,7 +280,7 @@ class Awaiting:
     _array: Any
 
     def initial(self) -> Any:
-        """Returns the stored value, and ignores a value that a restored checkpoint has for the variable."""
+        """Returns the stored value, even if a restored checkpoint has another value for the variable."""
         return self._array
 
     def await_value(self) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
-    """Copies a value to all devices of a variable; or stacks a copy per replica, if each replica has its own component.
+    """Copies a value to all devices of a variable, or stacks one copy per replica if the variable is sync-on-read.
 
     Args:
         value: ``[...]``.

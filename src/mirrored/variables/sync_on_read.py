@@ -65,7 +65,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def row_of(variable: Variable, replica: int, here: Ambient) -> int:
-    """Returns the row of a replica's component in the variable's whole value, in the current context.
+    """Returns the row index of a replica's component in the variable's stacked value, in the current context.
 
     Raises:
         ContextError: The program runs on several workers, on which the index stands for different replicas.

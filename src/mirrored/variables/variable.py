@@ -279,7 +279,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self.converted(np.array)  # type: ignore[no-any-return]
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns `convert(array)`, an object on the host such as a NumPy array, for the array that holds the value.
+        """Applies `convert` to the array that holds the value, and returns the result, such as a NumPy array.
 
         Raises:
             LostStateError: The value is lost: a step that owned its buffer failed.

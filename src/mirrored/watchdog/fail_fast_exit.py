@@ -79,7 +79,7 @@ FOLLOWS: Final = "(follows)"
 
 
 def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
-    """Creates the error that names a worker lost during training, and says how it ended or was last seen.
+    """Creates the error for a lost worker: names the worker, and says why it ended or when it was last seen.
 
     Args:
         worker: The index of the lost worker.
@@ -256,7 +256,7 @@ def has_launcher() -> bool:
 
 
 def launcher_channel() -> LauncherChannel | None:
-    """Returns the connection to the launcher that has started this worker; None without one."""
+    """Returns the connection to the launcher that has started this worker; None without a launcher."""
     return _Process.launcher
 
 

@@ -52,7 +52,7 @@ def _first_mark(one: WorkerProgress, other: WorkerProgress) -> int | None:
 
 
 def ended_early(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Returns a description of a worker that ended before a collective in which others wait; None without one."""
+    """Describes a worker that ended before a collective that other workers have reached; None if no worker did."""
     for worker, progress in sorted(standings.items()):
         ahead = [other for other, its_progress in sorted(standings.items()) if its_progress.count > progress.count]
         if progress.has_ended and ahead:

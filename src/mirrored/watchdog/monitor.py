@@ -276,7 +276,7 @@ _started: list[Watchdog] = []
 
 @distributed.on_leave
 def stop_watchdog() -> None:
-    """Stops the watchdog, if it is running, of a job that this process leaves."""
+    """Stops the watchdog of the job that this process leaves, if the watchdog is running."""
     while _started:
         _started.pop().stop()
 

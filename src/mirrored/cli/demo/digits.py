@@ -37,7 +37,7 @@ class Examples:
 
 
 def load_digits() -> tuple[Examples, Examples]:
-    """Loads the handwritten digits, split into training and test examples, in the same way each time.
+    """Loads the handwritten digits; returns the training and test examples, with the same split each time.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -51,7 +51,7 @@ def load_digits() -> tuple[Examples, Examples]:
 
 @dataclasses.dataclass
 class Batches:
-    """An iterable of global batches ``(images, labels)``; with a seed, every pass has another order.
+    """An iterable of global batches ``(images, labels)``; with a seed, the examples are shuffled again in every pass.
 
     Attributes:
         examples: The examples.

@@ -72,7 +72,7 @@ def is_batched(node: Node) -> bool | None:
 
 
 def full_batches(node: Node) -> int:
-    """Returns how many of a dataset's batches are as large as the first one, or a constant as its `cardinality`.
+    """Returns how many batches are as large as the first one, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
 
     A user function may change the size of a batch, and a shuffle may put the smaller one first: the number is not known
     after them.

@@ -38,7 +38,7 @@ class Column:
 
     @classmethod
     def of(cls, given: object) -> Column:
-        """Creates a column from a dtype, for which empty fields are errors, or from a default value for empty fields.
+        """Creates a column from a dtype (empty fields are then errors) or from a default value for empty fields.
 
         Raises:
             ArgumentError: `given` is neither.

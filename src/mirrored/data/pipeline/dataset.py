@@ -166,7 +166,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     # --- Caching, prefetching and options ------------------------------------------
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
-        """Caches the elements in memory or in a folder, in the first pass over the dataset, for later passes.
+        """Caches the elements of the first pass over the dataset in memory or in a folder, for use in later passes.
 
         The operations before `cache` run once, so they never reshuffle.
 
@@ -184,7 +184,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(caching.Cached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
-        """Caches the elements in a folder, in the first pass over the dataset, like `cache(path)`.
+        """Caches the elements of the first pass over the dataset in a folder, like `cache(path)`.
 
         Args:
             path: The folder.

@@ -133,7 +133,7 @@ class ListSource(MemorySource):
 
     @classmethod
     def of(cls, elements: Iterable[Element]) -> ListSource:
-        """Creates the dataset of read-only elements, because each pass returns the same arrays."""
+        """Creates a dataset of the given elements, made read-only because each pass returns the same arrays."""
         return cls(tuple(tree_map(frozen, element) for element in elements))
 
     @property
@@ -271,7 +271,7 @@ class ByWeight:
 
     @property
     def weights(self) -> list[float]:
-        """The relative frequency of each index, of which the sum is 1, with 6 digits."""
+        """The sampling probability of each index, rounded to 6 decimal places."""
         return [round(float(weight), 6) for weight in np.diff(self._edges, prepend=0.0) / self._edges[-1]]
 
     def __call__(self, uniform: float | np.floating[Any]) -> np.int64:

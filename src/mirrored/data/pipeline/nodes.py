@@ -49,7 +49,7 @@ class Run:
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a `Run` without pass numbers, for operations before a cache, as these run only once."""
+    """Returns a copy of a `Run` without pass numbers, for the operations before a cache, which run only once."""
     return Run(seeds=run.seeds, continues=run.continues)
 
 
@@ -94,12 +94,12 @@ class Node(abc.ABC):
 
     @property
     def varies(self) -> bool:
-        """Whether each pass over the same dataset has another order or other numbers, as with `shuffle`."""
+        """Whether the order or the values of the elements differ between passes over the dataset, as with `shuffle`."""
         return False
 
     @property
     def name(self) -> str:
-        """The name of the operation, which saved positions contain."""
+        """The operation's name, which is stored in saved read positions."""
         return type(self).__name__
 
     @property
@@ -109,12 +109,12 @@ class Node(abc.ABC):
 
     @property
     def arguments(self) -> str:
-        """Like `settings`; positions of earlier versions do not contain these arguments."""
+        """Further arguments with the role of `settings`; positions of earlier versions do not contain them."""
         return ""
 
     @property
     def order(self) -> str:
-        """The arguments that decide the order of the elements after a position, but not which ones these are."""
+        """The arguments that decide the order of the elements after a position, but not which elements follow it."""
         return ""
 
     @property
@@ -154,7 +154,7 @@ class Node(abc.ABC):
         return {}
 
     def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
-        """Returns the fields that differ between the workers' copies of this operation, if each reads its own files."""
+        """Returns the fields to change in one worker's copy of this operation, if each worker reads its own files."""
         del worker, workers
         return {}
 
@@ -280,7 +280,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Returns pairs of input dataset and `Run`; the `Run` depends only on the index, as a restore requires."""
+        """Returns a pair (dataset, `Run`) for each input; inputs that contain the same shuffle get different runs."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [(member, run.epoch(_FURTHER_USES + place) if further else run) for place, (member, further) in places]
 

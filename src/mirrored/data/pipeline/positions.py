@@ -7,7 +7,7 @@ from mirrored.data.pipeline.transformations import Mapping, Prefetched, Sliced
 
 
 def outline(node: Node) -> str:
-    """Returns the names of the pipeline steps, without those (prefetching) that do not change positions."""
+    """Returns the names of all pipeline steps except `prefetch`, which does not affect read positions."""
     return " < ".join(f"{step.name}{_size(step)}" for step in nodes(node) if not step.name.endswith("Prefetched"))
 
 
@@ -22,7 +22,7 @@ def sizes_of(node: Node) -> list[str]:
 
 
 def recorded_of(node: Node) -> dict[str, list[str]]:
-    """Returns the arguments of the pipeline steps that a position records, by the key under which it records them.
+    """Returns the arguments of the pipeline steps to store in a read position, as a dict keyed by kind of argument.
 
     - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
       record the second ones.

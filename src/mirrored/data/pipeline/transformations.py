@@ -432,7 +432,7 @@ def _fixed(shape: Sequence[int | None] | None, rank: int) -> list[int | None]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(LikeParent, IndexedNode):
-    """The operation `prefetch`: a thread reads ahead. It has no effect if a random-access operation follows."""
+    """The operation `prefetch`: reads ahead in a thread; has no effect if a random-access operation follows."""
 
     parent: Node
     size: int

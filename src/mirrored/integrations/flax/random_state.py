@@ -91,7 +91,7 @@ _doing = threading.local()
 
 
 def borrowed(content: Variable | ReplicaKey) -> Any:
-    """Returns the temporary value that `nnx.split_rngs` has given a random state in this context; None without one.
+    """Returns the temporary value that `nnx.split_rngs` has set for a random state in this context, or None.
 
     Raises:
         ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.
@@ -179,12 +179,12 @@ def _place() -> tuple[Any, int | None]:
 
 
 def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of NNX that replaces keys temporarily, such as `nnx.split_rngs`."""
+    """Wraps an NNX function such as `nnx.split_rngs`, so that its assignments to random states count as temporary."""
     return _during("replacing", function)
 
 
 def restoring(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function of NNX that writes the original keys back, `nnx.restore_rngs`."""
+    """Wraps `nnx.restore_rngs`, so that its assignments to random states end the temporary values."""
     return _during("restoring", function)
 
 

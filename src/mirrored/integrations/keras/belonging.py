@@ -43,7 +43,7 @@ _STATEFUL = (
 
 
 def connect_noticing() -> None:
-    """Patches `Layer.__setattr__`, so that a restored checkpoint also restores attributes that are set later."""
+    """Patches `Layer.__setattr__`, so that a checkpoint restore also applies to attributes that are set afterwards."""
     replace("keras", keras.Layer, "__setattr__", _reporting(keras.Layer.__setattr__))
 
 

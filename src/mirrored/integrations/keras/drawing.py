@@ -52,7 +52,7 @@ class StepKeys:
         self._scopes = 0
 
     def entered(self) -> tuple[dict[int, Any], Callable[[Variable], Any]]:
-        """Returns the known random streams' states for a new `StatelessScope`, and a function for others.
+        """Returns the states of the known random streams for a new `StatelessScope`, and a function for other streams.
 
         Each scope of a step has other states, because it begins anew: forward pass, loss, metrics.
         """

@@ -74,7 +74,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
 
     @property
     def fit_model(self) -> Any:
-        """The Keras model; unlike `model`, reading it does not first update the model from the training loop."""
+        """The Keras model; unlike `model`, this property does not first copy the training loop's state to it."""
         return self._model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -115,7 +115,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
             self._others = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the state at the end of the previous epoch; in a resumed epoch, first restores what was changed."""
+        """Commits the end of the previous epoch; if resumed, first restores what has changed since `on_train_begin`."""
         self._restore_again()
         if self._has_unseen_end:
             self._commit(_EPOCH_BEGIN)

@@ -65,7 +65,7 @@ class _Share(NamedTuple):
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
-    """Returns whether a model's step has TensorFlow's form, by override or because its elastic job is deterministic.
+    """Returns whether a step takes only the batch: overridden as in TensorFlow, or in a deterministic elastic job.
 
     The bits of Keras' own step depend on the number of devices, which changes in an elastic job.
 
@@ -117,7 +117,7 @@ def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def made_for(model: Model, kind: str) -> Callable[..., Any]:
-    """Returns the function that Keras calls for each batch, with the state and the iterator over batches.
+    """Returns the function ``(state, batch iterator) -> (outputs, state)`` with which Keras runs its next steps.
 
     Args:
         model: A model with a TensorFlow-style step.
@@ -192,7 +192,7 @@ def _scaled_losses(share: _Share) -> Iterator[None]:
 
 
 def in_step() -> bool:
-    """Returns whether a TensorFlow-style step is running, in which each loss is scaled to its part of the mean."""
+    """Returns whether a TensorFlow-style step is running, which scales each replica's loss to its part of the mean."""
     return _share.get() is not None
 
 

@@ -47,7 +47,7 @@ class _Transpiling:
 
 
 def transpile_with(transpile: Callable[[Any], Any]) -> None:
-    """Registers the function that converts Python functions for AutoGraph."""
+    """Registers the function with which AutoGraph converts Python functions."""
     _Transpiling.transpile = staticmethod(transpile)
 
 

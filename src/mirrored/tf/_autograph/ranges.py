@@ -15,7 +15,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class TracedRange:
-    """A replacement for `range` with traced bounds, over which code converted by AutoGraph can loop.
+    """A range with traced bounds, which replaces Python's `range` in code that AutoGraph has converted.
 
     Args:
         start: The first value.

@@ -30,7 +30,7 @@ _GENERATED: Final = re.compile(r"(retval_|do_return|break_|continue_)(_\d+)?")
 
 
 def is_generated(name: str) -> bool:
-    """Returns whether AutoGraph has created a variable, for a `return`, `break` or `continue`."""
+    """Returns whether a name is that of a variable that AutoGraph created for a `return`, `break` or `continue`."""
     return _GENERATED.fullmatch(name) is not None
 
 
@@ -45,7 +45,7 @@ def is_number(leaf: object) -> bool:
 
 
 def common_dtype(one: Leaf, two: Leaf) -> Any:
-    """Returns the dtype of a variable that is `one` on one path and `two` on another, tensors or Python numbers.
+    """Returns the common dtype of a variable's values on two paths; each value is a tensor or a Python number.
 
     A number takes the dtype of the tensor. Otherwise it is an int32 or float32, also in JAX's 64-bit mode.
     """

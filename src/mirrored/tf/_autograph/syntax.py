@@ -12,7 +12,7 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Clas
 
 
 def check(node: ast.AST) -> None:
-    """Raises an error for a statement to which malt's passes would give another meaning.
+    """Raises an error if a function contains a statement whose meaning AutoGraph's passes would change.
 
     The function is then not converted, and runs as Python.
 
@@ -48,7 +48,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 class OuterNames(ast.NodeTransformer):
-    """Adds an expression that mentions a function's nonlocal and global names to the end of all its paths.
+    """Rewrites a function so that every path ends with an expression that mentions its nonlocal and global names.
 
     Otherwise the passes take such a name for a local variable that is not read after the last `if`, and drop what its
     branches assign. The expression, a lambda that is not called, reads nothing.
@@ -68,7 +68,7 @@ class OuterNames(ast.NodeTransformer):
 
 
 def like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
-    """Copies the source line of a statement to a newly created statement."""
+    """Returns a newly created AST statement with the source location copied from an existing statement."""
     for part in ast.walk(made):
         if not anno.hasanno(part, anno.Basic.ORIGIN) and anno.hasanno(place, anno.Basic.ORIGIN):
             anno.copyanno(place, part, anno.Basic.ORIGIN)

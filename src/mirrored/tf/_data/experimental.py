@@ -29,7 +29,7 @@ def _method(name: str) -> Callable[..., Transformation]:
 def choose_from_datasets(
     datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
 ) -> Dataset:
-    """Takes elements from several datasets, in the order that a dataset of indices gives.
+    """Returns a dataset of elements from several datasets; a dataset of indices chooses the source of each element.
 
     When one of the datasets ends, the others continue, unlike in `Dataset.choose_from_datasets`.
     """

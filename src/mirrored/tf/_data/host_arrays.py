@@ -50,7 +50,7 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
 
     @property
     def shape(self) -> TensorShape:  # type: ignore[override]
-        """The shape, as a tuple with TensorFlow's `as_list`, `rank` and so on."""
+        """The shape as a `TensorShape`, a tuple with TensorFlow's `as_list`, `rank` and similar attributes."""
         return TensorShape(super().shape)
 
     @shape.setter
@@ -127,7 +127,7 @@ class HostText(bytes):
         return as_bytes_array(self).view(HostArray)
 
     def get_shape(self) -> TensorShape:
-        """Returns the shape of a scalar."""
+        """Returns the shape ``()``, because a single string is a scalar."""
         return TensorShape(())
 
     def set_shape(self, shape: ShapeLike | None) -> None:
@@ -154,7 +154,7 @@ def _truths(compared: Any) -> Any:
 
 
 def texts_equal(x: Any, y: Any) -> Any:
-    """Returns whether strings are equal, elementwise.
+    """Returns elementwise whether two strings or arrays of strings are equal.
 
     Raises:
         TypeError: Only one side consists of strings.

@@ -9,7 +9,7 @@ from mirrored.cluster import MultiWorkerMirroredStrategy as _MultiWorkerMirrored
 
 
 class MultiWorkerMirroredStrategy(_MultiWorkerMirroredStrategy):
-    """The strategy of several workers under its older name.
+    """`tf.distribute.MultiWorkerMirroredStrategy` under its older name in `tf.distribute.experimental`.
 
     Args:
         communication: A `CommunicationImplementation`; accepted, but ignored: JAX chooses the implementation.

@@ -16,7 +16,7 @@ _LAYOUTS: Final = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
 def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLike, called: str) -> Any:
-    """Returns the pixels of an image in a dtype.
+    """Returns the pixels of an image that Pillow has decoded, as an array of the given dtype.
 
     Args:
         image: The image, decoded by Pillow.
@@ -63,7 +63,7 @@ def _gray_of_16_bits(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
 
 
 def in_mode(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
-    """Returns the pixels of an image of 8 bits; None or 0 keeps the number of channels in the file."""
+    """Returns the pixels of an 8-bit image, with `channels` channels; None or 0 keeps the image's own number."""
     own = {"L": 1, "1": 1, "LA": 2, "RGBA": 4}.get(image.mode, 3)
     if image.mode == "P" and image.format == "PNG" and "transparency" in image.info:
         own = 4
@@ -79,7 +79,7 @@ def _checked(channels: int | None) -> int:
 
 
 def in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
-    """Converts pixels of 8 or 16 bits: to numbers from 0 to 1 for a floating dtype."""
+    """Converts 8-bit or 16-bit pixels to the given dtype; floating-point results range from 0 to 1."""
     wanted, wide = _dtypes.as_dtype(dtype), pixels.dtype == np.uint16
     if wanted.is_floating:
         return jnp.asarray((pixels / np.iinfo(pixels.dtype).max).astype(_dtypes.array_dtype(wanted)))

@@ -64,7 +64,7 @@ class Profile:
 
 
 def trace(name: str, step_num: SupportsIndex | None = None, **metadata: Any) -> Any:
-    """Returns a context manager; the profiler trace shows the operations in its block under the given name.
+    """Returns a context manager that labels the operations of its block with a name in the profiler trace.
 
     `step_num` marks the block as one training step.
     """

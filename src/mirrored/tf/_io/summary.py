@@ -72,7 +72,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """A context manager in which `tf.summary.scalar` and similar functions use this writer, and `step` by default.
+        """A context manager in which `tf.summary.scalar` and similar functions use this writer and `step` by default.
 
         The end of the block writes pending values to disk, as in TensorFlow.
         """
@@ -87,7 +87,7 @@ class SummaryWriter:
             self.flush()
 
     def set_as_default(self, step: SupportsIndex | None = None) -> None:
-        """Makes `tf.summary.scalar` and similar functions use this writer, and `step` as the default step.
+        """Makes `tf.summary.scalar` and similar functions use this writer and `step` by default.
 
         This holds for the current thread.
         """
@@ -338,7 +338,7 @@ def set_step(step: SupportsIndex | None) -> None:
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Writes the pending values of a summary writer (default: the default writer) to disk."""
+    """Writes the pending values of `writer`, or of the default writer if `writer` is None, to disk."""
     target = writer if writer is not None else (_defaults.writers[-1] if _defaults.writers else None)
     if target is not None:
         target.flush()

@@ -50,7 +50,7 @@ def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: str | 
 
 
 def trace_off() -> None:
-    """Ends the trace; a profiler trace is written to its folder. Without a trace it has no effect.
+    """Ends the trace, and writes its profiler trace, if any, to a folder; does nothing if no trace is active.
 
     TensorFlow: `tf.summary.trace_off`, which discards the trace.
     """
@@ -64,7 +64,7 @@ def trace_off() -> None:
 def trace_export(
     name: str, step: SupportsIndex | None = None, profiler_outdir: str | os.PathLike[str] | None = None
 ) -> None:
-    """Ends the trace; if the trace includes a profiler trace, writes that to the folder passed to `trace_on`.
+    """Ends the trace, and writes its profiler trace, if any, to the folder passed to `trace_on`.
 
     Args:
         name: Accepted for compatibility.

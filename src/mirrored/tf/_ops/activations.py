@@ -85,7 +85,7 @@ def l2_normalize(x: jax.Array, axis: Axes = None, epsilon: float = 1e-12) -> jax
 
 @op("nn.moments")
 def moments(x: jax.Array, axes: Axes, shift: object = None, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes the mean and variance of a tensor over `axes`; tensors of 16 bits are converted to float32 first."""
+    """Computes the mean and variance of a tensor over `axes`; 16-bit floats are converted to float32 first."""
     wide = _in_32_bits(x)
     mean = jnp.mean(wide, axis=axes, keepdims=True)
     # Not `jnp.var`: in TensorFlow, second derivatives do not depend on the mean.

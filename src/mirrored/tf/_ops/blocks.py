@@ -217,7 +217,7 @@ def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
 
 
 def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) -> None:
-    """Writes the values that a traced branch or loop has computed for variables back to the variables."""
+    """Assigns to variables the values that a traced branch or loop has computed for them."""
     for key, value in zip(keys, values, strict=True):
         block = next(one for one in blocks if key in one.assigned)
         assert block.store is not None
@@ -227,7 +227,7 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 def carried_over(
     blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
 ) -> dict[Key, Any]:
-    """Returns all variables' values at the start of a loop iteration: `entries`, updated with the assigned `values`.
+    """Returns the values of all variables at the start of a loop iteration: `entries`, updated with `values`.
 
     Args:
         blocks: The body of the loop, and its condition if that assigns variables.

@@ -194,7 +194,7 @@ def while_loop(
     maximum_iterations: SupportsIndex | None = None,
     name: str | None = None,
 ) -> Any:
-    """Replaces the loop variables by the results of `body`, as long as `cond` of the variables is true.
+    """Replaces the loop variables by ``body(*loop_vars)`` as long as ``cond(*loop_vars)`` is true.
 
     Returns:
         The final loop variables, in the structure of `loop_vars`.

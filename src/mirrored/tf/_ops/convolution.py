@@ -311,7 +311,7 @@ def _dilated_max(
 
 
 def stacked_windows(padded: jax.Array, sizes: Sequence[int], steps: Sequence[int], holes: Sequence[int]) -> jax.Array:
-    """Returns the elements of all windows, stacked along a new first axis of the positions within a window."""
+    """Returns the elements of all windows, stacked along a new first axis by position within the window."""
     reach = [(size - 1) * hole + 1 for size, hole in zip(sizes, holes, strict=True)]
     counts = [max(0, (n - far) // step + 1) for n, far, step in zip(padded.shape, reach, steps, strict=True)]
     slices = [

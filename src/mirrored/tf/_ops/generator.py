@@ -421,7 +421,7 @@ def next_key(seed: int | None = None) -> jax.Array:
 
 
 def get_global_generator() -> Generator:
-    """Returns the global generator: the one that `set_global_generator` has set, or a new one from random bits.
+    """Returns the generator set by `set_global_generator`, or else a global generator with a random seed.
 
     TensorFlow: `tf.random.get_global_generator`. As there, `tf.random.normal` and similar functions do not draw from
     it, and `tf.random.set_seed` does not restart it.

@@ -176,7 +176,7 @@ def adjust_gamma(image: jax.Array, gamma: Operand = 1, gain: Operand = 1) -> jax
 
 
 def require_floats(called: str, images: jax.Array) -> None:
-    """Refuses images of integers, whose differences wrap around and whose fractions are cut off."""
+    """Raises an error for integer images, because differences would wrap around and fractions be truncated."""
     if jnp.issubdtype(images.dtype, jnp.floating):
         return
     raise InvalidArgumentError.of(

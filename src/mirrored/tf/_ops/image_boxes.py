@@ -137,7 +137,7 @@ def non_max_suppression_overlaps(
     overlap_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
 ) -> jax.Array:
-    """Selects boxes like `non_max_suppression`, from a given matrix [boxes, boxes] of overlaps."""
+    """Returns the indices of boxes like `non_max_suppression`, given the matrix [boxes, boxes] of their overlaps."""
     chosen, _, count = _suppressed(overlaps, scores, max_output_size, overlap_threshold, score_threshold)
     return chosen[: _known(count, "non_max_suppression_overlaps")]
 
@@ -205,7 +205,7 @@ def non_max_suppression_padded(
     canonicalized_coordinates: bool = False,
     tile_size: int = 512,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the indices of boxes chosen by `non_max_suppression`, padded with zeros, and their number.
+    """Returns the indices of boxes chosen by `non_max_suppression`, padded with zeros, and how many are valid.
 
     Accepts any leading axes.
 

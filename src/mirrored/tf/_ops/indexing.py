@@ -46,7 +46,7 @@ def gather(
 def gather_nd(
     params: jax.Array, indices: jax.Array, batch_dims: Int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
-    """Gathers slices of `params` at multi-dimensional indices: the last axis of `indices` has the index vectors.
+    """Gathers slices of `params` at multi-dimensional indices: the vectors along the last axis of `indices`.
 
     In compiled code, on GPUs and with ``bad_indices_policy="IGNORE"``, an index out of range gives zeros.
 
@@ -98,7 +98,7 @@ def require_indices(called: str, indices: jax.Array, limits: int | tuple[int, ..
 
 
 def require_prefix(called: str, argument: str, indices: jax.Array | HostArray, data: str, value: jax.Array) -> None:
-    """Raises an error if the shape of some indices is not that of the first axes of the tensor whose rows they number.
+    """Raises an error unless the shape of `indices` is equal to the leading dimensions of the shape of `value`.
 
     Raises:
         InvalidArgumentError: It is not; JAX would drop, repeat or exchange rows.

@@ -72,7 +72,7 @@ def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def multiply_no_nan(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Computes ``x * y``, and 0 where y is 0; its derivative with respect to y is `x` there, too."""
+    """Computes ``x * y``, and 0 where y is 0; the derivative with respect to y is `x` even where y is 0."""
     result: jax.Array = _times_no_nan(x, y) if _is_real(x, y) else _times(x, y)
     return result
 

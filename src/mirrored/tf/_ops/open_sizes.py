@@ -33,7 +33,7 @@ _COMPARISON: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (>=|<=) 
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """The description of an array argument, in which dimension sizes or their number may be unknown.
+    """The shape and dtype of an array argument; sizes, or even the number of dimensions, may be unknown.
 
     Attributes:
         shape: The shape, with None for an unknown size; None if the number of dimensions is unknown.

@@ -258,7 +258,7 @@ def confusion_matrix(
     weights: jax.Array | None = None,
     dtype: DTypeLike = "int32",
 ) -> jax.Array:
-    """Returns the matrix of the numbers of examples with each label (row) and prediction (column).
+    """Returns a matrix that counts the examples with each label (row) and prediction (column).
 
     Inside `tf.function`, pass `num_classes`.
     """
@@ -286,7 +286,7 @@ def zero_fraction(value: jax.Array) -> jax.Array:
 def histogram_fixed_width(
     values: jax.Array, value_range: jax.Array, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
-    """Counts the values in `nbins` bins of equal width, into which a range of values is divided.
+    """Counts values in `nbins` bins of equal width, into which the range `value_range` is divided.
 
     The first and last bins include values outside of the range.
     """

@@ -271,7 +271,7 @@ def join(inputs: Sequence[Texts], separator: str | bytes = "") -> Any:
 def reduce_join(
     inputs: Texts, axis: int | Sequence[int] | None = None, keepdims: bool = False, separator: str | bytes = ""
 ) -> Any:
-    """Joins the texts of an array along axes, one after another; in reading order along all axes if `axis` is None."""
+    """Joins the texts of an array along one axis after another; if `axis` is None, joins all in row-major order."""
     array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
     axes = range(array.ndim)[::-1] if axis is None else [axis] if isinstance(axis, int) else axis
     order = [one % array.ndim for one in axes][::-1]  # texts along the first of the axes are neighbors in the result

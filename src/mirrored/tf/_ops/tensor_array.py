@@ -271,7 +271,7 @@ class TensorArray:
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
     def gather(self, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the tensors at the given indices, stacked along a new first axis; raises the errors of `read`."""
+        """Returns the tensors at `indices`, stacked along a new first axis; raises the same errors as `read`."""
         places = as_tensor(indices)
         found = outside(places, self._options.size)
         if found is not None:
@@ -352,7 +352,7 @@ def _out_of_range(called: str, found: str) -> OutOfRangeError:
 
 
 def refuse_growth(first: object, second: object) -> None:
-    """Raises an error if a `tf.TensorArray` has different numbers of rows on the two paths of a branch.
+    """Raises an error if a `tf.TensorArray` has different numbers of rows at the ends of two branches.
 
     Raises:
         InvalidArgumentError: The numbers differ.

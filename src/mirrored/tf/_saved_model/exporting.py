@@ -27,7 +27,7 @@ class _Archive(Module):
 
 
 def exporting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.Model.export`, which needs TensorFlow for the format ``"tf_saved_model"``.
+    """Wraps `keras.Model.export` to export the format ``"tf_saved_model"`` without TensorFlow.
 
     Args:
         original: Keras' method, for other formats.

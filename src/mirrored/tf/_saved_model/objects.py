@@ -10,7 +10,7 @@ from mirrored.variables import Variable
 
 
 class Objects:
-    """An encoder of an object and its attributes as numbered JSON nodes, which refer to each other.
+    """Encodes an object and its attributes as numbered JSON nodes, which refer to each other by number.
 
     Args:
         variables: The saved variables by identity, in order; variables of the tree are added.
