@@ -23,6 +23,7 @@ from mirrored.compilation import dispatch
 from mirrored.compilation.dispatch import DonatingStep
 from mirrored.errors import LostStateError
 from mirrored.variables import state_lock
+from mirrored.variables.state_lock import together
 
 _PROGRAM = pathlib.Path(__file__).with_name("interrupted.py")
 # Up to Python 3.11 the state of a thread that is being started carries its creator's id, so that an exception injected
@@ -621,3 +622,48 @@ def test_a_function_that_reads_a_failed_value_names_the_lost_variable() -> None:
     for _ in range(10):  # the steps that failed are not reported again
         count()
     assert float(sound) == 10.0
+
+
+def in_a_merge_under_a_tape(strategy: Any, variable: Any, value: Any) -> None:
+    def merged(_: Any, result: Any) -> Any:
+        variable.assign(value)
+        return result
+
+    def replica() -> Any:
+        x = jnp.float32(2.0)
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            return mr.get_replica_context().merge_call(merged, args=(x * x,))
+
+    strategy.run(replica)
+
+
+def with_others(strategy: Any, variable: Any, value: Any) -> Any:
+    results: list[Any] = []
+    together(lambda: results.append(variable.assign(value)))
+    return results
+
+
+def directly(strategy: Any, variable: Any, value: Any) -> Any:
+    return variable.assign(value)
+
+
+def in_a_run(strategy: Any, variable: Any, value: Any) -> Any:
+    return strategy.experimental_local_results(strategy.run(lambda: variable.assign(value)))
+
+
+@pytest.mark.parametrize("assign", [in_a_merge_under_a_tape, with_others, directly, in_a_run])
+@pytest.mark.parametrize("in_scope", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_array_that_the_program_holds_is_not_donated(assign: Any, in_scope: bool, replicas: int) -> None:
+    strategy = mr.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    with strategy.scope() if in_scope else contextlib.nullcontext():
+        variable = mr.Variable(np.zeros(4, np.float32))
+    value = jnp.arange(4.0)
+    held = [value, assign(strategy, variable, value)]
+    double = mr.function(lambda: variable.assign(2 * variable))
+    for _ in range(2):
+        double()
+    for array in jax.tree.leaves(held):
+        np.testing.assert_array_equal(array, np.arange(4.0))
+    np.testing.assert_array_equal(variable.numpy(), 4 * np.arange(4.0))

@@ -168,7 +168,7 @@ class VariableLeaf(Leaf):
             before = variable.stored()
         except LostStateError:
             return lambda: variable.lose("and a restore that would have assigned a new value failed")
-        return lambda: variable.store(before)
+        return lambda: variable.store(before, shared=True)  # readers may hold the array
 
     def _components(self, saved: Sequence[Any]) -> list[Any]:
         """Returns the value of each replica of this process: the saved one, or the current one if none was saved."""

@@ -68,7 +68,7 @@ class OverlayStore(VariableStore):
         """
         for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
             if self._below is None or (variable.device_assignment is None and not self._below.captures):
-                variable.store(value)
+                variable.store(value, shared=True)  # user code may hold the array: a donating step must copy it
             elif replica is None:
                 self._below.set_whole(variable, self._spread(variable, value), where)
             else:

@@ -37,8 +37,8 @@ class VariableLike(ReadableVariable, Protocol):
         """Returns one replica's stored component of the variable, on that replica's device."""
         ...
 
-    def store(self, value: jax.Array) -> None:
-        """Replaces the variable's whole stored value."""
+    def store(self, value: jax.Array, *, shared: bool = False) -> None:
+        """Replaces the variable's whole stored value; `shared` says whether other code also holds its buffers."""
         ...
 
     def stored_shape(self) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ results are stored, the variables hold deleted buffers. Three kinds of code must
   that another thread injects). CPython runs signal handlers and raises injected exceptions only in Python bytecode,
   never inside a C call that runs no Python code (details in `mirrored._jax.dispatch`). A donating step is therefore one
   C call: it exhausts an iterator whose steps, all written in C, dispatch the program and store each result
-  (`compilation.dispatch.DonatingSteps`). All other code stores values by `store_all`, also in one C call.
+  (`compilation.dispatch.DonatingSteps`). All other code stores several values by `store_all`, also in one C call, and a
+  single value by `VariableStorage.store`, whose attribute assignments call nothing, so no handler runs between them.
 - *Other threads*. A writer holds `lock`. A reader of one value takes no lock:
 
   1. It registers. If it hands out the value, it marks the variable as shared; if it copies the value to the host, it
@@ -92,7 +93,7 @@ class _LockThread(threading.local):
     """The state lock's data of one thread: its uncommitted assignments, and whether it needs the lock `running`.
 
     Attributes:
-        kept_back: The variables and new values that `together` stores at its end.
+        kept_back: The variables and new values that `together` stores at its end, each with whether it is shared.
         before: The variables assigned so far inside `or_undone`, by identity, each with the value that an exception
             restores, and the callback that would have supplied its value (see `creation.Awaiting`), or None.
         excused: Whether this thread must not take `running`: it is a replica thread of an eager run, which would wait
@@ -100,7 +101,7 @@ class _LockThread(threading.local):
             order. (A trace accesses storage only to create variables.)
     """
 
-    kept_back: list[tuple[Any, Any]] | None = None
+    kept_back: list[tuple[Any, Any, bool]] | None = None
     before: dict[int, tuple[Any, Any, Any]] | None = None
     excused: bool = False
 
@@ -279,7 +280,7 @@ def together(assign: Callable[[], None]) -> None:
     if thread.kept_back is not None:
         assign()
         return
-    kept: list[tuple[Any, Any]] = []
+    kept: list[tuple[Any, Any, bool]] = []
     with turn():
         thread.kept_back = kept
         store = ambient().store
@@ -291,6 +292,8 @@ def together(assign: Callable[[], None]) -> None:
         finally:
             thread.kept_back = None
         if kept:
-            assign_all_stored([variable for variable, _ in kept], [value for _, value in kept])
-            for variable, _ in kept:
+            assign_all_stored([variable for variable, _, _ in kept], [value for _, value, _ in kept])
+            for variable, _, is_shared in kept:
                 variable.release()
+                if is_shared:
+                    variable.mark_shared()

@@ -341,7 +341,7 @@ class VariableStorage(Awaiting):
             shared: Whether other code also holds its buffers.
         """
         if thread.kept_back is not None:
-            thread.kept_back.append((self, value))
+            thread.kept_back.append((self, value, shared))
             return
         with lock:
             if state.step is not None:

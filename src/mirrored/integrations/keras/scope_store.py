@@ -61,7 +61,7 @@ class ScopeStore(VariableStore):
             self._streams[id(variable)] = value
         elif view is None:
             check_writable(cast(Variable, variable), None, f"assigning {variable.name}")
-            variable.store(value)
+            variable.store(value, shared=True)  # user code may hold the array
         else:
             self._scope.add_update((view, value))
 
@@ -80,7 +80,7 @@ class ScopeStore(VariableStore):
         view = self._view(variable)
         if view is None:
             stored = variable.stored()
-            return lambda: variable.store(stored)
+            return lambda: variable.store(stored, shared=True)
         return restoring_item(self._scope.state_mapping, id(view), self._scope.state_mapping.get(id(view)))
 
     def created(self, variable: VariableLike) -> None:
