@@ -332,7 +332,7 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data; its kind is ``"position"``, as for an iterator's read position."""
+        """Returns a `Saved` that marks the value as a random generator's state, without the state itself."""
         return Saved("position")
 
     def read(self) -> Saved:

@@ -123,7 +123,7 @@ class Program:
             return stage(flat, shapes)
 
     def described(self) -> Any:
-        """Returns a step's result with a `jax.ShapeDtypeStruct`, or a `PerReplica` of them, for each array."""
+        """Returns a step's result with a `jax.ShapeDtypeStruct`, or a `PerReplica` of them, in place of each array."""
         arrays = iter(self._arrays)
         leaves = [result.described(next(arrays)) if result.is_array else result.static for result in self._results]
         return self._out_treedef.unflatten(leaves)

@@ -48,7 +48,7 @@ def beyond_end(position: int | None = None, count: int | None = None) -> InputEr
 
 
 def read_again(cursor: Any) -> Any:
-    """Reads one of the elements that precede a saved read position; raises an error if the data has no such element.
+    """Reads the next element on the way to a saved read position; raises an error if the data has no such element.
 
     Raises:
         InputError: The data has no further element. StopIteration would end the iteration that restores the position.

@@ -6,7 +6,7 @@ import traceback
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """Returns an exception with its causes and contexts."""
+    """Returns a list of an exception and those that led to it, following `__cause__`, or else `__context__`."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)
