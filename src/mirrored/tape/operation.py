@@ -184,8 +184,8 @@ class Operation:
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
         """Returns the VJP rule for given input types, with respect to the inputs at positions `watched`.
 
-        The rule closes over no values. So it is derived without the tape's token of `_jax.caches`, and all tapes share it.
-        Replicas whose tokens differ (`caches.traced_run`) do not.
+        The rule closes over no values. So it is derived without the tape's token of `_jax.caches`, and all tapes share
+        it. Replicas whose tokens differ (`caches.traced_run`) do not.
         """
         token = caches.swap(None)
         try:
