@@ -59,7 +59,13 @@ Play = Callable[[Callable[[list[Worker]], Scene]], tuple[int, str]]
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+def job_options() -> dict[str, Any]:
+    """The options of the job that `play` runs; a test may change them."""
+    return {"workers": 2, "elastic": True}
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, job_options: dict[str, Any]) -> Play:
     """Runs a job of two workers; each step of the scene is followed by one round of the launcher."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setattr(recovery, "serve", lambda *_: None)
@@ -75,9 +81,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(elastic, "Worker", start)
         errors = io.BytesIO()
         output = Output(None, errors)
-        supervisor = elastic.ElasticSupervisor(
-            Job(program="train.py", workers=2, elastic=True), output, SingleMachine(2)
-        )
+        supervisor = elastic.ElasticSupervisor(Job(program="train.py", **job_options), output, SingleMachine(2))
         acts = scene(started)
         monkeypatch.setattr(supervisor, "_wait_for_news", lambda: next(acts))
         code = supervisor._run(SimpleNamespace(add=lambda _: None, remove=lambda _: None))  # type: ignore[arg-type]
@@ -166,6 +170,56 @@ def test_a_worker_that_does_not_reach_the_training_function_is_named_and_ends_th
     assert f"{how} and was killed 3 times before it could join" in said
 
 
+def one_is_killed(workers: list[Worker]) -> Scene:
+    """Worker 1 is killed in the first epoch, and worker 0 arrives for the next one, in which it has not stepped yet."""
+    for one in workers:
+        one.arrives()
+    yield
+    workers[1].code = -signal.SIGKILL
+    yield
+    workers[0].arrives(1)
+    yield
+    assert workers[0].told[-1]["kind"] == "begin"
+
+
+def test_a_replacement_starts_after_the_next_step_of_the_others(play: Play) -> None:
+    def scene(workers: list[Worker]) -> Scene:
+        yield from one_is_killed(workers)
+        yield
+        assert len(workers) == 2
+        workers[0].says("stepped", 2, phases={}, programs={})
+        yield
+        assert len(workers) == 3
+        workers[0].says("done", 2)
+        yield
+        workers[0].code = 0
+        yield
+
+    assert play(scene)[0] == 0
+
+
+def test_a_replacement_starts_at_once_where_the_others_are_too_few(play: Play, job_options: dict[str, Any]) -> None:
+    job_options["min_workers"] = 2
+
+    def scene(workers: list[Worker]) -> Scene:
+        for one in workers:
+            one.arrives()
+        yield
+        workers[1].code = -signal.SIGKILL
+        yield
+        assert len(workers) == 3
+        workers[0].arrives(1)
+        workers[2].arrives()
+        yield
+        for one in (workers[0], workers[2]):
+            one.says("done", 2)
+        yield
+        workers[0].code = workers[2].code = 0
+        yield
+
+    assert play(scene)[0] == 0
+
+
 def test_a_replacement_that_starts_slowly_while_the_others_train_is_left_alone(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,13 +228,7 @@ def test_a_replacement_that_starts_slowly_while_the_others_train_is_left_alone(
     monkeypatch.setenv("MIRRORED_RENDEZVOUS_SECONDS", "40")
 
     def scene(workers: list[Worker]) -> Scene:
-        for one in workers:
-            one.arrives()
-        yield
-        workers[1].code = -signal.SIGKILL
-        yield
-        workers[0].arrives(1)
-        yield
+        yield from one_is_killed(workers)
         for _ in range(4):
             now[0] += 21
             workers[0].says("beat", 2, probes={})
@@ -199,17 +247,17 @@ def test_a_replacement_that_starts_slowly_while_the_others_train_is_left_alone(
 
 def test_replacements_that_die_before_they_arrive_do_not_make_the_job_fail(play: Play) -> None:
     def scene(workers: list[Worker]) -> Scene:
-        for one in workers:
-            one.arrives()
+        yield from one_is_killed(workers)
+        workers[0].says("stepped", 2, phases={}, programs={})
         yield
-        workers[1].code = -signal.SIGKILL
-        yield
-        workers[0].arrives(1)
-        yield
-        for _ in range(3):
+        for number in range(3):
+            assert len(workers) == 3 + number
             workers[-1].code = -signal.SIGKILL
             yield
+        assert len(workers) == 5
         workers[0].code = 0
         yield
 
-    assert play(scene)[0] == 0
+    code, said = play(scene)
+    assert code == 0
+    assert "3 times before it could join; it is not replaced again" in said

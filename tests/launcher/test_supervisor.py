@@ -33,8 +33,9 @@ class Meeting(SingleMachine):
         return "interrupted" if is_interrupted() else None
 
 
-def test_an_interrupt_while_the_launcher_waits_for_other_machines_is_not_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("received", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_launcher_waits_for_other_machines_is_not_a_failure(
+    monkeypatch: pytest.MonkeyPatch, received: int, status: int
 ) -> None:
     def worker(job: Job, rank: int, environment: Any) -> Any:
         nothing: Callable[..., Any] = lambda *_, **__: None  # noqa: E731
@@ -45,10 +46,10 @@ def test_an_interrupt_while_the_launcher_waits_for_other_machines_is_not_a_failu
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     errors = io.BytesIO()
     output = Output(None, errors)
-    meeting = Meeting(lambda: supervisor._note(signal.SIGINT, None))
+    meeting = Meeting(lambda: supervisor._note(received, None))
     supervisor = Supervisor(Job(program="train.py", workers=2, max_restarts=3), output, meeting)
     nothing = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
-    assert supervisor._run(nothing) == 130  # type: ignore[arg-type]
+    assert supervisor._run(nothing) == status  # type: ignore[arg-type]
     output.close(1)
     assert meeting.starts == 1
     assert errors.getvalue() == b"[mirrored] interrupted\n"

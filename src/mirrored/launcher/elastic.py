@@ -18,6 +18,7 @@ from mirrored.launcher.events import EventLog
 from mirrored.launcher.job import free_ports
 from mirrored.launcher.members import LateWorkers, Member, wait_for_end, words_for_change, words_for_returned
 from mirrored.launcher.reaper_client import ReaperClient
+from mirrored.launcher.replacements import STILLBORN_LIMIT, Replacements
 from mirrored.launcher.slow_workers import SlowWorkers
 from mirrored.launcher.supervisor import Failure, Supervisor
 from mirrored.launcher.worker import LOST_PEER, Worker, shell_code, words_for
@@ -25,9 +26,6 @@ from mirrored.settings import COPY_FDS, HEARTBEAT_SECONDS, RENDEZVOUS_SECONDS
 
 # How long the other workers may run on after one has ended the program with status 0 inside of the training function.
 _EARLY_SECONDS: Final = 5.0
-_STILLBORN_LIMIT: Final = 3
-# The longest time that the replacement of lost workers waits for the next step of the other workers.
-_RECOVERING_SECONDS: Final = 10.0
 # How long the launcher waits, after the first training functions have returned, before it names the other workers.
 _RETURNED_SECONDS: Final = 10.0
 # How long a member may take to leave its epoch: it may be compiling, or computing in Python.
@@ -43,7 +41,7 @@ class ElasticSupervisor(Supervisor):
         self._membership = Membership(self._job.workers, self._job.min_workers)
         self._members: dict[WorkerKey, Member] = {}
         self._serial: dict[int, int] = {}  # the number of processes that each slot has had
-        self._stillborn: dict[int, int] = {}  # how many in a row did not reach the training function
+        self._replacements = Replacements()
         self._services: dict[int, Any] = {}  # the coordination services by epoch
         self._cause = ""
         self._changing_since: float | None = None
@@ -163,7 +161,7 @@ class ElasticSupervisor(Supervisor):
     def _refuse(self, key: WorkerKey, member: Member, why: str) -> Failure | None:
         """Ends a worker that differs from the others, whose replacement would differ as well."""
         self._forget(key, member, "is refused")
-        self._stillborn[key[0]] = _STILLBORN_LIMIT
+        self._replacements.give_up(key[0])
         said = (
             f"worker {key[0]} is refused: {why}. All workers of an elastic job must have the same versions, flags, "
             "CPU and number of threads, so that results do not depend on which workers compute them"
@@ -178,7 +176,7 @@ class ElasticSupervisor(Supervisor):
             case "arrived":
                 member.has_arrived, member.has_stepped, member.port = True, False, None
                 member.holds = frozenset(message["holds"])
-                self._stillborn[key[0]] = 0
+                self._replacements.arrived(key[0])
                 self._events.write("arrived", worker=key[0], epoch=epoch, snapshots=message["snapshots"])
                 return self._membership.arrived(key, message["snapshots"])
             case "suspected":
@@ -370,10 +368,8 @@ class ElasticSupervisor(Supervisor):
             self._lost_ports = (*self._lost_ports, member.port)
         if member.is_ended:
             return failure or self._execute(self._membership.lost(key, is_failure=False))
-        if not member.has_arrived:
-            self._stillborn[key[0]] = self._stillborn.get(key[0], 0) + 1
-            if self._stillborn[key[0]] >= _STILLBORN_LIMIT:
-                return self._give_up(key[0], how, code)
+        if not member.has_arrived and self._replacements.is_hopeless(key[0]):
+            return self._give_up(key[0], how, code)
         if self._membership.has_ended:
             return failure or Failure(f"worker {key[0]} {how}", shell_code(code or 1))
         epoch = self._membership.epoch
@@ -384,22 +380,25 @@ class ElasticSupervisor(Supervisor):
 
     def _give_up(self, slot: int, how: str, code: int | None) -> Failure | None:
         """Stops replacing the workers of a slot; ends the job if too few workers are left."""
-        self._output.say(f"worker {slot} {how} {_STILLBORN_LIMIT} times before it could join; it is not replaced again")
+        self._output.say(f"worker {slot} {how} {STILLBORN_LIMIT} times before it could join; it is not replaced again")
         return self._failure_without(f"worker {slot} {how}", shell_code(code or 1))
 
     def _failure_without(self, reason: str, code: int) -> Failure | None:
         """Returns the failure of the job if the workers that are left are too few; None otherwise."""
         arrived = sum(one.has_arrived for one in self._members.values())
-        needs_all = self._membership.epoch is None or self._restart_reason is not None
-        needed = self._job.workers if needs_all else self._job.min_workers
-        return Failure(reason, code) if arrived < needed else None
+        fewest = self._job.workers if self._needs_all() else self._job.min_workers
+        return Failure(reason, code) if arrived < fewest else None
+
+    def _needs_all(self) -> bool:
+        """Returns whether the next epoch needs all workers: the first one, and if all processes restart."""
+        return self._membership.epoch is None or self._restart_reason is not None
 
     def _kill_silent(self) -> Failure | None:
         """Kills workers that are stopped, or do not leave or join an epoch, so that they can never write again."""
         # While an epoch runs, no worker waits for others, and `missing` has no meaning.
         is_incomplete = not self._membership.is_running and self._membership.missing > 0
         is_awaited = is_incomplete and any(one.has_arrived for one in self._members.values())
-        late = self._late.among({key[0]: one for key, one in self._members.items()}, is_awaited=is_awaited)
+        late = self._late.among(self._by_slot(), is_awaited=is_awaited)
         for key, member in list(self._members.items()):
             if member.worker.code is not None or self._membership.has_ended:
                 continue
@@ -423,25 +422,12 @@ class ElasticSupervisor(Supervisor):
     def _replace_lost(self) -> None:
         if self._membership.has_ended or self._terminated_at is not None or self._has_left_early:
             return
-        if self._must_wait_for_others():
-            return
-        used = {slot for slot, _ in self._members}
-        most = self._job.max_workers or self._job.workers
-        if self._membership.epoch is None or self._restart_reason is not None:
-            most = self._job.workers
-        for slot in range(most):
-            if slot not in used and self._stillborn.get(slot, 0) < _STILLBORN_LIMIT:
-                self._start(slot)
+        if self._needs_all():
+            fewest = most = self._job.workers
+        else:
+            fewest, most = self._job.min_workers, self._job.max_workers or self._job.workers
+        for slot in self._replacements.slots(self._by_slot(), fewest, most):
+            self._start(slot)
 
-    def _must_wait_for_others(self) -> bool:
-        """Whether new workers must wait: the others are recovering, and starting a process takes processor time."""
-        needs_all = self._membership.epoch is None or self._restart_reason is not None
-        needed = needs_all or len(self._members) < self._job.min_workers
-        recovering = [one for one in self._members.values() if one.has_arrived and not one.has_stepped]
-        if not recovering or needed:
-            self._recovering_since = None
-            return False
-        self._recovering_since = self._recovering_since or time.monotonic()
-        return time.monotonic() - self._recovering_since < _RECOVERING_SECONDS
-
-    _recovering_since: float | None = None
+    def _by_slot(self) -> dict[int, Member]:
+        return {slot: member for (slot, _), member in self._members.items()}
