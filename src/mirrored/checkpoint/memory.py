@@ -8,6 +8,7 @@ are marked as shared, so that the next step donates copies of them, and they are
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -44,7 +45,7 @@ class ProcessState(Protocol):
         """Returns the variables that belong to the state."""
         ...
 
-    def restore(self, described: Any, values: list[np.ndarray[Any, Any]]) -> None:
+    def restore(self, described: Any, values: list[np.ndarray]) -> None:
         """Restores the state from a result of `describe` and the values of the variables."""
         ...
 
@@ -163,8 +164,9 @@ def restore_snapshot(checkpoint: Checkpoint, manifest: Manifest) -> None:
     for name, state in _process_states.items():
         described = manifest.leaves.get(_OF_PROCESS + name)
         if described is not None:
-            values = [one.value for key, one in manifest.leaves.items() if key.startswith(f"{_OF_PROCESS}{name}/")]
-            state.restore(decode(described.value), values)
+            of_variables = (f"{_OF_PROCESS}{name}/{number}" for number in itertools.count())
+            present = itertools.takewhile(manifest.leaves.__contains__, of_variables)
+            state.restore(decode(described.value), [manifest.leaves[one].value for one in present])
 
 
 class _FromMemory(Restoration):
