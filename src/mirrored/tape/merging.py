@@ -8,7 +8,8 @@ tapes the merge is one operation, of which each replica's tape records its own o
   residuals are returned to replica 0 as additional results, so that an outer tape sees them. Assignments are staged and
   take effect when the differentiation is complete.
 - Backward pass: another merge. Each replica passes its cotangents, replica 0 also the residuals, and each
-  receives the cotangents of its operands. If a persistent tape records the backward pass, each passes its operands.
+  receives the cotangents of its operands. If a persistent tape records the backward pass, each passes its operands,
+  unless the function assigns variables, so that it may run only once: such a gradient has no derivative.
 
 The backward passes of all replicas must execute the same merges in the same order. A replica therefore executes a merge
 even if no cotangent has reached it.

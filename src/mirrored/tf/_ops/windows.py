@@ -26,7 +26,7 @@ def _four(value: StaticInts, called: str, argument: str) -> tuple[int, int, int,
             called,
             found=f"`{argument}` is {list(numbers)}",
             rule="the first and the last number, those of batch and channels, must be 1",
-            remedy="pass 1 there; tf.nn.max_pool also takes windows of several channels",
+            remedy="pass 1 there",
         )
     height, width = numbers[1:3] if len(numbers) == 4 else numbers * (2 // len(numbers))
     return 1, height, width, 1
