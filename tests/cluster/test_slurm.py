@@ -80,7 +80,7 @@ def test_several_tasks_on_a_node_share_its_gpus(slurm):
 
 @pytest.mark.parametrize(
     ("local", "visible", "expected"),
-    [("", "4,5,6,7", "6,7"), ("0", "4,5,6,7", "4,5"), ("1", "4, 5,6,7", "6,7"), ("1", "", "2,3")],
+    [("", "4,5,6,7", "6,7"), ("0", "4,5,6,7", "4,5"), ("1", "4, 5,6,7", "6,7"), ("1", "", "2,3"), ("1", "0,1", "0,1")],
 )
 def test_a_task_gets_gpus_that_slurm_has_assigned_by_its_place_on_the_node(
     slurm, monkeypatch, local, visible, expected
@@ -89,8 +89,8 @@ def test_a_task_gets_gpus_that_slurm_has_assigned_by_its_place_on_the_node(
     slurm(PROCID="1", STEP_NUM_TASKS="4", STEP_TASKS_PER_NODE="2(x2)", STEP_NODELIST="h[1-2]", LOCALID=local)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     resolver = SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2)
-    for _ in range(2):
-        resolver.cluster_spec()
+    for one in (resolver, resolver, SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2)):
+        one.cluster_spec()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 

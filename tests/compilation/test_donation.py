@@ -19,6 +19,7 @@ import pytest
 
 import mirrored as mr
 from mirrored._jax.dispatch import CacheMisses, DispatchJob
+from mirrored.checkpoint.leaves import VariableLeaf
 from mirrored.compilation import dispatch
 from mirrored.compilation.dispatch import DonatingStep
 from mirrored.errors import LostStateError
@@ -644,6 +645,15 @@ def with_others(strategy: Any, variable: Any, value: Any) -> Any:
     return results
 
 
+def back_after_a_failed_restore(strategy: Any, variable: Any, value: Any) -> Any:
+    variable.assign(value)
+    held = variable.read_value()
+    undo = VariableLeaf(variable).undo()
+    variable.assign(0 * value)
+    undo()
+    return held
+
+
 def directly(strategy: Any, variable: Any, value: Any) -> Any:
     return variable.assign(value)
 
@@ -652,7 +662,10 @@ def in_a_run(strategy: Any, variable: Any, value: Any) -> Any:
     return strategy.experimental_local_results(strategy.run(lambda: variable.assign(value)))
 
 
-@pytest.mark.parametrize("assign", [in_a_merge_under_a_tape, with_others, directly, in_a_run])
+@pytest.mark.parametrize(
+    "assign",
+    [in_a_merge_under_a_tape, with_others, back_after_a_failed_restore, directly, in_a_run],
+)
 @pytest.mark.parametrize("in_scope", [True, False])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_array_that_the_program_holds_is_not_donated(assign: Any, in_scope: bool, replicas: int) -> None:

@@ -159,6 +159,7 @@ OTHERS = {
     "another shape": lambda g: jnp.ones((3, 2)),
     "complex": lambda g: g * 1j,
     "a string": lambda g: "no",
+    "rows of a larger array": lambda g: SparseRows(jnp.ones(1), jnp.array([2]), (3,)),
 }
 
 

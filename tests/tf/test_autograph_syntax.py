@@ -87,7 +87,7 @@ def test_an_error_names_what_was_not_converted_and_why():
         return x
 
     with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
-        tf.function(f)(tf.constant(3.0))
+        tf.function(lambda x: tf.function(f)(x))(tf.constant(3.0))  # each level adds the note, if it is missing
     (note,) = [one for one in caught.value.__notes__ if "AutoGraph" in one]
     assert "f: `:=` is not supported in the condition of `while`, in `and`" in note
     assert "move these statements to another function" in note

@@ -166,6 +166,12 @@ def test_maps_and_folds(wrap: Wrap) -> None:
 
 
 @WRAPS
+def test_a_vectorized_map_repeats_a_single_row(wrap: Wrap) -> None:
+    sums = wrap(lambda x: tf.vectorized_map(lambda pair: pair[0] + pair[1], (x, tf.constant([10.0]))))
+    np.testing.assert_array_equal(sums(tf.constant([1.0, 2.0, 3.0])), [11, 12, 13])
+
+
+@WRAPS
 @pytest.mark.parametrize(
     ("fn", "options", "error"),
     [

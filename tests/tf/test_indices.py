@@ -254,6 +254,11 @@ def test_what_tensorflow_refuses(call):
         call()
 
 
+def test_a_bound_beyond_the_range_of_integers_limits_nothing():
+    largest = np.iinfo(np.int32).max
+    assert tf.clip_by_value(tf.constant([largest, -largest]), -1e12, 1e12).tolist() == [largest, -largest]
+
+
 @pytest.mark.long
 def test_edges_of_what_is_allowed():
     """Recorded with TensorFlow 2.21."""

@@ -85,3 +85,8 @@ def test_labels_are_not_broadcast(loss: Any, labels: Any) -> None:
     """Labels [3] and logits [3, 1] gave the loss of 9 pairs."""
     with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same shape"):
         loss(labels, tf.zeros([3, 1]))
+
+
+def test_the_sparse_cross_entropy_of_integer_logits_is_not_rounded():
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits([2], [[1, 2, 3]])
+    np.testing.assert_allclose(loss, [0.4076], rtol=1e-3)

@@ -206,6 +206,10 @@ def test_bounds_that_are_missing(options: dict[str, Any]) -> None:
             draw_uniform([2], **options)
 
 
+def test_the_bounds_of_an_empty_draw_are_not_compared() -> None:
+    assert tf.random.uniform([0], maxval=0, dtype=tf.int32).shape == (0,)
+
+
 def test_shuffling_a_number_returns_it() -> None:
     assert tf.random.shuffle(tf.constant(5)).numpy() == 5
 

@@ -282,7 +282,7 @@ def _encoded(value: Any) -> Any:
     raise TypeError
 
 
-def _encoded_array(value: Any) -> dict[str, Any]:
+def _encoded_array(value: jax.Array | np.ndarray | np.generic) -> dict[str, Any]:
     if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
         raise TypeError
     array = np.asarray(key_data(value))
