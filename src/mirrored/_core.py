@@ -35,7 +35,7 @@ from mirrored.variables import variable_creator_scope as variable_creator_scope
 if TYPE_CHECKING:
 
     def get_replica_context() -> ReplicaContext | Any:
-        """Returns the context of the replica, or None in cross-replica context.
+        """Returns the replica context, in `Strategy.run` or outside any strategy; None in cross-replica context.
 
         For type checkers `Any` takes the place of None: programs call it where they know that a replica runs.
         """

@@ -11,7 +11,7 @@ _REFUSALS: Final = ("can't start new thread", "can't create new thread")
 
 
 def start(*threads: threading.Thread) -> None:
-    """Starts threads so that, even if an exception interrupts the call, each thread either runs or never begins.
+    """Starts threads so that an exception that interrupts the call leaves no thread half-started.
 
     `Thread.start` is written in Python, so a signal handler or an injected exception can interrupt it. The new thread
     then dies before it calls its target (``del _limbo[self]`` fails), or waits forever for the lock of its start event,
@@ -49,7 +49,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class Claim:
-    """A flag that decides whether a new thread does its work or its starter cancels the work: the first claim wins."""
+    """A flag that a new thread claims to do its work, or its starter claims to cancel it; the first claim wins."""
 
     def __init__(self) -> None:
         self._taken: dict[None, str] = {}

@@ -188,7 +188,7 @@ class RendezvousError(ClusterError, TimeoutError):
 
 
 class DisagreementError(MirroredError, RuntimeError):
-    """Error raised when workers are at different points of the program, or pass unequal values that must be equal."""
+    """Error raised when workers are at different points of the program, or differ in a value that must be equal."""
 
 
 class AbsentWorkerError(DisagreementError, TimeoutError):

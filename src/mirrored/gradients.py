@@ -107,7 +107,7 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
 
 
 class GradientAccumulator:
-    """An accumulator of gradients over several micro-batches; the sum is reduced over replicas only once.
+    """Accumulates gradients over several micro-batches, and all-reduces the sum over replicas only once.
 
     The result is the gradient of the mean loss over all examples of all micro-batches and replicas. Micro-batches can
     differ in size: each gradient is weighted by its number of examples. The sums are kept per replica, in float32 or
@@ -203,7 +203,7 @@ class GradientAccumulator:
         return self._means(sums)
 
     def apply(self, optimizer: Optimizer) -> None:
-        """Updates variables with the accumulated gradients by `optimizer`, and resets the accumulator.
+        """Updates the variables by applying the accumulated gradients with `optimizer`, and resets the accumulator.
 
         This takes one reduction over replicas in total.
 

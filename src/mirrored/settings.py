@@ -305,7 +305,7 @@ FOREIGN: Final[Mapping[str, str]] = {
 
 
 def check(environment: Mapping[str, str] | None = None) -> None:
-    """Checks the values of all of mirrored's environment variables, and warns of unknown ones.
+    """Checks the values of all of mirrored's environment variables, and warns of names that are probably misspelled.
 
     Args:
         environment: Read instead of `os.environ`.

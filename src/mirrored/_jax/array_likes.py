@@ -46,7 +46,7 @@ def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Call
 
 
 def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
-    """Lets JAX arrays be indexed with instances of a class, which `as_index` converts to indices.
+    """Registers a class whose instances may index JAX arrays; `as_index` converts each instance to an index.
 
     Args:
         cls: The class; subclasses are included.
@@ -56,7 +56,7 @@ def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
 
 
 def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Replaces each instance of a registered array-like class by its array, which is read inside ``context()``.
+    """Returns the values, with instances of registered classes replaced by their arrays, read inside ``context()``.
 
     JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
     derivative rule that a transformation such as `vmap` passes on.
@@ -72,7 +72,7 @@ def registered_read(values: Sequence[Any], context: Callable[[], AbstractContext
 
 
 def has_registered(values: Sequence[Any]) -> bool:
-    """Returns whether a value is an instance of a registered array-like class, such as a variable."""
+    """Returns whether any of the values is an instance of a registered array-like class, such as a variable."""
     return any(type(value) is not _Array and _is_registered(value) for value in values)
 
 

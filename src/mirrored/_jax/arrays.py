@@ -32,7 +32,7 @@ ALIGNMENT_BYTES: Final = 64
 
 
 class HostBuffer(np.ndarray[Any, Any]):
-    """The host memory of an array that `aligned_empty` returned, which all views of the array share.
+    """The memory behind an array from `aligned_empty`, shared by all views of that array.
 
     Attributes:
         exposed: Whether user code was given a writable view.
@@ -64,7 +64,7 @@ def is_owned(array: np.ndarray) -> bool:
 
 
 def owned(value: object) -> Any:
-    """Returns a NumPy array, or a copy if code outside `mirrored` can write to the array's memory.
+    """Returns `value`, or a copy if `value` is a NumPy array that code outside `mirrored` can write to.
 
     Args:
         value: Any value. A value that is not a NumPy array is returned unchanged.
@@ -199,7 +199,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns whether a 64-bit integer array fits the narrower integer `dtype`; True for other dtypes."""
+    """Returns whether all values of a 64-bit integer array fit into a narrower integer `dtype`; True in other cases."""
     if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)
@@ -207,7 +207,7 @@ def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
-    """Raises an error if JAX, without its 64-bit mode, would silently truncate the 64-bit NumPy integers of a value.
+    """Raises an error if a NumPy array or scalar has 64-bit integers that JAX would silently truncate to fewer bits.
 
     Args:
         value: Any value; only NumPy arrays and scalars are checked.
@@ -236,7 +236,7 @@ def _is_canonical(array: np.ndarray) -> bool:
 
 
 def canonical(array: np.ndarray) -> np.ndarray:
-    """Converts an array to the dtype that it has on devices.
+    """Converts a NumPy array to the dtype that JAX would give it on devices, such as float32 for float64.
 
     Raises:
         ArgumentError: The array is masked, or integers of 64 bits do not fit into 32.
@@ -299,7 +299,7 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
 
 
 def is_host_dtype(dtype: np.dtype[Any]) -> bool:
-    """Returns whether NumPy supports a dtype that JAX does not support: strings, objects, dates or records."""
+    """Returns whether a NumPy dtype is one that JAX does not support: strings, objects, dates or records."""
     return dtype.hasobject or dtype.kind in "SUTMm" or dtype.fields is not None
 
 
@@ -320,7 +320,7 @@ def refuse_host_dtype(array: np.ndarray | np.generic) -> None:
 
 
 def has_host_dtype(value: object) -> bool:
-    """Returns whether a value is a NumPy array or scalar of a dtype that JAX does not have."""
+    """Returns whether a value is a NumPy array or scalar of a dtype that JAX does not support."""
     return isinstance(value, (np.ndarray, np.generic)) and is_host_dtype(value.dtype)
 
 

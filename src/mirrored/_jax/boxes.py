@@ -87,7 +87,7 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """Protocol of a gradient tape's JAX trace: the members that the tape's tracked arrays (boxes) use."""
+    """Protocol of a gradient tape's JAX trace, with the members that the arrays tracked by the tape (boxes) use."""
 
     @property
     def recorder(self) -> object:

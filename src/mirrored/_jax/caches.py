@@ -157,7 +157,7 @@ def _own_tape_token() -> _TapeToken:
 
 
 def carry_tape_token() -> Callable[[], None]:
-    """Returns a function that gives another thread the tracing-cache token of this thread's tapes."""
+    """Returns a function that, called in another thread, makes tapes there use this thread's tracing-cache token."""
     token = _own_tape_token()
     return lambda: setattr(_tape_thread, "token", token)
 
@@ -222,7 +222,7 @@ def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
 
 
 def renew() -> None:
-    """Takes a new token in the enclosing `fresh()` block, so that JAX finds no earlier trace of a jitted function.
+    """Switches to a new tracing-cache token in a `fresh()` block, so that JAX finds no earlier trace of a function.
 
     Call it when a value that helpers may have captured changes within the block.
     """
@@ -232,7 +232,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Records that JAX is tracing a function that reads a variable, and must retrace it for other tapes and replicas.
+    """Makes JAX retrace functions after each change of tape or replica, because a traced function reads a variable.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. So the next call traces the
     helper once more. From then on its traces are reused only until the tape or the replica changes: a thread takes a
@@ -246,14 +246,16 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Called after a change of tape or replica: makes JAX retrace jitted functions if any has read a variable."""
+    """Makes JAX retrace jitted functions after a change of tape or replica, if any of them has read a variable."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
 
 
 def enter_tape() -> None:
-    """Called when a tape opens: makes JAX retrace jitted functions, except at the first tape of a replica's trace.
+    """Makes JAX retrace jitted functions when a tape opens, unless the tape is the first one in a replica's trace.
+
+    The first tape has this effect, too, if a function has read a variable (`note_read`).
 
     A helper may have closed over a value that an earlier tape of the trace has recorded, through a mutable object (a
     module's attribute). The new tape would find no gradient through it.

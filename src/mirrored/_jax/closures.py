@@ -216,7 +216,7 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """A JAX primitive as a function that takes the arrays in the primitive's parameters as arguments.
+    """A callable for a JAX primitive that takes the arrays embedded in the primitive's parameters as extra arguments.
 
     Args:
         primitive: The primitive.

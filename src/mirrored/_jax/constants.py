@@ -19,7 +19,7 @@ _PLAIN_KINDS = "biufc"
 
 
 def with_constants(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a JAX function; skips its execution if its trace shows that each result is filled with one constant number.
+    """Calls a JAX function, but skips its execution if the trace shows that each result is filled with one constant.
 
     Args:
         function: A function of JAX without side effects.

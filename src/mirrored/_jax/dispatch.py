@@ -84,7 +84,7 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def settle(self) -> None:
-        """Waits until the call has ended; after an interruption, cancels the call if it has not begun."""
+        """Waits until the call has ended, or cancels a call that has not begun if the wait was interrupted."""
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
             self.error = self.interruption or RuntimeError("the call was cancelled before it began")
@@ -130,7 +130,7 @@ class Dispatch:
 
     @property
     def job(self) -> DispatchJob | None:
-        """The job of the latest cache miss; callers set the attribute to None to detect a miss in the next call."""
+        """The `DispatchJob` of the latest cache miss; set it to None before a call to see whether the call misses."""
         return self._misses.job
 
     @job.setter
@@ -138,7 +138,7 @@ class Dispatch:
         self._misses.job = job
 
     def forget(self) -> None:
-        """Clears the jitted function's fast-path cache, which JAX otherwise leaves disabled after an error."""
+        """Clears the jitted function's fast-path cache after an error, so that JAX uses the fast path again."""
         self.function._clear_cache()
 
 
@@ -224,7 +224,7 @@ def capture_thread_state() -> ThreadState:
 
 
 def adopt_thread_state(state: ThreadState) -> None:
-    """Sets the JAX settings and context of this new thread to the values in the snapshot."""
+    """Sets the JAX settings and context of this new thread to the values that `capture_thread_state` returned."""
     for holder, value in state.values:
         holder.set_local(value)
     resources = _mesh.thread_resources

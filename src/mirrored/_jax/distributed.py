@@ -106,7 +106,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
 
 
 def next_slice(seconds: float) -> float:
-    """Returns the duration of the next part of a wait of `seconds`; raises an exception if the workers changed.
+    """Returns how long to wait before the next call, at most `seconds`; in elastic jobs, raises if the workers changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
     """

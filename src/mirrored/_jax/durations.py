@@ -47,7 +47,7 @@ _measured = _Measured()
 
 
 def durations() -> dict[str, float]:
-    """Returns the seconds spent on each activity in `KINDS`; starts to measure JAX's own parts at the first call."""
+    """Returns the seconds per activity in `KINDS`; all activities but tracing are measured from the first call on."""
     with _measured.lock:
         begins, _measured.listens = not _measured.listens, True
         found = dict(_measured.seconds)
@@ -58,7 +58,7 @@ def durations() -> dict[str, float]:
 
 @contextmanager
 def tracing_measured() -> Iterator[None]:
-    """Adds the duration of a ``with`` block to the time of tracing, unless the block is inside another such block."""
+    """Adds the duration of a ``with`` block to the time of tracing, unless another such block is open in any thread."""
     with _measured.lock:
         _measured.open_traces += 1
         is_outermost = _measured.open_traces == 1

@@ -197,7 +197,7 @@ class JaxprProgram:
         return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
     def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
-        """Returns the input position, or the constant, that a result repeats; None if an equation computes it."""
+        """Returns the input position or the constant that a result copies; None if an equation computes the result."""
         if isinstance(atom, Literal):
             return "constant", atom.val
         for position, variable in enumerate(self.jaxpr.invars):

@@ -181,7 +181,7 @@ def primitive_names(jaxpr: Jaxpr | ClosedJaxpr) -> set[str]:
 
 
 def equations_in(jaxpr: Jaxpr | ClosedJaxpr, outer: Sequence[JaxprEqn] = ()) -> list[tuple[JaxprEqn, ...]]:
-    """Returns each equation of a jaxpr, at any depth, in a tuple with the equations around it, innermost first."""
+    """Returns, for each equation of a jaxpr at any depth, the equation and its enclosing equations, innermost first."""
     found = []
     for eqn in jaxpr.eqns:
         path = (eqn, *outer)

@@ -73,7 +73,7 @@ def same_on_local_replicas(values: Sequence[Any]) -> Any:
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local index of the virtual replica to which an equation's placeholder belongs; None without one."""
+    """Returns the local index of the replica to which an equation's placeholder belongs; None without a placeholder."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():
@@ -210,7 +210,7 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def fill_stores(function: Any, by: Any) -> None:
-    """Copies the side results (stores) of a JAX `WrappedFun` that has run to an equal `WrappedFun` that has not run."""
+    """Fills the empty stores (side results) of a JAX `WrappedFun` from those of an equal `WrappedFun` that has run."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
@@ -249,7 +249,7 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_primitive(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies a primitive under the current trace; a `custom_jvp` function's captured values do not become inputs.
+    """Applies a primitive under the current trace; values captured by a `custom_jvp` function do not become inputs.
 
     If the closed-over values became ordinary arguments, JAX would drop their tangents silently.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def movable(array: object) -> Any:
-    """Returns an uncommitted array with the same device buffer, which JAX may move to another device.
+    """Returns an uncommitted array that shares the buffer of `array`, so that JAX may move the array to another device.
 
     A value that is not an array on one device is returned unchanged. A box stays the same object, by which nested tapes
     know it; its payload is replaced.
@@ -43,7 +43,10 @@ def movable(array: object) -> Any:
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
-    """Moves committed arrays to the first committed one's devices; None if none is committed or any is a tracer."""
+    """Returns the arrays, with each committed array moved to the devices of the first one; None if any is a tracer.
+
+    Returns None, too, if no array is committed.
+    """
     payloads = [payload_of(array) for array in arrays]
     if not all(type(payload) is Array for payload in payloads):
         return None
@@ -140,7 +143,10 @@ _unplaced_p = Primitive("unplaced")  # type: ignore[no-untyped-call]
 
 
 def unplaced(array: jax.Array) -> Any:
-    """Removes the mesh from an array's type; differentiable, and without effect in a compiled program."""
+    """Returns the same array without a mesh in its type.
+
+    The operation is differentiable, and has no effect in a compiled program.
+    """
     return _unplaced_p.bind(array)
 
 

@@ -76,7 +76,7 @@ def serve(address: str, num_processes: int, heartbeat_seconds: int) -> Any:
 
 
 def end_service(service: Any) -> None:
-    """Ends a coordination service that no client uses any more, with its threads and its port; does not wait."""
+    """Shuts down a coordination service that no client uses any more; does not wait for the end of the shutdown."""
     start(threading.Thread(target=service.shutdown, name="mirrored-ending-service", daemon=True))
 
 
@@ -195,7 +195,7 @@ def release_waiters(index: int, num_processes: int) -> None:
 
 
 def live_arrays() -> list[jax.Array]:
-    """Returns all arrays of this process."""
+    """Returns all JAX arrays that are alive in this process."""
     return jax.live_arrays() if _xla_bridge.backends_are_initialized() else []
 
 
@@ -351,7 +351,7 @@ class Abandonable:
             action()
 
     def enter(self, change: Callable[[], object] = lambda: None, *, must_finish: bool = False) -> None:
-        """Begins a part of the work, unless the work is abandoned.
+        """Marks the beginning of the next part of the work; raises an error if the work was abandoned.
 
         Args:
             change: Called first. It changes what the caller sees.
@@ -368,18 +368,18 @@ class Abandonable:
             self._must_finish = must_finish
 
     def wait(self, seconds: float) -> bool:
-        """Waits, and returns whether the work is done."""
+        """Waits at most `seconds` for the end of the work, and returns whether the work is done."""
         return self._done.wait(seconds)
 
     def abandon(self) -> None:
-        """Makes the work stop before its next part; waits for the end of the current part if it `must_finish`."""
+        """Makes the work stop before its next part; waits for a current part that was entered with `must_finish`."""
         with self._lock:
             self._is_abandoned = True
         while self._must_finish:
             time.sleep(_POLL_SECONDS)
 
     def then(self, action: Callable[[], object]) -> None:
-        """Calls a function when the work is done, in the thread of the work; at once if the work is done already.
+        """Calls a function in the work's thread when the work is done; if it is done already, at once in this thread.
 
         Objects that `keep` has kept are released before.
         """

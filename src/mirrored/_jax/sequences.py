@@ -26,7 +26,7 @@ _WEAK: Final = ((np.bool_, False), (np.integer, 0), (np.floating, 0.0), (np.comp
 
 
 def beside(value: Any, dtype: DTypeLike) -> Any:
-    """Converts a list or tuple operand to an array, if possible in the dtype of the other operand, an array.
+    """Converts a list or tuple to an array, to be combined with an array of `dtype`; keeps that dtype if possible.
 
     As for a Python number, the result has the array's dtype, or that of a wider kind if the elements need it: floats
     are float32 next to integers.
@@ -115,7 +115,7 @@ def _no_tensor(value: Sequence[Any], elements: Sequence[Any]) -> TypeError:
 
 
 def with_sequences(operator: Callable[[Any, Any], Any], kinds: Set[type]) -> Callable[[Any, Any], Any]:
-    """Wraps a binary operator of arrays so that its other operand may be a list or tuple, which is converted.
+    """Wraps a binary operator of arrays so that the second operand may also be a list or tuple.
 
     Args:
         operator: The special method of arrays, such as ``jax.Array.__add__``.

@@ -32,7 +32,7 @@ _described: dict[tuple[tuple[str, int, int], ...], str] = {}
 
 
 def user_line() -> str:
-    """Returns the innermost source line of user code: ``file.py:12 in step``.
+    """Returns the innermost source line of user code, as in ``file.py:12 in step``.
 
     Lines of installed packages (Keras, for instance) count only if there is no other line outside JAX and this package.
     """
@@ -85,7 +85,7 @@ def user_stacklevel() -> int:
 
 
 def user_lines() -> str:
-    """Returns the innermost source lines of user code: ``file.py:12 in step, called at train.py:40 in main``.
+    """Returns the innermost source lines of user code, as in ``file.py:12 in step, called at train.py:40 in main``.
 
     Jobs of several workers call it at each step, so results are cached (about a microsecond per call).
     """

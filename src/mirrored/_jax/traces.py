@@ -135,7 +135,7 @@ _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Gives all traces passed to this function one identity in the keys of `jax.jit`'s C++ fast path.
+    """Makes `jax.jit`'s C++ fast path treat all traces passed to this function as one trace in its cache keys.
 
     These keys contain a weak reference to the current trace (`Trace._weakref`), so each trace would leave an entry for
     every function called under it, up to 8,192 of them. Sharing is safe: under a trace that is not eager, JAX puts no
@@ -236,7 +236,7 @@ class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignor
 
 
 def another_tracer(tracer: jax.Array) -> Any:
-    """Returns a new tracer for the same value, so that a tape can tell the two apart; None for unknown tracers.
+    """Returns a new tracer for the same value, so that a tape can tell the two tracers apart; None for unknown types.
 
     Supports JAX 0.10 to 0.12: a tracer of a jaxpr refers to the jaxpr's variable (`val`) and keeps its equation alive
     (`parent`).

@@ -37,7 +37,7 @@ class Structure:
 
     @property
     def num_leaves(self) -> int:
-        """The number of leaves."""
+        """The number of leaves of the pytree."""
         return int(self.treedef.num_leaves)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
@@ -62,7 +62,7 @@ class Structure:
 
 
 def tree_flatten(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
-    """Flattens a pytree as `jax.tree.flatten` does; the structure rebuilds dicts with the order of their keys."""
+    """Flattens a pytree like `jax.tree.flatten`; the returned structure restores each dict's original key order."""
     leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
     return leaves, Structure(treedef, value)
 
@@ -77,7 +77,7 @@ def tree_map(
 
 
 def in_order_of(like: PyTree, value: PyTree) -> Any:
-    """Returns a pytree with the keys of each dict in the order of the same dict in `like`, a pytree of equal structure.
+    """Returns `value` with the keys of each dict ordered as in the same dict of `like`, a pytree of equal structure.
 
     It does not look into containers in `like` for which `value` has a leaf, such as a long list of numbers.
     """

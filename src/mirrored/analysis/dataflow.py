@@ -248,7 +248,7 @@ def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: i
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the dependencies of outputs that are the operands themselves, passed through unchanged."""
+    """Returns the dependencies of `count` outputs that are unchanged operands, beginning with operand `first`."""
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

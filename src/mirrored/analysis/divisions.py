@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 
 
 class Divisions:
-    """The divisions by the number of replicas in a jaxpr; each is a bit of a mask.
+    """A jaxpr's divisions by the number of replicas, each represented by one bit of a mask.
 
     A model may divide by the same number, as average pooling over 2x2 elements does on 4 replicas. The derivative of
     such a division divides by it once more, in the same shape. So a value that depends on a division, and is divided

@@ -110,7 +110,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Finds means over the per-replica batch in a replica function, by their factors 1/n in the gradients.
+    """Finds means over the per-replica batch in a replica function, by the factors 1/n that they cause in gradients.
 
     Args:
         jaxpr: The jaxpr of the body.
@@ -141,7 +141,7 @@ class LossScaling:
             self._run(jaxpr, self._known, ())
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over the per-replica batch whose derivatives are factors of the given gradients.
+        """Returns the means over the per-replica batch from which the given gradients were derived.
 
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """
@@ -151,7 +151,7 @@ class LossScaling:
         return sorted({mean for value in values for mean in value.means}, key=str)
 
     def parts_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over all replicas' batches whose derivatives are factors of the given gradients."""
+        """Returns the means over the global batch from which the given gradients were derived."""
         return sorted({part for value in self._values_of(gradients)[0] for part in value.parts}, key=str)
 
     def are_totals(self, gradients: Sequence[Any]) -> bool:

@@ -273,7 +273,7 @@ def _classes(keys: Sequence[Hashable]) -> list[int]:
 
 
 class ArrayContents:
-    """A hashable key for an array, compared by its bits.
+    """A hashable key for an array; keys are equal if their arrays have the same shape, dtype and bits.
 
     The hash covers only the shape and dtype. The bits are fetched from the device and hashed when the key is compared
     with another of the same shape and dtype. So most arrays are never fetched.

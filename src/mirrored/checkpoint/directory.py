@@ -39,7 +39,7 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 
 
 def following(path: Path, manifest: Manifest) -> Manifest:
-    """Returns a manifest that is newer than all checkpoints in the folder in which it will be written.
+    """Returns a copy of `manifest` that orders the new checkpoint after all earlier checkpoints in its folder.
 
     The clock can be behind that of an earlier save, for example after a restart on another machine.
 

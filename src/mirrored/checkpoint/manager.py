@@ -147,7 +147,7 @@ class CheckpointManager:
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
-        """Saves a checkpoint if one is due after training step `step`; returns its path, or None without a save.
+        """Saves a checkpoint if one is due after training step `step`; returns the path, or None if nothing was saved.
 
         `save` waits for a previous checkpoint that is still being written. It then copies the state to this host and
         returns; a background thread writes the checkpoint while training continues.

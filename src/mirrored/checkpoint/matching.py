@@ -61,7 +61,7 @@ class Match:
         return not (self.missing or self.unexpected or self.misfits)
 
     def report(self) -> str:
-        """Formats as text how many names of the program match the checkpoint's, and which names do not match."""
+        """Returns a text that says how many names match, and lists the names that do not."""
         matched, all_here = self.pairs.keys() - {COUNTER}, self.here.keys() - {COUNTER}
         lines = [f"{len(matched)} of {len(all_here)} names of the program matched"]
         lines += _section("with a different shape, dtype or kind", [_misfit_line(one) for one in self.misfits])

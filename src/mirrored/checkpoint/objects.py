@@ -171,7 +171,7 @@ def is_shareable(value: object) -> bool:
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether mirrored may set an attribute of its own on an object: True for Keras and mirrored classes."""
+    """Returns whether mirrored may add an attribute to an object: True for objects of Keras and mirrored classes."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
@@ -313,7 +313,7 @@ def keras_slots(value: object) -> KerasSlots | None:
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The model variables that a Keras optimizer updates, and its slot variables keyed by their position."""
+    """The model variables that a Keras optimizer updates, and the optimizer's slot variables, keyed by their index."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]

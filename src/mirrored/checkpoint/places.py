@@ -17,7 +17,10 @@ from mirrored.errors import ArgumentTypeError
 
 
 class Place(abc.ABC):
-    """Base class of locations of values (an attribute, a list item), through which a restore replaces the values."""
+    """Base class of the locations where a value can be stored, such as an attribute or a list item.
+
+    A restore replaces values through their locations.
+    """
 
     @abc.abstractmethod
     def get(self) -> Any:

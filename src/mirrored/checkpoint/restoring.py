@@ -46,7 +46,7 @@ def outside_of_steps(called: str) -> Iterator[None]:
 
 
 class Restoration:
-    """A restore in progress: existing variables were restored; others follow when the program creates them.
+    """A restore in progress, which has restored existing variables, and restores others when the program creates them.
 
     Args:
         directory: The folder of the checkpoint.
@@ -109,7 +109,7 @@ class Restoration:
             self._restore(called, wanted, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Adds saved values that were not restored yet to a new checkpoint's manifest, so that no value is lost.
+        """Returns a new checkpoint's manifest plus the saved values that were not restored yet, so that none is lost.
 
         The values are read once and held in memory, because the restored checkpoint may be removed before the program
         creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.

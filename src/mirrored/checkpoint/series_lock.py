@@ -81,7 +81,7 @@ class SeriesLock:
         self._take(called)
 
     def write_by(self, writer: object, called: str) -> None:
-        """Records that a `Checkpoint` writes; raises an error if another one has written since its previous write.
+        """Records a write by `writer`; raises an error if another `Checkpoint` has written since `writer` last did.
 
         Raises:
             CheckpointError: Two checkpoints take turns under one name.

@@ -35,7 +35,7 @@ def writes_here(called: str, path: Path) -> bool:
 
 
 def with_all_positions(manifest: Manifest, called: str) -> Manifest:
-    """Adds the read positions of all workers' data iterators to a manifest, if the positions differ."""
+    """Returns the manifest, with the read positions of all workers' data iterators added if the positions differ."""
     own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
     if not several_workers() or not own:
         return manifest
@@ -49,7 +49,7 @@ def with_all_positions(manifest: Manifest, called: str) -> Manifest:
 
 
 def own_position(saved: Saved, name: str, called: str) -> Saved:
-    """Selects this worker's read position in the data, if a checkpoint stores one for each worker.
+    """Returns this worker's read position in the data if `saved` has one per worker; returns other values unchanged.
 
     Raises:
         CheckpointMismatchError: The positions of a different number of workers were saved.

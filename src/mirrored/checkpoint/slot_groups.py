@@ -41,7 +41,7 @@ class GroupMatch(NamedTuple):
     joined: list[Joined]
 
     def source_path(self, name: str) -> str:
-        """Translates the path of a value that a group of variables shares to its path in the checkpoint.
+        """Translates the program's path of optimizer state shared by a group of variables to the checkpoint's path.
 
         Returns any other path unchanged.
         """

@@ -13,7 +13,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 def job_options(command: Command) -> Command:
-    """Decorator that adds to a command the options that say on which workers and machines its job runs."""
+    """Decorator that adds the options for a job's workers and machines, such as ``--workers``, to a command."""
     for option in reversed(
         (
             click.option("--workers", type=click.IntRange(min=1), default=1,

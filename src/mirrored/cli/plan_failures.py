@@ -25,7 +25,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.
 
 @dataclasses.dataclass(frozen=True)
 class FailureOptions:
-    """The options about failures, in seconds; None for an option that was not given.
+    """The failure options of `mirrored plan`, in seconds; None for each option that was not given.
 
     Attributes:
         failure_every: The mean time between two failures.
@@ -43,7 +43,7 @@ class FailureOptions:
 
 
 def failure_options(**texts: str | None) -> FailureOptions | None:
-    """Parses the failure options, passed as keywords named like the fields of `FailureOptions`; None if none is given.
+    """Parses keyword arguments into the `FailureOptions` fields of the same names; returns None if no option is given.
 
     Raises:
         ArgumentError: An option cannot be read, or one is given without ``--failure-every``.

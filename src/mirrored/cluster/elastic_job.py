@@ -16,7 +16,7 @@ class _Program:
 
 
 def declare_elastic() -> None:
-    """Records that the program has an elastic training function; `mirrored.elastic.run` calls it."""
+    """Records, on behalf of `mirrored.elastic.run`, that the program has an elastic training function."""
     _Program.is_elastic = True
 
 

@@ -26,7 +26,7 @@ _MOST_FLAGS: Final = 8
 
 
 def properties(environment: Mapping[str, str] | None = None, cpu_info: Path = CPU_INFO) -> dict[str, str]:
-    """Returns the properties of this worker's processor on which the bits of results on CPUs depend.
+    """Returns the properties of this worker's processor that can affect the bits of results computed on CPUs.
 
     Args:
         environment: Read instead of `os.environ`.
@@ -49,7 +49,7 @@ def _schedulable() -> int:
 
 
 def flags_that_differ(expected: str, other: str) -> str:
-    """Returns in which CPU flags a worker differs, as in ``lacks avx512f and has also amx``."""
+    """Describes how a worker's CPU flags differ from the expected flags, as in ``lacks avx512f and has also amx``."""
     missing, more = _some(expected, other), _some(other, expected)
     return " and ".join([f"lacks {missing}"] * bool(missing) + [f"has also {more}"] * bool(more))
 

@@ -97,7 +97,7 @@ def check_fingerprints(called: str, everyone: Sequence[Mapping[str, str]], names
 
 
 def difference(expected: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    """Returns the first entry in which two fingerprints differ; None if all entries are equal."""
+    """Returns the name of the first entry in which two fingerprints differ; None if all entries are equal."""
     for what, value in expected.items():
         missing = what not in other and what.rpartition(" ")[2] in _OPTIONAL
         if not missing and other.get(what) != value:

@@ -28,7 +28,7 @@ class ExecutableLocation(enum.Enum):
 
 
 class PodClient(Protocol):
-    """Protocol of the Kubernetes API client (`kubernetes.client.CoreV1Api`) that the resolver uses."""
+    """Protocol of the Kubernetes API client `kubernetes.client.CoreV1Api`, as `KubernetesClusterResolver` uses it."""
 
     def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any:
         """Returns the Kubernetes pods with a given label."""

@@ -50,7 +50,7 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns a task's address (default: this process's) as ``grpc://host:port``; "" for a single task.
+        """Returns a task's address (by default this process's), as ``grpc://host:port``; "" if there is only one task.
 
         Raises:
             ClusterError: There is no such task.

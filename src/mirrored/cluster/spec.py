@@ -90,11 +90,11 @@ class ClusterSpec:
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns a dict from job name to task addresses: a list, or a dict by task index if indices are missing."""
+        """Returns a dict from job name to task addresses (a list, or a dict by task index if indices are missing)."""
         return {job: _dense(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """Returns the jobs and their tasks as a `ClusterDef`, sorted by name."""
+        """Returns all jobs as a `ClusterDef`, sorted by job name, with each job's tasks sorted by index."""
         return ClusterDef([JobDef(job, dict(sorted(tasks.items()))) for job, tasks in sorted(self._jobs.items())])
 
     def num_tasks(self, job_name: str) -> int:

@@ -128,7 +128,7 @@ def _together(process: Process, deterministic: bool) -> list[str | jax.Device]:
 
 
 def warn_of_models(models: Sequence[str]) -> None:
-    """Logs a warning if the workers have devices of different models, such as two types of GPUs.
+    """Logs a warning if the workers' devices are of different hardware models, such as two types of GPUs.
 
     Each worker updates its copies of variables by its own compiled program. The compiler chooses other kernels for
     another model, and their results may differ in the last bits.

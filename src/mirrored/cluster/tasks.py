@@ -186,7 +186,7 @@ def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> C
 def is_chief(
     cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None = None, task_id: int | None = None
 ) -> bool:
-    """Returns whether a task is the chief: the task of type "chief", else worker 0; True for evaluators.
+    """Returns whether a task is the chief, i.e. the task of type "chief" or else worker 0; True for every evaluator.
 
     Raises:
         ClusterError: There is no such task.
@@ -201,7 +201,7 @@ def is_chief(
 
 
 def worker_count(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str) -> int:
-    """Returns the number of tasks that train together (or evaluate, if `task_type` is "evaluator").
+    """Returns the number of tasks that train, or the number of evaluators if `task_type` is "evaluator".
 
     Raises:
         ClusterError: A task of this type does not train.
@@ -237,7 +237,7 @@ def id_in_cluster(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: st
 def collective_leader(
     cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None, task_id: int | None
 ) -> str:
-    """Returns the device name of the chief, or else of worker 0: ``"/job:chief/replica:0/task:0"``.
+    """Returns the device name of the chief (``"/job:chief/replica:0/task:0"``), or of worker 0 if no task is chief.
 
     The name has TensorFlow's format. It is empty for an evaluator, for a task without a type, and without a cluster.
     """

@@ -62,7 +62,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task (default: this process's); an empty string for a single task.
+        """Returns the address of a task, by default of this process; an empty string if there are fewer than two tasks.
 
         Raises:
             ClusterError: TF_CONFIG is malformed, does not say which task this is, or has no such task.

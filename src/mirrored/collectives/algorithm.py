@@ -66,7 +66,7 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA must not merge equal computations (CSE) in programs that use this algorithm."""
+        """Whether XLA must be kept from merging equal computations (CSE) in programs that use this algorithm."""
         return False
 
     @property
@@ -101,7 +101,7 @@ class CrossDeviceOps(abc.ABC):
     def all_reduce(
         self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
     ) -> list[list[Any]]:
-        """Reduces each array over all replicas; returns the result once for every replica of this device.
+        """Reduces arrays over all replicas; returns per array a list of equal results, one per slot of this device.
 
         The results of an array are equal. Those of a sum or mean are differentiated separately: each receives the
         cotangent of its own replica, and the gradient is the `all_reduce` of these by the same operation in the same
@@ -126,7 +126,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components of each array as ``[replicas, ...]``, once per replica of this device.
+        """Returns, for each array, the stack ``[replicas, ...]`` of all components, once per slot of this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """
@@ -173,7 +173,7 @@ def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> A
 
 
 def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
-    """Converts all replicas' values of one array to JAX arrays, and checks that the reduction `op` supports them.
+    """Converts one array's components to JAX arrays; checks that they are alike and that `op` supports their dtype.
 
     Raises:
         ArgumentError: `op` is a sum or mean and the components are booleans or typed PRNG keys.
@@ -341,5 +341,8 @@ class AllReduce(CrossDeviceOps):
 
 
 def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    """Repeats each total once per virtual replica of this device, in the form that `CrossDeviceOps.sum` returns."""
+    """Returns, for each total, a list that contains the total once per replica slot of this device.
+
+    `CrossDeviceOps.sum` returns its results in this form.
+    """
     return [[total] * group.local for total in totals]

@@ -72,7 +72,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def as_written(self) -> bool:
-        """True: merging equal computations of a device's replicas (CSE) in XLA would change the bits of results."""
+        """True: if XLA merged equal computations of a device's replicas (CSE), the bits of results would change."""
         return True
 
     @property
@@ -87,7 +87,7 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks all replicas' components of each array as ``[replicas, ...]``, once per replica of this device.
+        """Returns, for each array, the stack ``[replicas, ...]`` of all components, once per slot of this device.
 
         The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
         """
@@ -125,7 +125,7 @@ _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a replicated value to each replica of this device, so that the copies' gradients add up in a fixed order.
+    """Returns a replicated value once per slot of this device; the copies' gradients are summed in a fixed order.
 
     The tree sums the cotangents of all replicas. Every device returns the whole sum, and the caller must take only one
     of them, as `one_row_each` does (`strategies.fixed_order_runs`).
@@ -146,7 +146,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a replicated value to each replica of this device; the whole gradient goes to the first device.
+    """Returns a replicated value once per slot of this device; its gradient is complete on device 0, zero on others.
 
     On the first device, the cotangent of `value` is the sum of the cotangents of all replicas; on the others it is
     zero. The reason is that the operations that have computed `value` on every device, such as a reduction over

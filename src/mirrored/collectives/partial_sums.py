@@ -25,7 +25,7 @@ Pattern = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class PartialSums:
-    """How the fixed-order sum of R replicas on D devices is divided into partial sums, each computed by one device.
+    """The division of the fixed-order sum of R replicas on D devices into partial sums, each computed by one device.
 
     Attributes:
         slots: The slots of the replicas.
@@ -62,7 +62,7 @@ class PartialSums:
 
     @functools.cached_property
     def patterns(self) -> tuple[Pattern, ...]:
-        """For each device, a tuple with one range of local replica indices for each partial sum of the device."""
+        """For each device, the ``(start, stop)`` ranges of local replica indices of the device's partial sums."""
         return tuple(
             tuple((start - first, stop - first) for start, stop in map(self._leaves, nodes))
             for nodes, first in ((nodes, self.slots.first_on(device)) for device, nodes in enumerate(self._nodes))

@@ -91,7 +91,7 @@ class ReduceOp(metaclass=_Members):
 
     @property
     def value(self) -> str:
-        """The name of the reduction, like `name`; TensorFlow's `ReduceOp` is an enum, whose members have a `value`."""
+        """The name of the reduction, equal to `name`, for compatibility with TensorFlow's enum `ReduceOp`."""
         return self.name
 
     @property

@@ -148,7 +148,7 @@ def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment)
 
 
 def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Copies an array from one device to the devices of all replicas, where the variables are.
+    """Copies an array from one device to the devices of all replicas; returns tracers unchanged.
 
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
     returned unchanged, because JAX's own rule would leave their cotangents on all devices.
@@ -235,7 +235,7 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns the rows ``[replicas, ...]`` of a stacked array, all readable by this process (by an all-gather)."""
+    """Returns all rows ``[replicas, ...]`` of a stacked array; all-gathers the rows if several processes hold them."""
     if not device_assignment.spans_processes:
         return device_assignment.slots.rows(array)
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))

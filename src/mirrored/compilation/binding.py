@@ -34,7 +34,7 @@ class Code:
 
 
 class Conversion(NamedTuple):
-    """The conversions that a compiled function applies: to its Python function before tracing, and to each result.
+    """The conversions that a compiled function applies to its Python function before tracing, and to each result.
 
     Attributes:
         code: A function from the Python function to the one that is traced. None: the Python function itself.
@@ -64,7 +64,7 @@ UNCONVERTED: Final = Conversion()
 
 
 class Bindings(Generic[F]):
-    """A mapping from each instance to an object created for the instance and released with it.
+    """A mapping from instances to objects, each of which is released when its instance is deleted.
 
     Instances are compared by identity, because equal instances still have different variables, and many instances (such
     as plain dataclasses) are not hashable. An instance that does not support weak references is kept alive.

@@ -197,7 +197,7 @@ def is_users(owner: types.ModuleType | type) -> bool:
 
 
 def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Returns the names of globals and attributes that a code object uses, including its nested functions."""
+    """Returns the global names and the attribute names that a code object and its nested functions use, as two sets."""
     names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):

@@ -214,7 +214,7 @@ def _wait_for_oldest() -> None:
 
 
 def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
-    """Marks the variables whose new values a failed step did not compute as lost, so that reading them raises an error.
+    """Marks variables as lost if a failed step did not compute their new values; reading them then raises an error.
 
     Variables of steps that have kept the old values (`variables.former`) get these back. If the error is that of
     another program, these variables have their new values, and are not lost.
@@ -359,7 +359,7 @@ _OF_EXPLICIT_AXES: Final = ("Resource axis", "sdy.manual_computation", "Explicit
 
 
 def explained_device_error(called: str, error: ValueError) -> DeviceError | None:
-    """Converts JAX's error for an argument on other devices or of another mesh to a `DeviceError`.
+    """Converts JAX's error about arguments on wrong devices, or of a mesh with explicit axes, to a `DeviceError`.
 
     Returns None for any other error.
     """

@@ -36,7 +36,7 @@ _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 class PythonState:
-    """A record, made before a trace, of the iterators, random generators and containers that a function can reach.
+    """A snapshot, taken before a trace, of the iterators, random generators and containers that a function can reach.
 
     Directly reachable are the arguments, the closures and globals of the function and of functions that it calls in its
     module, and the container items and attributes in them that the code names. Objects nested more deeply
@@ -111,14 +111,17 @@ class PythonState:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether `rewind` can undo all changes of a trace to the recorded objects: True if none is an iterator.
+        """Whether `rewind` can undo everything that a trace may change; False if the function can reach an iterator.
 
         An element that a trace has taken from an iterator cannot be put back.
         """
         return not (self._iterators or self._nested)
 
     def rewind(self) -> None:
-        """Restores containers, random generators and, in single-threaded processes, `random` and `numpy.random`."""
+        """Restores the containers and random generators to their state before the trace.
+
+        These include the global generators of `random` and `numpy.random`, if the process had one thread.
+        """
         for _, contents in self._containers:
             contents.rewind()
         for _, generator, before in self._random:
@@ -166,7 +169,7 @@ def exhausted(name: str) -> ArgumentError:
 
 
 def iterating(name: str) -> ArgumentError:
-    """Returns the error for lowering, saving or scanning a function that is not compiled (it reads a dataset)."""
+    """Returns the error for lowering, saving or scanning a function that cannot be compiled, as it reads a dataset."""
     return ArgumentError(
         name,
         found="the function takes elements from a dataset or its iterator",

@@ -143,7 +143,7 @@ class Function(Code):
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: the decorated function, converted if it has a `Conversion`."""
+        """The Python function that is traced: the decorated function, with the `Conversion`, if any, applied."""
         return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property

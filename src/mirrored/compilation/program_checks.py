@@ -49,7 +49,7 @@ _OF_JAXLIB: Final = "Non-hashable static arguments"  # raised by C++ code, which
 
 @contextmanager
 def explaining_uses(called: str) -> Iterator[None]:
-    """Context manager that adds an explanation and a remedy to JAX's errors for uses of a tracer's concrete value."""
+    """Context manager that adds an explanation to JAX's errors about code that needs a tracer's concrete value."""
     try:
         yield
     except _OF_TRACERS as error:
@@ -106,7 +106,7 @@ def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
-    """Refuses ordered printing in a program with several replicas, whatever the number of devices.
+    """Raises an error if a program with several replicas prints with ``ordered=True``, even on one device.
 
     Raises:
         ContextError: There are several replicas.
@@ -125,7 +125,7 @@ def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns the first device assignment of a program's `run` or variables that spans several processes, or None."""
+    """Returns the first multi-process device assignment among those of a program and its variables, or None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (

@@ -15,7 +15,7 @@ from mirrored.values.distributed_values import PerReplica
 
 @dataclasses.dataclass(frozen=True)
 class Result(Bookkeeping):
-    """One leaf of a program's result: a static object, or an array and the function that wraps it for the user.
+    """One leaf of a program's result: a static object, or an array with a function that converts it for the user.
 
     Attributes:
         is_array: Whether it is an array.
@@ -35,7 +35,7 @@ class Result(Bookkeeping):
         return self.components > 0
 
     def described(self, array: jax.ShapeDtypeStruct) -> Any:
-        """Returns the shape and dtype of this leaf, whose array is described by `array`."""
+        """Returns the shape and dtype of this leaf (per component of a per-replica value), given those of its array."""
         if not self.is_per_replica:
             return array
         return PerReplica([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components)

@@ -260,7 +260,7 @@ class Arguments:
         return self._with(leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
-        """Returns a copy with shapes and dtypes in place of arrays, so that the arrays can be freed."""
+        """Returns a copy that holds only the shapes and dtypes of the arrays, so that the arrays can be freed."""
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
         leaves = list(self.leaves)
         for place in self.dynamic:
@@ -291,7 +291,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Splits the batches passed to a call with `steps_per_call` into a tuple of arguments per step.
+    """Converts the batches passed to a call with `steps_per_call` to a list with one argument tuple per step.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps, or `batches` is no list.

@@ -43,12 +43,12 @@ _clock = _Clock()
 
 
 def function_seconds() -> float:
-    """Returns how many seconds the current thread has spent in functions that users passed to `map` and similar."""
+    """Returns how many seconds the current thread has spent in user functions, such as those passed to `map`."""
     return _clock.seconds
 
 
 def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:
-    """Calls a user function on a dataset element like `call`, and converts the result to a pytree of NumPy arrays."""
+    """Calls a user function on a dataset element with `call`, and converts the result to a pytree of NumPy arrays."""
     result = call(function, element, called, index)
     with naming_element(called, index):
         return own_element(result, called)
@@ -111,7 +111,7 @@ class Closeable(Protocol):
 
 
 def close_each(resources: Iterable[Closeable]) -> None:
-    """Closes all resources in order, even if some raise exceptions; raises the last of these at the end."""
+    """Closes all resources in order, even if some raise exceptions; raises the last exception at the end."""
     with contextlib.ExitStack() as stack:
         for resource in reversed(list(resources)):
             stack.callback(resource.close)
@@ -125,7 +125,7 @@ def close_iterator(iterator: Iterator[Any] | None) -> None:
 
 
 def close_or_leave(iterator: Iterator[Any] | None) -> None:
-    """Closes an iterator, except a generator that another thread is executing, for which a warning is logged."""
+    """Closes an iterator; logs a warning instead if it is a generator that another thread is executing."""
     try:
         close_iterator(iterator)
     except ValueError as error:

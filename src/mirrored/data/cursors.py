@@ -48,7 +48,7 @@ def beyond_end(position: int | None = None, count: int | None = None) -> InputEr
 
 
 def read_again(cursor: Any) -> Any:
-    """Reads the next element on the way to a saved read position; raises an error if the data has no such element.
+    """Reads an element again while a read position is restored; raises an error if the data has ended.
 
     Raises:
         InputError: The data has no further element. StopIteration would end the iteration that restores the position.
@@ -376,7 +376,7 @@ class RebatchCursor:
 
 
 class WindowCursor:
-    """An iterator that groups another iterator's elements into lists, with the windows of `tf.data.Dataset.window`."""
+    """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`."""
 
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()

@@ -248,7 +248,7 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
 
 
 def padded_shapes_of(shapes: PyTree, treedef: Structure) -> list[Any]:
-    """Returns for each leaf of an element the shape to pad to; None to pad each dim to its largest size."""
+    """Returns a list with the padded shape of each leaf of an element; None stands for each dim's largest size."""
     return _per_leaf(shapes, treedef, is_leaf=_is_shape)
 
 
@@ -302,7 +302,7 @@ def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
 
 
 def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns whether the numbers in an array can be cast to a dtype; rounding of real numbers is allowed.
+    """Returns whether an array can be cast to a dtype without changing its numbers, except for rounding of floats.
 
     A cast of integers to a smaller dtype wraps around, one of real numbers to integers truncates, and neither raises
     an error.
@@ -319,5 +319,5 @@ def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Returns the first number in an array that a cast to a dtype changes, for messages (`keeps_values`)."""
+    """Returns the first number in an array that casting to a dtype would change, for error messages; None if none."""
     return next((one for one in np.ravel(array) if not keeps_values(np.asarray(one), dtype)), None)

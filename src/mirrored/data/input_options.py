@@ -146,7 +146,7 @@ class InputOptions:
 
 
 class InputContext:
-    """The argument of a dataset function: index and number of the input pipelines, and the number of replicas.
+    """The argument of a dataset function: the input pipeline's index, and the numbers of pipelines and replicas.
 
     Args:
         num_input_pipelines: Number of input pipelines.

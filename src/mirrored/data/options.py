@@ -258,7 +258,7 @@ class Optional:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of the iterator's elements, with or without a value.
+        """The shapes and dtypes of the iterator's elements, known even if this optional has no value.
 
         Raises:
             ArgumentError: The optional does not come from an iterator.

@@ -88,7 +88,7 @@ class Reader(Protocol):
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Moves an input that `read` returned to the devices, as per-replica values."""
+        """Moves a result of `read` from host memory to the devices, as per-replica values."""
         ...
 
     def get_state(self) -> Any:
@@ -126,7 +126,7 @@ class GlobalBatches:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop as soon as one has no more data: True if incomplete batches are dropped."""
+        """Whether all workers stop as soon as one worker has no more data; True if incomplete batches are dropped."""
         return self._rule == "drop"
 
     def no_examples(self) -> Any:
@@ -284,7 +284,7 @@ class ElementsInTurn:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop as soon as one has no more data: True if the elements are scalars."""
+        """Whether all workers stop as soon as one worker has no more data; True if the elements are scalars."""
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:

@@ -33,7 +33,7 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShare:
-    """The part of a dataset that one worker reads: given by the worker's process index and number of replicas.
+    """The part of a dataset that one worker reads, described by process indices and numbers of replicas.
 
     Attributes:
         process: The process index of this worker.
@@ -71,7 +71,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def batching(self) -> str:
-        """The text of error messages that explains how to batch a dataset of this library."""
+        """The text, for error messages, that explains how to batch a dataset of this library."""
 
     @property
     @abc.abstractmethod

@@ -91,7 +91,7 @@ def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
 
 
 def elements_html(title: str, spec_of: Callable[[], PyTree]) -> str:
-    """Returns a table for notebooks of the leaves of a dataset's elements.
+    """Returns an HTML table, for notebooks, of the leaves of a dataset's elements.
 
     Args:
         title: What the dataset is.

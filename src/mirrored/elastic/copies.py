@@ -33,7 +33,7 @@ _MOST_BYTES_PER_CALL: Final = 1 << 30
 
 
 def create() -> tuple[int, ...]:
-    """Creates the shared memory for copies of the state; returns its file descriptors, or () if the system has none."""
+    """Creates shared memory for snapshot copies; returns its file descriptors, or () without `os.memfd_create`."""
     if not hasattr(os, "memfd_create"):
         return ()
     return tuple(os.memfd_create("mirrored-copy") for _ in range(PLACES))
@@ -63,7 +63,7 @@ class SharedCopies:
 
     @classmethod
     def of_job(cls) -> SharedCopies:
-        """Returns the snapshot copies of this process's job; there are none if the job has no shared memory."""
+        """Returns a `SharedCopies` of this process's job, without any copies if the job has no shared memory."""
         return cls(COPY_FDS.read())
 
     def write(self, step: int, manifest: Manifest) -> None:
@@ -83,7 +83,7 @@ class SharedCopies:
         _write(descriptor, header + _CHECK.pack(zlib.crc32(header)), 0)
 
     def newest(self) -> tuple[int, Manifest] | None:
-        """Returns the newest complete copy with its step; None if no copy is complete."""
+        """Returns the newest complete copy as a pair (step, snapshot); None if no copy is complete."""
         found = max(((self._header(one), one) for one in self._descriptors), default=None)
         if found is None or found[0][0] < 0:
             return None

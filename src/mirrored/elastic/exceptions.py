@@ -6,7 +6,7 @@ import traceback
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """Returns a list of an exception and those that led to it, following `__cause__`, or else `__context__`."""
+    """Returns a list of an exception and its causes: follows `__cause__`, or `__context__` if there is no cause."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)
@@ -15,7 +15,7 @@ def chain(error: BaseException | None) -> list[BaseException]:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Drops the local variables of an exception's stack frames, which may hold arrays on devices."""
+    """Deletes the tracebacks of an exception and its causes, because their stack frames may hold arrays on devices."""
     for one in chain(error):
         traceback.clear_frames(one.__traceback__)
         one.__traceback__ = None

@@ -131,13 +131,15 @@ class Link:
             return here
 
     def joined(self) -> None:
-        """Records that this worker has joined its membership epoch; tells other workers its port for collectives."""
+        """Records that this worker has joined its membership epoch; tells the launcher the port of its collectives."""
         self._is_joining = False
         if self.sockets.own is not None:
             self._send(kind="port", port=self.sockets.own)
 
     def hold(self, epoch: int) -> Callable[[], None]:
-        """Records that abandoned work still uses a coordination service; the next `arrive` tells the launcher.
+        """Records that abandoned work still uses the coordination service of a membership epoch.
+
+        The next `arrive` tells the launcher.
 
         Returns:
             A function that tells the launcher that the work has ended. It can be called in any thread.
@@ -162,7 +164,7 @@ class Link:
         self._send(kind="snapshot", step=step)
 
     def has_stepped(self) -> None:
-        """Reports to the launcher the end of this worker's first step in a membership epoch, with phase durations."""
+        """Tells the launcher that the first step of this membership epoch has ended, and how long each phase took."""
         phases, programs = self.phases.end()
         self._send(kind="stepped", phases=phases, programs=programs)
 
@@ -184,7 +186,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits, after an exception, for a command to leave the membership epoch; returns False after a timeout.
+        """Waits, after an exception, for a command to leave the membership epoch; returns False if there was none.
 
         Args:
             seconds: How long to wait.

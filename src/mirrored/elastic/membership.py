@@ -67,7 +67,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Fail:
-    """Command: the job cannot continue; all workers are ended."""
+    """Command: the launcher ends all workers, because the job cannot continue."""
 
     reason: str
 
@@ -125,7 +125,7 @@ class Membership:
         return self._first if self.epoch is None else self._minimum
 
     def arrived(self, worker: WorkerKey, snapshots: Sequence[int] = ()) -> list[Command]:
-        """Handles the arrival of a worker that is ready to train: a new process, or a member that has left.
+        """Handles the arrival of a new worker, or of a member that has left its epoch; returns the commands to execute.
 
         While an epoch runs, a new process waits until the next step is committed, so that few steps have to be
         repeated.
@@ -140,11 +140,16 @@ class Membership:
         return self._begin_if_complete()
 
     def require_all(self) -> None:
-        """Requires later membership epochs to have as many workers as the first, once the job restarts processes."""
+        """Requires every later membership epoch to have at least as many workers as the first.
+
+        The launcher calls this method when it decides to restart all processes after failures.
+        """
         self._minimum = self._first
 
     def lost(self, worker: WorkerKey, *, is_failure: bool = True) -> list[Command]:
-        """Handles the end of a worker's process, which can neither compute nor write any more.
+        """Handles the end of a worker's process; returns the commands to execute.
+
+        The process can neither compute nor write any more.
 
         Args:
             worker: The worker.
@@ -159,13 +164,20 @@ class Membership:
         return [*(self._failed() if is_failure else ()), *self._begin_if_complete()]
 
     def suspected(self, worker: WorkerKey, epoch: int) -> list[Command]:
-        """Handles a member's report that a collective or joining has failed, although no worker is known to be lost."""
+        """Handles a member's report of a failed collective or a failed join; returns the commands to execute.
+
+        No worker is known to be lost at this time.
+        """
         if not self._is_current(worker, epoch):
             return []
         return self._failed()
 
     def has_snapshot(self, worker: WorkerKey, epoch: int, step: int) -> list[Command]:
-        """Handles a member's complete snapshot of a step; if that advances `committed`, waiting workers join."""
+        """Handles a member's report of a complete snapshot of a step; returns the commands to execute.
+
+        If the report advances `committed` and other workers wait, all members leave the epoch, so that the workers can
+        join.
+        """
         if not self._is_current(worker, epoch):
             return []
         self._newest[worker] = max(step, self._newest.get(worker, step))
@@ -175,7 +187,10 @@ class Membership:
         return self._reconfigure() if self._waiting and self.committed != before else []
 
     def done(self, worker: WorkerKey, epoch: int) -> list[Command]:
-        """Handles a member on which the training function has returned; the member waits for the others."""
+        """Handles the return of the training function on a member; returns the commands to execute.
+
+        The member waits until the function has returned on all members.
+        """
         if not self._is_current(worker, epoch):
             return []
         self._done.add(worker)

@@ -25,7 +25,7 @@ def steps_between_snapshots(snapshot_seconds: float, step_seconds: float) -> int
 
 
 class Pace:
-    """The schedule of the snapshots in one membership epoch, equal on all workers.
+    """The schedule of snapshots in one membership epoch; all workers have the same schedule.
 
     Args:
         fixed: The number of steps between two snapshots. None: chosen such that snapshots take about 1 % of the time.
@@ -52,7 +52,10 @@ class Pace:
         return step >= self._next
 
     def taken(self, step: int, seconds: float) -> None:
-        """Plans the next snapshot; after snapshots 2, 4, 8, ..., the workers first agree on a new snapshot interval.
+        """Notes that a snapshot was taken, and plans the next one.
+
+        Unless the interval between snapshots is fixed, the workers agree on a new interval after snapshots 2, 4, 8, ...
+        of the epoch, and after every 64th.
 
         Args:
             step: The step of the snapshot that was taken.

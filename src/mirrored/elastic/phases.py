@@ -27,7 +27,9 @@ PHASES: Final = (
 
 
 class Phases:
-    """Records when each phase of a change of workers begins on this worker; a phase ends when the next one begins.
+    """Measures how long each phase of a membership change (connecting, restoring, ...) takes on this worker.
+
+    A phase ends when the next one begins.
 
     Args:
         clock: Returns the time in seconds since 1970, which all processes of the machine share.
@@ -55,7 +57,7 @@ class Phases:
             self._begun.append((name, self._clock()))
 
     def end(self) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
-        """Ends the last phase.
+        """Ends the last phase, and returns the times of all phases.
 
         Returns:
             The phases as name, begin (in seconds since 1970) and duration in seconds; and the seconds that they have

@@ -174,7 +174,7 @@ def run(*, snapshot_every: int | None = None) -> Callable[[Callable[..., T]], Ca
 
 
 def run(train: Callable[..., T] | None = None, /, *, snapshot_every: int | None = None) -> Any:
-    """Decorator of a training function that continues in the surviving processes when workers are lost or join.
+    """Decorates a training function so that it continues in the surviving processes when workers are lost or join.
 
     Under ``mirrored run --elastic`` the function is called with a `Session` as its first argument, and called again
     whenever the workers change. It creates the strategy, the variables, the dataset and the `Checkpoint`, calls

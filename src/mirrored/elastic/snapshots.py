@@ -65,13 +65,16 @@ class Snapshots:
         return self._kept[step]
 
     def add(self, step: int, pending: Pending) -> None:
-        """Adds a snapshot; a thread waits for the devices and copies its arrays to this host."""
+        """Adds a pending snapshot; a background thread copies the snapshot's arrays to this host."""
         with self._settled:
             self._open += 1
         self._pending.put((step, pending))
 
     def settle(self) -> None:
-        """Waits until all pending snapshots are complete or have failed; a failed collective makes them fail soon."""
+        """Waits until every pending snapshot is complete or has failed.
+
+        If a collective has failed, pending snapshots fail soon.
+        """
         with self._settled:
             self._settled.wait_for(lambda: not self._open)
 
@@ -80,7 +83,7 @@ class Snapshots:
         self._kept = {one: manifest for one, manifest in self._kept.items() if one == step}
 
     def put(self, step: int, manifest: Manifest) -> None:
-        """Keeps only the given complete snapshot, unless the snapshot that is already kept is newer."""
+        """Replaces the kept snapshot with the given complete snapshot, unless the kept one is newer."""
         if step >= max(self._kept, default=step):
             self._kept = {step: manifest}
 
@@ -142,7 +145,7 @@ def share(
 
 
 def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
-    """Returns a description of a snapshot as JSON, and its arrays as arrays of bytes."""
+    """Serializes a snapshot to a JSON description and a list of byte arrays, one per array of the snapshot."""
     leaves, parts = {}, []
     for name, saved in manifest.leaves.items():
         kind, value = type(saved).__name__, saved.value

@@ -18,7 +18,9 @@ _ROWS = 4
 
 
 def warm_up() -> None:
-    """Trains a small model for one step in this process alone, and then removes its devices, programs and arrays.
+    """Warms up Python and JAX by training a small model for one step in this process alone.
+
+    Afterwards it removes JAX's devices, programs and arrays from this process.
 
     So Python has imported and executed the code of tracing, lowering, compiling and dispatching, and JAX has made the
     tables that do not depend on devices.

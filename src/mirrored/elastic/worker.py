@@ -44,7 +44,7 @@ class Worker:
         self._joining: recovery.Abandonable | None = None  # the work that makes this process a member of an epoch
 
     def run(self, train: Callable[[Place, Snapshots], T]) -> T:
-        """Calls the training function once per membership epoch, until the function has returned on all workers."""
+        """Calls the training function once per membership epoch until it returns on all workers; returns its result."""
         distributed.interrupt_waits_by(self._link.check)
         own: dict[str, str] | None = description()
         if RESTART.read() and not self._snapshots.steps:  # with a copy, all processes restart and wait for each other

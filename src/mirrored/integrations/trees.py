@@ -37,11 +37,11 @@ class Bridge(Protocol):
         ...
 
     def mirror(self, value: PyTree, path: str) -> Any:
-        """Returns an object of the framework with `mirrored` variables in place of its arrays."""
+        """Returns the framework object `value` with `mirrored` variables in place of its arrays."""
         ...
 
     def unmirror(self, value: PyTree) -> Any:
-        """Returns an object of the framework with arrays in place of its `mirrored` variables."""
+        """Returns a copy of the framework object `value` with arrays in place of its `mirrored` variables."""
         ...
 
 
@@ -224,7 +224,7 @@ def statistic_of(
 
 
 def value_to_move(variable: Variable) -> Any:
-    """Copies a variable's value to host memory, as a NumPy array or uncommitted random key, for use on any device."""
+    """Returns a variable's value for use on any device: a NumPy array, or an uncommitted random key."""
     if not is_key_dtype(variable.dtype):
         return variable.numpy()
     data = np.asarray(jax.random.key_data(variable.read_value()))

@@ -39,7 +39,9 @@ class Coordination(abc.ABC):
 
     @abc.abstractmethod
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits until the workers of all other machines have ended; called after this machine's workers have succeeded.
+        """Waits until all other machines' workers have ended; returns the reason if any failed, else None.
+
+        Called after this machine's workers have succeeded.
 
         Returns:
             Why a worker elsewhere failed; None if all succeeded.
@@ -66,7 +68,7 @@ class SingleMachine(Coordination):
         return self._secret
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
-        """Returns the workers' addresses, with free ports of this machine."""
+        """Returns an address on this machine, with a free port, for each worker."""
         with free_ports(self._workers) as ports:
             return [f"127.0.0.1:{port}" for port in ports]
 

@@ -12,7 +12,7 @@ FILE: Final = "elastic.jsonl"
 
 
 class EventLog:
-    """Appends the events of an elastic job to a file; without a folder it does nothing.
+    """Appends the events of an elastic job to a file; does nothing if no folder is given.
 
     `docs/design/elastic.md` describes the events. A log that cannot be written does not end the job.
 

@@ -44,7 +44,7 @@ class Member:
     is_ended: bool = False
 
     def end(self) -> None:
-        """Ends the process of a worker that did not fail; does nothing if the process has ended."""
+        """Kills a worker's process, and marks its end as intended; does nothing if the process has ended."""
         if self.worker.code is None:
             self.is_ended = True
             self.worker.signal(signal.SIGKILL)
@@ -52,7 +52,10 @@ class Member:
 
 
 def wait_for_end(workers: Iterable[Worker]) -> None:
-    """Waits briefly until a worker has an exit status, as the kernel closes an ending process's sockets first."""
+    """Waits, for at most half a second, until one of the workers has an exit status.
+
+    The kernel closes the sockets of an ending process before it reports the exit status.
+    """
     waiting, end = list(workers), time.monotonic() + _CAUSE_SECONDS
     while time.monotonic() < end and all(one.code is None for one in waiting):
         time.sleep(0.005)
@@ -72,7 +75,7 @@ class LateWorkers:
         self._is_named = False
 
     def among(self, members: Mapping[int, Member], *, is_awaited: bool) -> dict[int, str]:
-        """Returns a dict from each worker past the time limit to the reason in words; prints which workers are late.
+        """Returns, by slot, an error text for each worker past the time limit; also prints which workers are late.
 
         Args:
             members: The workers, by slot.
@@ -96,7 +99,7 @@ class LateWorkers:
 
 
 def words_for_returned(done: Iterable[WorkerKey], others: Collection[WorkerKey]) -> str:
-    """Describes that the training function has returned on some workers while others still run, perhaps forever.
+    """Returns a message that the training function has returned on some workers, but not yet on others.
 
     Args:
         done: The workers on which it has returned.
@@ -110,7 +113,7 @@ def words_for_returned(done: Iterable[WorkerKey], others: Collection[WorkerKey])
 
 
 def words_for_change(cause: str, epoch: Epoch, seconds: float, restart_reason: str | None) -> str:
-    """Describes in one sentence how training continues after a worker has left or joined.
+    """Returns a one-sentence message on how training continues after a worker has left or joined.
 
     Args:
         cause: What has happened.

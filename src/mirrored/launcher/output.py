@@ -231,7 +231,7 @@ class Output:
 
 
 class Lines:
-    """A reader of a pipe that splits the received output into whole lines.
+    """A pipe reader that splits the received output into whole lines.
 
     Args:
         descriptor: The file descriptor of the pipe; set to non-blocking.

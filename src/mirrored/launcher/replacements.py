@@ -28,12 +28,12 @@ class Replacements:
         self._stillborn[slot] = 0
 
     def is_hopeless(self, slot: int) -> bool:
-        """Notes that a process has ended before it reached the training function; returns whether it was the last."""
+        """Counts a process that ended before reaching the training function; returns whether to give up its slot."""
         self._stillborn[slot] = self._stillborn.get(slot, 0) + 1
         return self._stillborn[slot] >= STILLBORN_LIMIT
 
     def give_up(self, slot: int) -> None:
-        """Starts no more processes in a slot."""
+        """Marks a slot, so that no more processes are started in it."""
         self._stillborn[slot] = STILLBORN_LIMIT
 
     def slots(self, members: dict[int, Member], fewest: int, most: int) -> list[int]:

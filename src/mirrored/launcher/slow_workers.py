@@ -22,13 +22,13 @@ class _Worker:
 
 
 class SlowWorkers:
-    """A comparison of the workers' times for the same probes: short sleeps, and a short computation."""
+    """Finds slow workers by comparing the times that all workers take for the same short sleeps and computation."""
 
     def __init__(self) -> None:
         self._workers: dict[Hashable, _Worker] = {}
 
     def report(self, worker: Hashable, probes: Mapping[str, float]) -> float | None:
-        """Records how long a worker's probes took; returns its slowdown factor if that must be reported now, else None.
+        """Records the times of a worker's probes; returns the worker's slowdown factor if it must be reported now.
 
         Args:
             worker: The worker.

@@ -58,7 +58,7 @@ class Supervisor:
         self._terminated_at: float | None = None
 
     def run(self) -> int:
-        """Runs the workers until they have ended; restarts them after a failure if the job allows restarts.
+        """Runs the workers until they end, and restarts them after failures if allowed; returns the exit status.
 
         Context: the main thread, whose signals it handles.
 

@@ -81,7 +81,7 @@ class Worker:
         )
 
     def pump(self, output: Output, *, to_the_end: bool = False) -> None:
-        """Forwards the output that the worker has printed since the last call to the terminal and log files.
+        """Reads the worker's new output from its pipes, and writes it to the terminal and log files.
 
         Args:
             output: The destination. Data for which it has no room stays in the pipes.
@@ -92,7 +92,7 @@ class Worker:
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Reads the worker's messages; returns True if the worker asks permission to print the error of its failure."""
+        """Reads the worker's messages; returns whether a failing worker asks for permission to print its error."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)
@@ -151,5 +151,5 @@ def words_for(code: int) -> str:
 
 
 def shell_code(code: int) -> int:
-    """Converts an exit status to a shell's convention: 128 plus the number of the signal."""
+    """Converts an exit status to the shell's convention: 128 plus the signal number if a signal ended the process."""
     return code if code >= 0 else 128 - code

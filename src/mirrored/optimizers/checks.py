@@ -121,7 +121,7 @@ def check_shapes(leaves: Sequence[SlotLeaf], found: Sequence[tuple[int, ...]]) -
 
 
 def check_is_independent(init: Callable[..., Any], stored: Mapping[str, Any], assigned: Sequence[str]) -> None:
-    """Raises an error if the initial state depends on the values of variables that the trace has assigned before.
+    """Raises an error if an optimizer's initial state depends on variables that the same trace has already assigned.
 
     The state is computed from the stored values, because the assigned ones do not exist before the program runs.
 

@@ -226,7 +226,7 @@ def update_with_sums_of(
     owner: object,
     iterator: object = None,
 ) -> tuple[str, ...]:
-    """Sums each variable's gradient over replicas, missing gradients as zeros, and calls `update` with the sums.
+    """Sums each variable's gradient over replicas, with zeros for missing gradients, and calls `update` with the sums.
 
     Gradients of different replicas are matched by variable, not by position in the list.
 
@@ -271,7 +271,7 @@ def update_with_sums_of(
 
 
 def note_summed(called: str, gradients: Sequence[Any]) -> None:
-    """Records gradients that an optimizer of another library sums over replicas, for a check of their scale.
+    """Records gradients that another library's optimizer sums over replicas, so that their scale can be checked.
 
     Context: replica context, in all replicas, directly before the sum. It has an effect in compiled runs only, and not
     under a transform, where replicas cannot wait for each other.

@@ -32,7 +32,7 @@ from mirrored.variables.state_lock import together, turn
 
 
 class Optimizer:
-    """An optimizer that applies an optax transformation to variables, with TensorFlow's methods.
+    """An optimizer that updates variables with an optax transformation and has the methods of a TensorFlow optimizer.
 
     The optimizer's state (step counter, learning rate and optax state) is held in mirrored variables. They are created
     under the strategy that trains, by `build` or by the first update of the variables that they belong to. optax
@@ -267,7 +267,7 @@ class Optimizer:
         trainable_variables: PyTree | None = None,
         **options: Any,
     ) -> Variable:
-        """Applies gradients to variables; both are lists or trees: ``apply(tape.gradient(loss, model), model)``.
+        """Applies a list or tree of gradients to variables, as in ``apply(tape.gradient(loss, model), model)``.
 
         Otherwise like `apply_gradients`.
 

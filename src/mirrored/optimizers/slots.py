@@ -57,7 +57,7 @@ class SlotLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class SlotLayout:
-    """The arrays of an optax state for given variables: their descriptions and tree structure."""
+    """Describes the arrays and the tree structure of the optax state for given variables."""
 
     treedef: jax.tree_util.PyTreeDef
     leaves: tuple[SlotLeaf, ...]
@@ -70,7 +70,7 @@ class SlotLayout:
         )
 
     def unpack(self, state: optax.OptState) -> list[jax.Array]:
-        """Flattens an optax state to arrays as slot variables store them, with random keys as key data.
+        """Flattens an optax state to the arrays that slot variables store, i.e. random keys become key data.
 
         Raises:
             StructureError: The state has another structure, or a leaf has another shape.
@@ -89,7 +89,7 @@ class SlotLayout:
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Computes, from shapes only, which arrays the optax state for given parameters has (`SlotLayout`)."""
+    """Returns the `SlotLayout` of the optax state for given parameters, computed from their shapes and dtypes only."""
     random: list[str | None] = []
 
     def init(arrays: optax.Params) -> Any:
@@ -179,7 +179,7 @@ class UpdatePlan:
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of the slot variable for one array of an optax state, of one model variable or of a cohort."""
+    """Returns the key of a slot variable that belongs to a model variable or, without a `variable`, to a cohort."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
@@ -261,7 +261,7 @@ def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """The variables that an optimizer updated for the first time in one common call, and the state that they share.
+    """A group of variables that an optimizer first updated in the same call, and the state that they share.
 
     Attributes:
         variables: The variables, in the order in which they were added.

@@ -55,7 +55,7 @@ class AllReduceBenchmark:
 
 
 def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, arrays: int) -> AllReduceBenchmark:
-    """Measures how long all-reduces take between devices of this process, in about two seconds.
+    """Measures how long all-reduces between devices of this process take; needs about two seconds.
 
     An isolated all-reduce of ready buffers does not represent a step, where replicas arrive at different times and then
     resume other work. So the benchmark measures by how much an all-reduce prolongs a program that computes. On 8

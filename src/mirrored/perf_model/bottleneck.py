@@ -71,7 +71,7 @@ def bottleneck(prediction: Prediction) -> str:
 
 
 def breakdown(prediction: Prediction) -> dict[str, float]:
-    """Returns the fractions of the predicted step time by part: compute, all-reduce, dispatch, input.
+    """Returns a dict with the fractions of the predicted step time: compute, all-reduce, dispatch and input.
 
     Args:
         prediction: The prediction for one number of replicas.
@@ -91,7 +91,7 @@ def breakdown(prediction: Prediction) -> dict[str, float]:
 
 
 def summary(prediction: Prediction) -> str:
-    """Formats the fractions of the predicted step time; parts that overlap with others come last."""
+    """Formats the fractions of the predicted step time as text, with overlapped parts last."""
     parts = breakdown(prediction)
     sequential = ["compute", "exchange", "dispatch"] if prediction.shared else ["compute", "exchange"]
     if prediction.host_seconds >= prediction.step_seconds:

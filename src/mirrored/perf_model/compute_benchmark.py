@@ -44,7 +44,9 @@ class ComputeBenchmark:
 
 
 def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenchmark:
-    """Measures one replica's part of a training step on several devices at once, in about half a second.
+    """Measures the time of one replica's part of a training step that several devices run at once.
+
+    The measurement takes about half a second.
 
     Each replica has its own state and examples, of the same size as in the step. Replicas exchange nothing.
 

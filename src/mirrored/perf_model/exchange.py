@@ -48,7 +48,7 @@ class Exchange:
 
     @property
     def counted_bytes(self) -> float:
-        """The bytes that XLA's cost analysis counts for this group of collectives: operands and results."""
+        """The number of bytes that XLA's cost analysis counts for the operands and results of these collectives."""
         whole = 2.0 if _PASSES.get(self.kind, 1) == 2 else 1.0 + 1.0 / self.group_size
         return whole * self.times * self.payload_bytes
 
@@ -80,7 +80,7 @@ class _Found:
 
 
 def exchanges_in(jaxpr: Jaxpr | ClosedJaxpr, devices: int) -> tuple[Exchange, ...]:
-    """Returns the collectives in a traced program, combined by kind as the compiler does."""
+    """Returns the collectives in a traced program, grouped as the compiler combines them."""
     merged: dict[Any, list[_Found]] = {}
     for found in _walk(jaxpr, devices, 1):
         merged.setdefault((found.kind, found.groups, found.times), []).append(found)

@@ -69,11 +69,11 @@ class Parts:
 
     @property
     def is_network(self) -> bool:
-        """Whether all-reduces over local devices are typical of a network: True for two or more non-CPU devices."""
+        """Whether all-reduces between local devices can stand for a network: True for two or more accelerators."""
         return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
     def compute_benchmark(self, devices: int, share: int) -> ComputeBenchmark:
-        """Returns the measured time of one replica's part of a step that `devices` devices run simultaneously."""
+        """Returns the measured time of one replica's part of a step when `devices` devices run it simultaneously."""
         return self._compute_benchmarks[devices, share]
 
     def allreduce_benchmark(self, devices: int) -> AllReduceBenchmark:
@@ -119,7 +119,7 @@ class Parts:
         return self._costs[replicas]
 
     def relative_cost(self, replicas: int) -> float:
-        """Returns the ratio of the compute cost per replica with `replicas` replicas to the cost with one replica.
+        """Returns the compute cost per replica with `replicas` replicas, relative to the cost with one replica.
 
         It is less than 1 if the update is sharded.
 

@@ -55,7 +55,7 @@ class Ambient:
         return self.replica is not None or not (self.strategies or self.runner is not None)
 
     def fork(self, **changes: Any) -> Ambient:
-        """Returns a copy of this thread's context with some fields changed, for another thread or a nested block."""
+        """Returns a copy of this context with some fields changed, for another thread or a nested block."""
         return dataclasses.replace(self, **changes)
 
 
@@ -121,7 +121,7 @@ def replace_current(context: Ambient) -> None:
 
 
 class ReadableVariable(Protocol):
-    """Protocol of variables, as far as listeners of reads and writes (such as tapes) use them."""
+    """Protocol of variables: the members that listeners to reads and writes, such as tapes, use."""
 
     @property
     def trainable(self) -> bool:
@@ -160,7 +160,7 @@ class ReadListener(Protocol):
     """
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> jax.Array:
-        """Called with a variable's value at each read; returns the array that the reader gets instead.
+        """Called when a variable is read; returns the array that the reader gets in place of `value`.
 
         This is an array that a tape tracks (a box), or `value` itself.
         """
@@ -171,7 +171,7 @@ class ReadListener(Protocol):
         ...
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Called after a framework that differentiates assignments, as Flax NNX does, has assigned `value`.
+        """Called after `value` was assigned by a framework that differentiates assignments, such as Flax NNX.
 
         None means that the variable's newest assignment has no derivative (the update of an optimizer). Nor has any
         other assignment.
@@ -217,6 +217,6 @@ def announce_write(variables: Sequence[ReadableVariable]) -> None:
 
 
 def announce_reassignment(variable: ReadableVariable, value: object) -> None:
-    """Notifies this thread's listeners that a framework that differentiates assignments has assigned `value`."""
+    """Notifies this thread's listeners of an assignment by a framework that differentiates assignments (Flax NNX)."""
     for listener in ambient().listeners:
         listener.on_reassign(variable, value)

@@ -40,7 +40,10 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
 
 
 def component_of(value: PerReplica, local: int) -> Any:
-    """Returns one local replica's component of a per-replica value; tapes record the indexing of a stacked value."""
+    """Returns one local replica's component of a per-replica value, by an operation that gradient tapes record.
+
+    If a tape tracks a stacked value, that operation is the indexing of the stacked value.
+    """
     if value.is_stacked and is_tracked(value.first()):
         device_assignment = value.device_assignment
         return value.first()[local if device_assignment is None else device_assignment.slots.of(local)]

@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def restoring(function: F) -> F:
-    """Wraps a function so that, after an exception, this thread's context and JAX's trace state are as before.
+    """Wraps a function to restore this thread's context and JAX's trace state if the function raises an exception.
 
     Ctrl-C raises KeyboardInterrupt, even where JAX's caches have turned it into a ValueError.
 
@@ -38,5 +38,5 @@ def restoring(function: F) -> F:
 
 
 def entry_point(function: F) -> F:
-    """Wraps a public function by `restoring`; tracebacks hide internal frames."""
+    """Wraps a public function with `restoring`, and hides internal frames in tracebacks."""
     return hides_frames(restoring(function))

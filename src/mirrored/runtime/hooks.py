@@ -22,12 +22,12 @@ _shape_errors: list[Callable[..., ArgumentError]] = [ArgumentError]
 
 
 def set_shape_error(make: Callable[..., ArgumentError]) -> None:
-    """Registers the class, or function, that creates errors about shapes that cannot be combined."""
+    """Registers the class or function that creates errors about incompatible shapes."""
     _shape_errors[:] = [make]
 
 
 def shape_error(called: str, *, found: str, rule: str, remedy: str) -> ArgumentError:
-    """Creates an error about shapes that cannot be combined."""
+    """Creates an error about incompatible shapes."""
     return _shape_errors[0](called, found=found, rule=rule, remedy=remedy)
 
 
@@ -81,12 +81,12 @@ _summary: list[Callable[[], Any]] = []
 
 
 def set_summary(load: Callable[[], Any]) -> None:
-    """Registers the function that imports and returns the module that is mirrored's equivalent of `tf.summary`."""
+    """Registers the function that imports and returns mirrored's equivalent of the module `tf.summary`."""
     _summary[:] = [load]
 
 
 def summary() -> Any:
-    """Returns the module that is mirrored's equivalent of `tf.summary`."""
+    """Returns mirrored's equivalent of the module `tf.summary`."""
     return _summary[0]()
 
 
@@ -112,7 +112,7 @@ def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
 
 
 def connect() -> None:
-    """Imports the integration modules of the frameworks (such as Keras) that the program has imported."""
+    """Imports and applies the integrations of the frameworks (such as Keras) that the program has imported."""
     for framework, bridge in _bridges.items():
         if framework in sys.modules and importlib.util.find_spec(bridge) is not None:
             module = importlib.import_module(bridge)
@@ -170,7 +170,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the module spec of a framework from Python's other finders; its loader also calls `connect`."""
+        """Returns the module spec that other finders find for a framework, with a loader that also calls `connect`."""
         if fullname not in self._awaited or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
@@ -252,7 +252,7 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
 
 
 def note_iteration() -> None:
-    """Ends the trace in progress if its function iterates over a dataset, as a trace cannot record the loop.
+    """Called when user code iterates over a dataset; ends the trace in progress, which cannot record the loop.
 
     Called by `__iter__`, and for every element.
 

@@ -40,7 +40,10 @@ class Given(NamedTuple):
         return f"{self.label} {self.shown}"
 
     def differs_from(self, other: Given) -> bool:
-        """Returns whether two replicas passed different arguments; arguments that cannot be compared count as equal."""
+        """Returns whether two replicas passed different arguments.
+
+        If the comparison of the arguments raises an exception, they count as different only if their types differ.
+        """
         if self.key is other.key:
             return False
         try:
@@ -161,7 +164,10 @@ def is_refusal(error: MergeError) -> bool:
 
 
 def runs_in_place() -> bool:
-    """Returns whether the caller is in the trace of the replica function itself, where collectives can be called."""
+    """Returns whether the caller runs directly in the replica function, not in a JAX transform inside it.
+
+    Every collective and `merge_call` can be called directly in the replica function.
+    """
     runner = ambient().runner
     return runner is not None and recording_parent(current_trace()) is recording_parent(runner.base_trace)
 

@@ -52,7 +52,7 @@ class ReplicaRunner(abc.ABC):
     outer_listeners: tuple[ReadListener, ...] = ()
 
     def current_store(self) -> VariableStore:
-        """Returns the variable store for replicas that start now: that of the `run`, or an `OverlayStore` on top.
+        """Returns the variable store for replicas that start now: the store of the `run`, or an `OverlayStore` over it.
 
         The overlay is used in a merge that is differentiated.
         """
@@ -60,7 +60,7 @@ class ReplicaRunner(abc.ABC):
         return here.store if here.runner is self and isinstance(here.store, OverlayStore) else self.store
 
     def trace_key(self, local: int) -> Hashable:
-        """Returns the key that keeps one replica's entries in JAX's tracing caches apart from other replicas'."""
+        """Returns the key that separates one replica's entries in JAX's tracing caches from those of other replicas."""
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
@@ -89,7 +89,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces several arrays over all replicas, given the local components; returns one result per array."""
+        """Reduces arrays over all replicas, given the local replicas' components; returns one result per array."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -13,7 +13,7 @@ from mirrored.runtime.ambient import ReadableVariable
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """Protocol of variables, as far as variable stores use them."""
+    """Protocol of variables: the members that variable stores use."""
 
     name: str
     device_assignment: Any
@@ -38,7 +38,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def store(self, value: jax.Array, *, shared: bool = False) -> None:
-        """Replaces the variable's whole stored value; `shared` says whether other code also holds its buffers."""
+        """Stores a new value for all replicas; `shared` says whether other code also holds the new value's buffers."""
         ...
 
     def stored_shape(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class VariableLike(ReadableVariable, Protocol):
 
 
 class Bookkeeping:
-    """Marker base class of mirrored's containers, whose references to variables do not count as uses of them."""
+    """Marker base class of mirrored's own containers: their references to a variable do not count as uses of it."""
 
 
 class Created(list[Any], Bookkeeping):
@@ -120,5 +120,5 @@ def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Var
 
 
 def without_derivative(value: jax.Array) -> Any:
-    """Returns an array unchanged, as a constant for JAX's differentiation if its dtype is differentiable."""
+    """Applies `jax.lax.stop_gradient` to an array of a differentiable dtype; returns other arrays unchanged."""
     return jax.lax.stop_gradient(value) if jnp.issubdtype(value.dtype, jnp.inexact) else value

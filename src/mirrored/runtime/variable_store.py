@@ -130,7 +130,7 @@ class VariableStore(abc.ABC):
         return of_variable(variable, newest, before)
 
     def on_device_of_merge(self, value: Any) -> Any:
-        """Returns an aggregate over all replicas, moved to the device that executes the current merge."""
+        """Moves an aggregate over all replicas to the device that executes the current collective or `merge_call`."""
         return value
 
     def tracks(self, value: object) -> bool:
@@ -222,7 +222,7 @@ class FunctionStore(VariableStore):
 
 
 def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
-    """Returns a function that sets a dict item to the value `item`; if `item` is None, removes the dict item."""
+    """Returns a function that sets ``items[key]`` to `item`, or removes the key for an `item` of None."""
 
     def restore() -> None:
         if item is None:
@@ -361,7 +361,7 @@ class TracedReplicaStore(ReplicaStore):
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
-        """Returns the tracer that stands for a variable's value, or for one local replica's component, in a trace."""
+        """Returns the capture tracer of a variable or, if `local` is not None, of one local replica's component."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def is_given(value: object, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a replica's result is an object that its function received rather than a new array.
+    """Returns whether a replica's result is an object that its function received, not an array that it computed.
 
     The function received an array if the array is among its arguments, closure variables, globals and defaults, or in
     an object among these. The replica has made all other arrays. Numbers, strings and other objects count as received.
@@ -120,7 +120,9 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that `run` assigns a variable created outside any scope; replicas of an eager `run` assign it in turn.
+    """Warns that the replicas of a `run` assign a variable that was created outside any scope.
+
+    A compiled run updates such a variable once. In an eager run, the replicas update it one after another.
 
     Args:
         variable: A variable that was created outside any scope.
@@ -223,7 +225,7 @@ class OutSpecs:
         ]
 
     def as_arrays(self, result: PyTree) -> Any:
-        """Converts one replica's Python numbers to arrays where `out_specs` declares the result replicated."""
+        """Converts Python numbers in one replica's result to arrays where `out_specs` declares them replicated."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return treedef.unflatten([as_array(leaf) if equal else leaf for leaf, equal in declared])
@@ -251,7 +253,7 @@ def merged_differently(called: str, name: str, path: str) -> MergeError:
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: Sequence[Any]) -> Makers:
-    """Warns if a function gets the per-replica results of its own earlier `run` as arguments, so replicas diverge.
+    """Warns if a function gets the per-replica results of its own earlier `run` as arguments.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 
@@ -292,7 +294,7 @@ def as_array(value: object) -> Any:
 
 
 def mark_made_by(result: PyTree, functions: Makers) -> None:
-    """Records, in each per-replica value in a result of `Strategy.run`, the functions that computed the value."""
+    """Marks each per-replica value in a result of `Strategy.run` with the functions that computed the value."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions
@@ -341,7 +343,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
 
 @contextlib.contextmanager
 def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is_traced: bool) -> Iterator[None]:
-    """Raises an error that names the array if `fn` fails because the array's mesh has explicit axes.
+    """Context manager that raises an error naming the array if `fn` fails because the array's mesh has explicit axes.
 
     JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
 
@@ -420,7 +422,7 @@ def _refused(how: str, array: jax.Array) -> DeviceError:
 
 @contextlib.contextmanager
 def axis_names_explained() -> Iterator[None]:
-    """Raises an error with the remedy if the block calls a collective of JAX over an axis name that is not bound.
+    """Context manager that replaces JAX's error about an unbound axis name with an error that states the remedy.
 
     Raises:
         ContextError: JAX has raised ``NameError``, for ``jax.lax.psum(x, "replica")``, for instance.

@@ -62,7 +62,7 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 def run_compiled(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Traces one call of `Strategy.run` into the compiled function that is being traced."""
+    """Adds one call of `Strategy.run` to the compiled function that is being traced, and returns the call's result."""
     return _Run(strategy, specs).result(fn, args, kwargs)
 
 

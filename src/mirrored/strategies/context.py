@@ -89,7 +89,7 @@ class ReplicaContext:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The name of this replica's device, in TensorFlow's format, as a tuple of one name.
+        """A tuple of one element: the name of this replica's device, in TensorFlow's format.
 
         In compiled code, it is the name of the first device.
         """

@@ -50,7 +50,7 @@ def has_strategy() -> bool:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Returns the replica context, in `Strategy.run` or outside any strategy; None in cross-replica context.
+    """Returns the replica context inside `Strategy.run` and outside any strategy; None in cross-replica context.
 
     Context: any. TensorFlow: `tf.distribute.get_replica_context`.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager `Strategy.run`; if the call fails, it changes no variable of the strategy."""
+    """Executes one eager `Strategy.run`; if an exception is raised, the strategy's variables keep their values."""
     runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
     try:
@@ -57,7 +57,7 @@ def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes a single-replica `run` inside a trace or other `run`; undoes its assignments after an exception."""
+    """Executes a one-replica `run` inside a trace or another `run`; undoes its assignments after an exception."""
     # The token of an own run, as in `run_compiled`: a helper may close over an array that this run has stored in a
     # module's attribute, and a later run must not reuse that trace.
     with caches.for_replica(*caches.traced_run(1)):

@@ -186,7 +186,7 @@ class EagerRunner(ReplicaRunner):
         return self.whole([jnp.asarray(value) for value in values])
 
     def commit(self) -> None:
-        """Stores all values that the replicas have assigned to variables in the `run`, or none of these values."""
+        """Assigns the values that the replicas have staged: to all variables or, after an error, to none."""
         entries = list(self.store.staged.values())
         wholes = [self.store.whole(entry.variable) for entry in entries]
         if self._spans:
@@ -300,7 +300,7 @@ class EagerRunner(ReplicaRunner):
         return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
     def separate(self, component: jax.Array) -> Any:
-        """Records that an array belongs to one replica only, even if other replicas hold the same Python object."""
+        """Marks an array as one replica's own, even if several replicas hold the same object; returns the array."""
         self._separated[id(component)] = component
         return component
 

@@ -183,7 +183,7 @@ class StrategyExtended:
         return v.read_value()
 
     def value_container(self, value: object) -> Any:
-        """Returns the variable if `value` is one replica's copy of it; returns other values unchanged."""
+        """Returns the variable of which `value` is one replica's copy; returns any other value unchanged."""
         return getattr(value, "container", value)
 
     def variable_created_in_scope(self, v: object) -> bool:
@@ -192,7 +192,9 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: object) -> Iterator[None]:
-        """Creates the variables of a ``with`` block on the devices of another variable: the devices of all replicas.
+        """Creates the variables of a ``with`` block on the same devices as a given variable.
+
+        These are the devices of all replicas.
 
         Raises:
             ArgumentError: `colocate_with_variable` is not a variable of this strategy.
@@ -209,7 +211,7 @@ class StrategyExtended:
             yield
 
     def non_slot_devices(self, var_list: object) -> Any:
-        """Returns `parameter_devices`, because variables that are not optimizer slots are on the same devices."""
+        """Returns `parameter_devices`, because non-slot variables are placed like all other variables."""
         return self.parameter_devices
 
     # Devices
@@ -239,7 +241,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold this worker's copies of variables: those of its replicas."""
+        """The names of the devices that hold this worker's copies of variables; the same as `worker_devices`."""
         return self.worker_devices
 
     @property
@@ -252,7 +254,7 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker process runs its own copy of the program, as in a cluster.
+        """Whether the strategy belongs to a cluster, in which each worker process runs its own copy of the program.
 
         True with a cluster, even of one worker.
         """

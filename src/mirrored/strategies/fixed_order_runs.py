@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def has_gradient(value: Operand) -> bool:
-    """Returns whether `value` is float or complex, so that gradients with respect to it exist."""
+    """Returns whether `value` has a floating-point or complex dtype, and can therefore have a gradient."""
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 

@@ -202,7 +202,7 @@ class _Body:
 
 
 def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
-    """Returns the length of the arrays that a `scan` equation iterates over; None without such arrays."""
+    """Returns the length of the arrays that a `scan` equation iterates over; None if it has no such arrays."""
     scanned = operands[scan.num_consts + scan.num_carries :]
     return scanned[0].shape[0] if scanned else None
 

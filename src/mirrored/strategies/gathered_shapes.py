@@ -13,7 +13,7 @@ from mirrored.runtime.hooks import shape_error
 
 
 def as_axis(called: str, axis: Any) -> int:
-    """Returns `axis` as an int; raises ArgumentError if it is not an integer, such as an int or an integer scalar."""
+    """Converts `axis`, an int or an integer scalar, to an int; raises ArgumentError for anything else."""
     try:
         if not isinstance(axis, (bool, np.bool_)):
             return operator.index(axis)
@@ -28,7 +28,7 @@ def as_axis(called: str, axis: Any) -> int:
 
 
 def check_gathered(called: str, shapes: Sequence[tuple[int, ...]], axis: int, what: str) -> None:
-    """Raises an error if arrays of these shapes cannot be concatenated.
+    """Raises an error if arrays of the given shapes cannot be concatenated along `axis`.
 
     Args:
         called: The called function, for the message.

@@ -94,7 +94,7 @@ class DistributesInput(abc.ABC):
     distribute_dataset = experimental_distribute_dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: object = None) -> Any:
-        """Returns a distributed dataset: each replica's batch is the next element of a dataset from `dataset_fn`.
+        """Returns a distributed dataset; each per-replica batch is the next element of a dataset from `dataset_fn`.
 
         Context: cross-replica.
 
@@ -146,7 +146,7 @@ class DistributesInput(abc.ABC):
 
 
 def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
-    """Returns whether array shapes differ between replicas, including those of other workers."""
+    """Returns whether arrays of different replicas, on this or other workers, differ in shape."""
     own = [sorted({str(np.shape(one)) for one in column}) for column in columns]
     everyone = host_allgather("per-replica values", "the shapes of a per-replica value", own)
     return any(shapes != own for shapes in everyone) or any(len(shapes) > 1 for shapes in own)

@@ -271,7 +271,7 @@ def call_merged(
 
 
 def enclosed_by(called: str, key: FunctionKey, outer: Sequence[ReadListener] = ()) -> tuple[tuple[str, Any], ...]:
-    """Returns the arrays, by name, that a function passed to `merge_call` closes over (`Merge.enclosed`).
+    """Returns a pair (name, array) for each array that a function passed to `merge_call` closes over.
 
     Args:
         called: The name of the call, for messages.

@@ -14,7 +14,7 @@ from mirrored.topology.independent_processes import warn_if_independent
 
 
 class MirroredStrategy(Strategy):
-    """A strategy that trains synchronously on several replicas in one process, one or more per device.
+    """A strategy for synchronous training in one process, with one or more replicas per device.
 
     Context: can be created anywhere.
 

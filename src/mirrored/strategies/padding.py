@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 def scope_of(local: int) -> str:
-    """Returns the name of the `jax.named_scope` that marks the equations of one slot for a replica on a device."""
+    """Returns the name of the `jax.named_scope` that marks the equations of one replica slot of a device."""
     return f"mirrored_slot_{local}"
 
 
 class Calls:
-    """Applies the equations of all slots for replicas on a device; an empty slot skips equations that call Python.
+    """Applies the equations of a device's replica slots; a slot without a replica skips equations that call Python.
 
     The slot before the last one is applied first, as replicas are traced in order.
 
@@ -57,7 +57,7 @@ class Calls:
         self._results: deque[list[Any]] = deque()
 
     def bind(self, local: int | None, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an equation to operands; `local` is the index of the equation's slot, or None for no slot."""
+        """Applies an equation to operands; `local` is the index of the equation's slot, or None if it has no slot."""
         before, last = self._group.local - 2, self._group.local - 1
         if not self._group.padded or local not in (before, last) or not calls_python(eqn):
             return bind_equation(eqn, operands)
@@ -88,7 +88,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites the program of a `run` so that an empty slot for a replica emits no gradients and calls no Python.
+    """Rewrites a `run`'s program so that a slot without a replica emits no gradients and calls no Python functions.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.

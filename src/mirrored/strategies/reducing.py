@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the replicas' arrays of all processes along `axis`; their sizes along `axis` may differ.
+    """Concatenates the arrays of all replicas in all processes along `axis`; their sizes along `axis` may differ.
 
     Args:
         components: The components of the replicas of this process, in replica order.

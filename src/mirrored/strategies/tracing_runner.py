@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """The source of a capture tracer: a replicated argument of `Strategy.run`, as one virtual replica receives it."""
+    """The source of a capture tracer that stands for a replicated `run` argument in one virtual replica."""
 
     value: Any
     local: int
@@ -187,7 +187,7 @@ class TracingRunner(ReplicaRunner):
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Stacks all replicas' components of each array as ``[replicas, ...]``, once per replica of this device."""
+        """All-gathers each array's components as ``[replicas, ...]``; returns one copy per replica of this device."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
         return self.algorithm.stack_each(parts, self.group_info)
 

@@ -30,7 +30,7 @@ from mirrored.values.distributed_values import PerReplica, is_padded
 
 
 class UnconnectedGradients(enum.Enum):
-    """Enum: whether the gradient is None or zeros for a source on which the target does not depend.
+    """Enum that selects None or zeros as the gradient for a source on which the target does not depend.
 
     Example:
         >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
@@ -154,7 +154,7 @@ def source_of(leaf: Any, called: str) -> Any:
 
 
 def whole_variable(leaf: Any, called: str) -> Any:
-    """Returns a source that a tape may watch: the whole variable if `leaf` is its only component, else `leaf` itself.
+    """Returns the variable if `leaf` is the only copy of a one-replica variable; returns any other leaf unchanged.
 
     Raises:
         TapeError: It is one of several components.

@@ -187,7 +187,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """Records that no gradient flows to arrays that custom-derivative functions in a primitive close over.
+    """Records that a primitive's custom-derivative functions have no gradient for tracked arrays they close over.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program.
@@ -218,7 +218,7 @@ def process_lifted(
     arrays: list[Any],
     operands: tuple[list[Any], list[Key], tuple[int, ...]],
 ) -> Any:
-    """Applies and records a primitive whose parameters contain tracked arrays, which become operands.
+    """Turns the tracked arrays in a primitive's parameters into operands, then applies and records the primitive.
 
     Args:
         trace: The trace of a tape that records.

@@ -20,7 +20,7 @@ from mirrored.tape.gradient_tape import GradientTape, target_value
 
 
 class ForwardAccumulator:
-    """Computes the derivatives of the code in its ``with`` block along one direction of its inputs.
+    """A context manager that computes directional derivatives (JVPs) of the code in its block.
 
     Context: any. Accumulators and tapes can be nested.
 
@@ -97,7 +97,7 @@ class ForwardAccumulator:
     def jvp(
         self, primals: PyTree, unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE
     ) -> Any:
-        """Computes the derivatives of arrays that were computed in the block, along the accumulator's direction.
+        """Computes the directional derivatives (JVPs) of arrays that were computed in the block.
 
         Args:
             primals: An array or a watched variable, or a structure of them.

@@ -182,7 +182,7 @@ class GradientTape(Recording):
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> jax.Array:
-        """Computes the Jacobian of each row of the target with respect to the same row of the source, one per example.
+        """Computes one Jacobian per example: of row i of the target with respect to row i of the source.
 
         Args:
             target: One array of shape ``[batch, ...]``. Row i must depend only on row i of the source.

@@ -200,7 +200,7 @@ class Operation:
 
 
 class Residual:
-    """Where a residual (a value saved for the backward pass) comes from: an input, a forward result or a constant."""
+    """The possible origins of a residual (a value saved for the backward pass): input, forward result or constant."""
 
     INPUT, RESULT, CONSTANT = range(3)
 
@@ -416,7 +416,7 @@ class Backward:
 
 
 def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tuple[list[Any], Any]:
-    """Computes a function's results and its pullback (VJP function) to the arguments at `watched`."""
+    """Computes a function's results, and its pullback (VJP function) for the arguments at positions `watched`."""
     results, pullback, _ = linearize_with(function, args, watched, list)
     return results, pullback
 

@@ -171,7 +171,7 @@ class PullbackRecord(Record):
 
 
 class LinearPullbackRecord(PullbackRecord):
-    """A `PullbackRecord` whose pullback can be traced, because it runs no derivative rule of the user.
+    """A `PullbackRecord` whose pullback can be traced, because it calls no user-defined derivative rule.
 
     A `jax.custom_jvp` rule has already run. The pullback is the transpose of the linear program that it gave, which
     shows the inputs that a cotangent reaches. A `jax.custom_vjp` rule runs in the pullback, and may need concrete
@@ -277,7 +277,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A variable read in a trace: the variable, the tracer that the read returned, and the variable store's tracer.
+    """One read of a variable in a trace: the variable, the returned tracer, and the variable store's tracer.
 
     The last one is kept alive, so that its id is not reused.
     """

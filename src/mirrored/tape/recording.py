@@ -204,7 +204,7 @@ class Recording:
     # Callbacks of variable reads and writes (see mirrored.runtime.ambient)
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
-        """Records a read of `variable`, and returns the value, tracked by the tape if the variable is watched.
+        """Returns the value of a read of `variable`; if the variable is watched, records the read and tracks the value.
 
         JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
         read then returns a `ReadTracer`, which each call resolves to the current value of the variable.
@@ -246,7 +246,7 @@ class Recording:
                 self._recorder.reassign(variable, None, self._trace)
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Notes an assignment by a framework that differentiates assignments, if the tape tracks the assigned value."""
+        """Records a differentiable assignment of a framework: gradients of later reads flow to `value` if tracked."""
         if self._trace.recorder is not None:
             self._recorder.reassign(variable, value, self._trace)
 

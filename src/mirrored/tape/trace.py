@@ -177,7 +177,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return calls.process(self, bind, function, *split, str(primitive), runs_rule=True)
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
-        """Runs a `jax.shard_map` call outside `jit`, traced first so that captured values become operands."""
+        """Runs a `jax.shard_map` call outside `jit`; traces it first, so that captured values become operands."""
         args = registered_read(args, self.as_current)
         result: list[Any] = []
 

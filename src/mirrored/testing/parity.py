@@ -36,7 +36,7 @@ def assert_same_bits(actual: PyTree, expected: PyTree) -> None:
 
 
 def assert_close_by_norm(actual: PyTree, expected: PyTree, tolerance: float = 1e-6) -> None:
-    """Asserts that the norm of the arrays' difference is at most `tolerance` times the norm of `expected`.
+    """Asserts for each leaf that the norm of ``actual - expected`` is at most ``tolerance * norm(expected)``.
 
     An elementwise comparison is sensitive to the order of summation. By norm, a tensor that was summed in another
     order compares as equal.

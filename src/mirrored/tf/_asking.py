@@ -63,7 +63,7 @@ def timestamp(name: str | None = None) -> float:
 
 
 def enable_traceback_filtering() -> None:
-    """Hides the stack frames of JAX's own code in tracebacks, which is the default."""
+    """Hides the stack frames of JAX's own code in tracebacks (the default)."""
     jax.config.update("jax_traceback_filtering", "auto")
 
 

@@ -163,7 +163,7 @@ _PARAMETERS: Final[dict[str, str]] = {
 
 
 def shared(names: Iterable[str]) -> list[str]:
-    """Returns those of the given `tf` names that have the same parameters and meaning in `tf.compat.v1`."""
+    """Returns the given `tf` names whose parameters and meaning are the same in `tf.compat.v1`."""
     return [one for one in names if one not in _NOT_SHARED and not one.startswith(_NOT_SHARED_SPACES)]
 
 
@@ -200,7 +200,7 @@ def dropout(
     name: str | None = None,
     rate: Operand | None = None,
 ) -> Any:
-    """Sets elements to 0 at random, as `tf.nn.dropout`; ``keep_prob`` is ``1 - rate``.
+    """Sets elements to 0 at random, like `tf.nn.dropout`; takes either `rate` or `keep_prob`, which is ``1 - rate``.
 
     Raises:
         ValueError: Neither or both of `keep_prob` and `rate` were passed.
@@ -220,7 +220,7 @@ def embedding_lookup(
     validate_indices: object = True,
     max_norm: Operand | None = None,
 ) -> Any:
-    """Looks up embedding vectors, as `tf.nn.embedding_lookup`.
+    """Looks up embedding vectors in a table, like `tf.nn.embedding_lookup`.
 
     Raises:
         ValueError: There are several tables, and `partition_strategy` is not "div".
@@ -265,11 +265,13 @@ def _casting(dtype: str) -> Callable[..., Any]:
 
 
 def no_op(name: str | None = None) -> None:
-    """Does nothing: variables have their initial values once they exist."""
+    """Does nothing (`tf.compat.v1.global_variables_initializer`): variables are initialized when they are created."""
 
 
 def names(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns all names of `tf.compat.v1`: those shared with `tf`, older names of functions in `tf`, and others.
+    """Returns the functions and other objects of `tf.compat.v1`, by names such as ``"compat.v1.where"``.
+
+    They are those shared with `tf`, older names of functions in `tf`, and others.
 
     Args:
         known: The names below `tf`.

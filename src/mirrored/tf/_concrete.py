@@ -35,7 +35,7 @@ _GRAPHS: Final = ("graph", "function_def", "captured_inputs", "add_to_graph", "s
 
 
 class FunctionType(inspect.Signature):
-    """The parameters of a concrete function, with the types for which it was traced, and the type of its result.
+    """The signature of a concrete function: its parameters with their traced types, and the type of its result.
 
     Attributes:
         parameters: `inspect.Parameter` objects by name. The annotation (`type_constraint`) is a type: a
@@ -184,13 +184,13 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def function_type(self) -> FunctionType:
-        """The parameters with the types for which the function was traced, and the type of its result."""
+        """The signature of this function: its parameters with their traced types, and the type of its result."""
         parameters = [_Parameter(one.name, one.kind, annotation=_typed(one.as_given)) for one in self._arguments]
         result = _map_specs(lambda one: _renamed(one, None), self.structured_outputs)
         return FunctionType(parameters, return_annotation=_typed(result))
 
     def pretty_printed_signature(self, verbose: bool = True) -> str:
-        """Returns the types of the parameters and the result as text: several lines, or one with ``verbose=False``."""
+        """Returns the types of the parameters and the result as text; on a single line with ``verbose=False``."""
         return repr(self.function_type) if verbose else str(self.function_type)
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ class DeviceSpec:
         return type(self).from_string(spec)
 
     def make_merged_spec(self, dev: DeviceSpec) -> DeviceSpec:
-        """Returns a copy of this spec in which the parts that `dev` specifies replace this spec's parts."""
+        """Returns a copy of this spec, overridden by the parts that `dev` specifies."""
         theirs = {name: value for name, value in dataclasses.asdict(dev).items() if value is not None}
         return dataclasses.replace(self, **theirs)
 

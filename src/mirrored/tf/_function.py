@@ -138,7 +138,7 @@ def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
-    """Decorates a function so that AutoGraph does not convert it when converted code calls it.
+    """Decorates a function that AutoGraph must not convert, even if converted code calls the function.
 
     TensorFlow: `tf.autograph.experimental.do_not_convert`.
     """
@@ -149,7 +149,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
 
 
 def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None) -> Any:
-    """Returns a function whose control flow AutoGraph converts, to be called while `tf.function` traces.
+    """Converts a function's control flow with AutoGraph; call the returned function while `tf.function` traces.
 
     Raises:
         MissingNameError: The package that converts functions is not installed.

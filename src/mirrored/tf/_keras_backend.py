@@ -148,7 +148,7 @@ def var(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def dot(x: Any, y: Any) -> Any:
-    """Multiplies tensors: the last axis of `x` with the second-to-last axis of `y`."""
+    """Computes the dot product over the last axis of `x` and the second-to-last axis of `y`."""
     return jnp.dot(as_tensor(x), as_tensor(y))
 
 
@@ -164,7 +164,7 @@ def repeat(x: Any, n: int) -> Any:
 
 
 def repeat_elements(x: Any, rep: int, axis: int) -> Any:
-    """Repeats the elements of a tensor along an axis."""
+    """Repeats each element of a tensor `rep` times along an axis."""
     return jnp.repeat(as_tensor(x), rep, axis=axis)
 
 
@@ -201,7 +201,7 @@ def foldr(fn: Callable[..., Any], elems: Any, initializer: Any = None, name: str
 
 
 def switch(condition: Any, then_expression: Any, else_expression: Any) -> Any:
-    """Returns one of two tensors, or of two functions' results; selects elementwise unless the condition is scalar."""
+    """Selects one of two tensors or function results: as a whole by a scalar condition, otherwise elementwise."""
     condition = as_tensor(condition).astype(jnp.bool_)
     then, other = (one if callable(one) else lambda one=one: one for one in (then_expression, else_expression))
     if not condition.ndim:
@@ -346,7 +346,7 @@ def pool3d(
 def resize_images(
     x: Any, height_factor: int, width_factor: int, data_format: str, interpolation: str = "nearest"
 ) -> Any:
-    """Enlarges images by two integer factors."""
+    """Enlarges images by the integer factors `height_factor` and `width_factor`."""
     start = _PADDED[_format(data_format)]
     size = (x.shape[start] * height_factor, x.shape[start + 1] * width_factor)
     return _ops.image.resize(x, size, interpolation=interpolation, data_format=data_format)

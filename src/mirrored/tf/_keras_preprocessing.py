@@ -22,7 +22,7 @@ MODULES: Final = tuple(_REMEDIES)
 
 
 class Absent:
-    """A stand-in for TensorFlow, which is not installed, in a module of Keras: each use raises an error.
+    """A placeholder for the missing TensorFlow in a Keras module; accessing any attribute raises an error.
 
     Args:
         module: The name of the module, which defines one layer.

@@ -105,7 +105,7 @@ def missing(path: str, names: Iterable[str]) -> MissingNameError:
 
 
 def nearest(path: str, names: Iterable[str]) -> str | None:
-    """Returns the public name of `mirrored.tf` that is closest to a missing one, or None.
+    """Returns the public name of `mirrored.tf` that is closest to a missing name, or None if no name is close.
 
     That is the same word in another namespace, otherwise the most similar spelling.
     """

@@ -26,7 +26,7 @@ _scopes = _Scopes()
 
 
 class name_scope:
-    """A context manager that adds a prefix to the names of variables created in it, and of operations in profiles.
+    """A context manager that prefixes the names of variables created in its block, and of operations in profiles.
 
     Context: any. A scope is reentrant.
 

@@ -12,7 +12,7 @@ from mirrored.variables import Variable, VariableAggregation
 
 
 class ExponentialMovingAverage:
-    """Exponential moving averages of variables, which each call of `apply` updates.
+    """Maintains exponential moving averages of variables; each call of `apply` updates the averages.
 
     An update is ``average = decay * average + (1 - decay) * variable``.
 

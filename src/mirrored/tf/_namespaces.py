@@ -32,7 +32,7 @@ class Namespace(types.ModuleType):
 
 
 def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
-    """Returns a lookup function for those names of `mirrored.tf` that are loaded at first access.
+    """Returns a lookup function for the names of `mirrored.tf` that are loaded at first access.
 
     For a missing name, it raises an error.
     """
@@ -48,7 +48,7 @@ def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> C
 
 
 def build(names: Mapping[str, Any], lazy: Iterable[str], find: Callable[[str], Any]) -> dict[str, Any]:
-    """Creates the modules for dotted names such as ``"math.abs"``; returns a dict of the top-level names.
+    """Creates the modules for dotted names such as ``"math.abs"``; returns a dict from top-level names to values.
 
     The modules are entered in `sys.modules`.
 

@@ -135,7 +135,7 @@ class Checkpoint(checkpoints.Checkpoint):
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
-        """Restores variables and other state from a checkpoint that `write` created, as `restore` does.
+        """Restores variables and other state like `restore`, but from a checkpoint that `write` created.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -146,7 +146,7 @@ class Checkpoint(checkpoints.Checkpoint):
 
 
 class CheckpointManager:
-    """A manager of the checkpoints in a folder; deletes old checkpoints.
+    """Manages the checkpoints in a folder: saves them, restores the newest one, and deletes old ones.
 
     Args:
         checkpoint: The checkpoint to save.
@@ -262,7 +262,7 @@ class CheckpointManager:
 
 
 class CheckpointReader:
-    """A reader of the variables in a checkpoint, without the program's objects; see `load_checkpoint`.
+    """Reads variables of a checkpoint by name, without the objects that were saved; see `load_checkpoint`.
 
     Accepts TensorFlow's names (``v/.ATTRIBUTES/VARIABLE_VALUE``) and the short ones.
 

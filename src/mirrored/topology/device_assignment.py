@@ -104,7 +104,7 @@ def parse_name(text: str, *, called: str) -> DeviceName:
 
 
 def name_device(device: jax.Device) -> DeviceName:
-    """Returns the name of a device, including the task if it belongs to another process."""
+    """Returns the name of a device, including the task index if the device belongs to another process."""
     kind = kind_of(device)
     index = devices_of_kind(kind, task=device.process_index).index(device)
     return DeviceName(kind, index, None if device.process_index == jax.process_index() else device.process_index)
@@ -156,7 +156,7 @@ def limit_default_devices(kind: str, count: int) -> None:
 
 
 def most_default_devices(kind: str) -> int:
-    """Returns the maximum number of devices of a kind that `default_devices` returns."""
+    """Returns the limit on the number of devices of a kind that `default_devices` returns."""
     return _most_default_devices.get(kind, sys.maxsize)
 
 
@@ -243,7 +243,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def slots(self) -> Slots:
-        """The `Slots` of a compiled program: its slots for replicas, equally many on every device."""
+        """The slots in which a compiled program places the replicas, equally many on every device (`Slots`)."""
         return Slots(len(self.devices), self.num_replicas)
 
     @functools.cached_property
@@ -258,7 +258,10 @@ class DeviceAssignment:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some devices have one replica less than others, because D does not divide R."""
+        """Whether some devices have one replica fewer than others.
+
+        This is so if D does not divide R.
+        """
         return self.slots.padded > 0
 
     @functools.cached_property
@@ -288,7 +291,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def addressable_replicas(self) -> tuple[int, ...]:
-        """The indices of the replicas on devices of this process, in order."""
+        """The indices of the replicas on devices of this process, in ascending order."""
         addressable = frozenset(self.addressable_devices)
         return tuple(r for r in range(self.num_replicas) if self.device_of(r) in addressable)
 
@@ -336,7 +339,7 @@ def make_device_assignment(
     *,
     called: str = "MirroredStrategy",
 ) -> DeviceAssignment:
-    """Creates the assignment of replicas to devices, after checking devices and number of replicas.
+    """Creates the assignment of replicas to devices, after checking the devices and the number of replicas.
 
     Args:
         devices: Device names as TensorFlow writes them, or `jax.Device` objects. None or empty: all accelerators of

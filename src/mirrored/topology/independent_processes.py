@@ -51,7 +51,7 @@ def _reset() -> None:
 
 
 def job_is_formed() -> None:
-    """Records that this process has joined its distributed job, so that single-process strategies do not warn any more.
+    """Records that this process has joined its distributed job, so that single-process strategies no longer warn.
 
     In such a process they are intentional.
     """
@@ -59,7 +59,7 @@ def job_is_formed() -> None:
 
 
 def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidence | None:
-    """Returns the environment variables that show that this process is one of several; None without such variables.
+    """Returns evidence in environment variables that this process is one of several; None without such evidence.
 
     Args:
         environment: The environment to read. Default: `os.environ`.

@@ -23,7 +23,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """The slots for R replicas in a compiled program on D devices: equally many on each, so some may stay empty.
+    """The slots for R replicas in a compiled program on D devices, equally many per device; some may stay empty.
 
     Attributes:
         devices: D, at most R.
@@ -45,7 +45,7 @@ class Slots:
 
     @functools.cached_property
     def padded(self) -> int:
-        """The number of slots without a replica: one on each of the last `padded` devices."""
+        """The number of slots without a replica; each of the last `padded` devices has one such slot."""
         return self.count - self.replicas
 
     @functools.cached_property
@@ -54,19 +54,19 @@ class Slots:
         return self.devices - self.padded
 
     def first_on(self, device: int) -> int:
-        """Returns the first replica of a device, given the position of the device."""
+        """Returns the index of the first replica on the device with index `device`."""
         return device * (self.local - 1) + min(device, self.full)
 
     def number_on(self, device: int) -> int:
-        """Returns the number of replicas on a device, given the position of the device."""
+        """Returns the number of replicas on the device with index `device`."""
         return self.local - (device >= self.full)
 
     def device_of(self, replica: int) -> int:
-        """Returns the position of the device that holds a replica."""
+        """Returns the index of the device that holds a replica."""
         return self.of(replica) // self.local
 
     def of(self, replica: int) -> int:
-        """Returns the index of a replica's slot, counting the slots of all devices."""
+        """Returns the index of a replica's slot among the slots of all devices."""
         return self._of[replica]
 
     @functools.cached_property
@@ -83,7 +83,7 @@ class Slots:
         return several.concatenate([head, _joined(tail)])
 
     def stacked(self, rows: Any) -> Any:
-        """Converts an array with one row per replica to one row per slot; an empty slot repeats the row before."""
+        """Converts an array of one row per replica to one row per slot; an empty slot gets a copy of the row before."""
         if not self.padded:
             return rows
         several = np if isinstance(rows, np.ndarray) else jnp
@@ -93,7 +93,7 @@ class Slots:
         return several.concatenate([head, _joined(tail)])
 
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
-        """Returns the id of the replica in slot `local` of a device, whose position may be a tracer.
+        """Returns the id of the replica in slot `local` of the device with index `device`, which may be a tracer.
 
         For an empty slot this is the replica in the slot before it, which the empty slot repeats.
         """

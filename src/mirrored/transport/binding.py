@@ -10,7 +10,7 @@ ALL_INTERFACES: Final = ""
 
 
 def interface_of(host: str) -> str:
-    """Returns the local address on which a server for clients of `host` must listen; "" for all interfaces.
+    """Returns the address on which a server must listen to be reachable at `host`; "" for all interfaces.
 
     An address of this machine, or a name that resolves to one such address, determines the interface. Otherwise it is
     unknown, and the result is all interfaces: for an address that belongs to a translating router (NAT), a name with

@@ -33,7 +33,7 @@ class RefusedError(ConnectionError):
 
 
 class Channel:
-    """One end of an authenticated connection, by which two processes exchange JSON messages.
+    """One end of an authenticated connection over which two processes exchange JSON messages.
 
     Context: any thread may send; one thread receives.
 

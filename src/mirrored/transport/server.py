@@ -21,7 +21,7 @@ Serve = Callable[[Channel], None]
 
 
 class Server:
-    """A server that listens at a port; after `start`, it calls a function with each authenticated connection.
+    """A server that listens on a port and, once started, calls a function with each authenticated connection.
 
     Connections that do not authenticate in time are dropped. If too many have not authenticated yet, the oldest of them
     is dropped.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HasReplicas(Protocol):
-    """Protocol of a strategy: it has replicas on devices."""
+    """Protocol of objects that have replicas on devices, such as strategies."""
 
     @property
     def device_assignment(self) -> DeviceAssignment | None:
@@ -36,7 +36,7 @@ def check_components(called: str, strategy: HasReplicas, values: Iterable[Any]) 
 
 
 def check_placement(called: str, strategy: HasReplicas, value: Any, where: DeviceAssignment | None) -> None:
-    """Checks that `value`, with device assignment `where`, has one component for each replica of `strategy`.
+    """Checks that a value whose device assignment is `where` has one component for each replica of `strategy`.
 
     Args:
         called: What the user called, for messages.

@@ -141,7 +141,7 @@ _tracked_reads: list[_TrackedRead] = []
 
 
 def register_tracked_read(read: _TrackedRead) -> None:
-    """Registers the function that reads the components of a stacked value which a tape watches.
+    """Registers a function that reads the components of a stacked value if a gradient tape tracks the value.
 
     Args:
         read: Returns the components such that tapes record the read; None if no tape tracks the stacked array.
@@ -195,7 +195,7 @@ class PerReplica(_NotAnArray):
     def from_stacked(
         cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NO_MAKERS
     ) -> PerReplica:
-        """Creates a per-replica value from a stacked array: one row per replica, sharded over the devices."""
+        """Creates a per-replica value from a stacked array: a row per slot for a replica, sharded over the devices."""
         value = cls.__new__(cls)
         value._components, value._stacked = None, stacked
         value._device_assignment, value.is_placed = device_assignment, True
@@ -223,7 +223,7 @@ class PerReplica(_NotAnArray):
         return self._components
 
     def first(self) -> Any:
-        """Returns the stacked array, or else the first component, which has the same dtype; None without components."""
+        """Returns the stacked array if there is one, else the first component; None if there are no components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
@@ -288,7 +288,7 @@ class PerReplica(_NotAnArray):
         return self._stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
-        """Returns a per-replica value with other components, given as a stacked array, and the same devices."""
+        """Returns a per-replica value on the same devices, whose components are the rows of another stacked array."""
         assert self._device_assignment is not None
         value = PerReplica.from_stacked(stacked, self._device_assignment, self.made_by)
         value.of_uneven_batch = self.of_uneven_batch
@@ -296,7 +296,9 @@ class PerReplica(_NotAnArray):
 
 
 def is_padded(value: object) -> TypeGuard[PerReplica]:
-    """Returns whether a per-replica value is stacked with padding rows; its components are then the pytree leaves.
+    """Returns whether a value is a stacked `PerReplica` with padding rows for empty slots.
+
+    In a pytree, the leaves of such a value are its components, without the padding.
 
     Tapes track the stacked array itself: a row that is taken from a tracer is another tracer each time.
     """
@@ -310,7 +312,7 @@ def _shape_of(component: object) -> tuple[int, ...] | None:
 
 
 class LocalPerReplica(PerReplica):
-    """A per-replica value inside a compiled `run`, which holds one tracer for each replica on this device.
+    """A per-replica value that holds, inside a compiled `run`, one tracer for each replica on this device.
 
     Args:
         local: The components of this device's replicas.
@@ -348,7 +350,7 @@ class LocalPerReplica(PerReplica):
 
     @property
     def component_shape(self) -> tuple[int, ...] | None:
-        """The common shape of all components."""
+        """The common shape of the components on this device; None if their shapes differ."""
         shapes = {getattr(component, "shape", None) for component in self.local}
         return shapes.pop() if len(shapes) == 1 else None
 

@@ -30,12 +30,15 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
 
 
 def text(words: str) -> str:
-    """Returns the HTML of a plain `repr`, where no table is possible, for example while JAX traces."""
+    """Returns a text, such as a `repr`, as preformatted HTML.
+
+    It replaces the table where no table is possible, for example while JAX traces.
+    """
     return f"<pre>{html.escape(words)}</pre>"
 
 
 def outline(value: object) -> str:
-    """Returns the dtype and shape of an array, ``float32[3,4]``, or the type of another object."""
+    """Returns the dtype and shape of an array, such as ``float32[3,4]``, or the type name of another object."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is None or shape is None:
         return type(value).__name__
@@ -43,7 +46,7 @@ def outline(value: object) -> str:
 
 
 def short(value: object) -> str:
-    """Returns the elements of an array in one line; only their number for an array of more than 1,000 elements."""
+    """Returns an array's elements as one short line, or only their number if there are more than 1,000."""
     size = getattr(value, "size", None)
     if isinstance(size, int) and size > _MOST_ELEMENTS:
         return f"({size:,} elements)"

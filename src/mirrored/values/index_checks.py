@@ -14,7 +14,9 @@ from mirrored._typing import HostArray
 
 
 def values_now(indices: jax.Array) -> HostArray | None:
-    """Returns an array's values on the host if it is on a CPU and the code is eager, with or without a tape; else None.
+    """Returns an array's values on the host in eager code on a CPU; otherwise None.
+
+    Code under an eager tape is eager code, too.
 
     On other devices it returns None, too: the host would have to wait for the device. TensorFlow's operations on GPUs
     do not check indices, either.
@@ -29,7 +31,7 @@ def values_now(indices: jax.Array) -> HostArray | None:
 
 
 def outside(indices: jax.Array, limits: int | tuple[int, ...], called: str = "indices") -> str | None:
-    """Describes the first index that is negative or too large, such as ``"indices[1] = 5 is not in [0, 3)"``.
+    """Describes the first out-of-range index, such as ``"indices[1] = 5 is not in [0, 3)"``; None without one.
 
     Args:
         indices: An array of any shape. If there are several limits, its last axis contains index vectors, with at most

@@ -62,7 +62,7 @@ def _operand(other: Operand, value: Any) -> Any:
 
 
 class ArrayOperators:
-    """Mixin with the operators of an array; an operator reads the object's value by `read_value()` first.
+    """Mixin that applies the operators of arrays to the result of the object's `read_value()`.
 
     It supports arithmetic (also reflected), elementwise comparison, indexing, conversion and common array methods.
     """

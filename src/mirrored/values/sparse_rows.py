@@ -36,7 +36,7 @@ class SparseRows:
         self.dense_shape = _static_shape(dense_shape)
 
     def to_dense(self) -> jax.Array:
-        """Returns the dense array of which these are rows: zeros, with the rows added at their indices.
+        """Returns a dense array of zeros to which the rows have been added at their indices.
 
         Raises:
             ValueError: `dense_shape` is unknown.
@@ -81,14 +81,17 @@ def as_pytree(kind: type[S]) -> type[S]:
 
 
 def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
-    """Replaces negative indices, which JAX would count from the end, by an out-of-bounds index, as in TensorFlow."""
+    """Replaces negative indices by `size`, which is out of bounds, so that JAX does not count them from the end."""
     if indices.dtype.itemsize < 4:
         indices = indices.astype(jnp.int32)  # the size may exceed the dtype
     return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 
 def updates_shape(indices_shape: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of the updates in a scatter to an array at index vectors ``int[..., depth]``."""
+    """Returns the shape that a scatter's updates must have, given the shapes of its index vectors and its array.
+
+    The index vectors are ``int[..., depth]``.
+    """
     return (*indices_shape[:-1], *shape[indices_shape[-1] :])
 
 

@@ -14,7 +14,7 @@ from mirrored.values.distributed_values import DistributedValues, Mirrored, PerR
 
 
 def is_leaf(value: object) -> bool:
-    """Returns whether `value` is None or a distributed value, which are pytree leaves in addition to JAX's leaves.
+    """Returns whether `value` is one of this module's additional pytree leaves: None or a distributed value.
 
     Variables are leaves for JAX anyway.
     """
@@ -44,7 +44,7 @@ def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
 
 
 def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, int], Any]) -> Any:
-    """Replaces each per-replica value in a pytree by one replica's component.
+    """Replaces each `PerReplica` and each `Mirrored` in a pytree by the component of one replica.
 
     Args:
         structure: The pytree.
@@ -63,7 +63,7 @@ def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, 
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """Converts per-replica pytrees to a list of tuples: for each leaf position, the leaves of all replicas.
+    """Converts the replicas' pytrees to a list with one tuple per leaf, which contains that leaf of every replica.
 
     The structure is returned as well.
 

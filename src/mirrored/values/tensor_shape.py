@@ -92,7 +92,7 @@ class TensorShape(tuple[Any, ...]):
             raise ValueError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: Dims) -> TensorShape:
-        """Returns this shape with its unknown dimensions filled in from a compatible other shape.
+        """Returns this shape with its unknown dimensions filled in from another, compatible shape.
 
         Raises:
             ValueError: The shapes are not compatible.

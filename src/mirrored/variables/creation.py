@@ -110,7 +110,7 @@ def _stem(name: str) -> str:
 
 @contextmanager
 def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """Calls ``creator(next_creator, **kwargs)`` for every variable created in a ``with`` block.
+    """A context manager that creates each variable of its block by calling ``creator(next_creator, **kwargs)``.
 
     Context: any; it also applies to variables that replicas create in a run inside the block.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def html_of(variable: Variable) -> str:
-    """Returns an HTML table of the devices that store a variable, with the replicas that use each copy and the values.
+    """Returns an HTML table of a variable's values, the devices that store them, and the replicas that use each copy.
 
     A mirrored variable has equal copies, so its value is shown once. While JAX traces, and for a variable that has lost
     its value, the result is the `repr`.

@@ -51,7 +51,7 @@ distributed.on_leave(_steps.clear)
 
 
 def on_restored(forget: Callable[[], object]) -> None:
-    """Registers a function that is called after failed steps were undone."""
+    """Registers a function to be called after `restore_failed` has undone failed steps."""
     _forget.append(forget)
 
 
@@ -108,7 +108,7 @@ def _is_pending(value: Any) -> bool:
 
 
 def forget_computed() -> None:
-    """Drops the records of the oldest steps and assignments whose new values are computed.
+    """Discards the saved old values of steps and assignments whose new values have been computed, oldest first.
 
     Readers call it. They do not wait for a thread that replaces values; the next reader or assignment drops them.
     """
@@ -129,7 +129,7 @@ def _drop_computed() -> None:
 
 
 def restore_failed() -> bool:
-    """Gives the variables of failed steps the values that they had before the first of these steps.
+    """Restores the values that the variables of failed steps had before the first failed step.
 
     A step that has read values of a failed step has failed, too. A variable that has been assigned otherwise since then
     keeps that value.

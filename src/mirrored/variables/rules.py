@@ -140,7 +140,7 @@ def aggregation_name(aggregation: Aggregation) -> str:
 
 
 def reduction_of(aggregation: Aggregation) -> Any:
-    """Returns the `ReduceOp` of a variable's aggregation; NONE and ONLY_FIRST_REPLICA are returned unchanged."""
+    """Converts the aggregation SUM or MEAN to a `ReduceOp`; returns any other aggregation unchanged."""
     if aggregation is VariableAggregation.SUM:
         return ReduceOp.SUM
     if aggregation is VariableAggregation.MEAN:

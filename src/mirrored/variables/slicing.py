@@ -25,7 +25,7 @@ _slices: Final[dict[int, tuple[weakref.ref[Any], Slice]]] = {}
 
 
 class Slice:
-    """The part of a variable from which an array was read by indexing; can be assigned.
+    """A part of a variable, selected by indexing such as ``variable[1:]``, that can be assigned.
 
     Args:
         variable: The variable; the slice does not keep it alive.

@@ -110,7 +110,7 @@ thread: Final = _LockThread()
 
 
 def turn() -> AbstractContextManager[Any]:
-    """Returns the lock under which a thread reads and then assigns variables, without interference by other threads.
+    """Returns the lock that a thread holds to read and then assign variables without interference by other threads.
 
     This is the assignment lock (`running`). Entering it waits while another thread holds it, for instance during an
     eager run. In a thread that needs no lock (`excuse`, `without_turns`), the result is an empty context manager.
@@ -130,7 +130,7 @@ def excuse() -> None:
 
 
 def without_turns(trace: Callable[[], T]) -> T:
-    """Calls `trace`, a function that traces a program, with this thread exempt from the assignment lock (`turn`)."""
+    """Calls `trace`, which traces a program, while this thread is exempt from the assignment lock (`turn`)."""
     before = thread.excused
     try:
         thread.excused = True
@@ -167,7 +167,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that stores the values in the corresponding variables, one per call of ``next``."""
+    """Returns an iterator that, at each call of ``next``, stores the next value in the corresponding variable."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 
@@ -175,7 +175,9 @@ _notes_pending: Final[list[Callable[[Sequence[Any], Sequence[Any]], object]]] = 
 
 
 def on_assignment(note: Callable[[Sequence[Any], Sequence[Any]], object]) -> None:
-    """Registers the function that `assign_all_stored` calls with variables and new values, before storing these values.
+    """Registers the function to be called with variables and their new values before eager code stores the values.
+
+    `assign_all_stored` and `VariableStorage.store` call it.
 
     If it raises, nothing is stored.
     """
@@ -183,13 +185,16 @@ def on_assignment(note: Callable[[Sequence[Any], Sequence[Any]], object]) -> Non
 
 
 def note_pending(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Keeps the old values of variables until the new values are computed; the caller holds the state lock."""
+    """Saves the old values of variables until the new values are computed, so that a failure can restore them.
+
+    The caller holds the state lock.
+    """
     for note in _notes_pending:
         note(variables, values)
 
 
 def assign_all_stored(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Replaces the stored values of several variables atomically, like `store_all`, by values of eager computations.
+    """Stores results of eager computations in several variables atomically, even while JAX is still computing them.
 
     JAX computes them asynchronously. If a computation fails, all of these variables get their old values back.
     """

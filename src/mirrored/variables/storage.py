@@ -101,7 +101,10 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """Moves an array to the device of `other`, so that both can be combined; does nothing if `other` is None."""
+    """Moves an array to the device of the array `other`, so that the two can be combined.
+
+    The array is returned unchanged if `other` is None, or if it is not committed to a device.
+    """
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
@@ -132,7 +135,7 @@ _resizable: Final[list[weakref.ref[VariableStorage]]] = []
 
 
 def note_resizable(variable: VariableStorage) -> None:
-    """Registers a variable whose shape may change; compiled functions are traced again when it does."""
+    """Registers a variable whose shape may change, so that compiled functions are retraced after a change."""
     _resizable.append(weakref.ref(variable, _resizable.remove))
 
 
@@ -145,7 +148,9 @@ def sizes_of_resizables() -> tuple[tuple[int, ...], ...]:
 
 
 class VariableStorage(Awaiting):
-    """Base class of `Variable` that holds the value on the devices, for variable stores and compiled functions.
+    """Base class of `Variable` that stores the variable's value on the devices.
+
+    Variable stores and compiled functions use its methods.
 
     Attributes:
         name: The name, for messages.
@@ -168,10 +173,13 @@ class VariableStorage(Awaiting):
     @property
     @abc.abstractmethod
     def shape(self) -> TensorShape:
-        """The shape that all values have, with None for dimensions that assignments may change."""
+        """The variable's declared shape, with None for dimensions that assignments may change."""
 
     def may_become(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether the value may change to this shape: in eager code, if the declared shape allows it."""
+        """Returns whether an assignment may change the shape of the variable's value to `shape`.
+
+        It may in eager code, if the declared shape has unknown dimensions and is compatible with `shape`.
+        """
         declared, store = self.shape, ambient().store
         if declared.is_fully_defined() or not declared.is_compatible_with(shape):
             return False
@@ -359,7 +367,7 @@ class VariableStorage(Awaiting):
         return self._shared
 
     def mark_shared(self) -> None:
-        """Marks the value's device buffers as used by other code, so that a step copies instead of donating them."""
+        """Marks the value's device buffers as used by other code, so that a step donates copies of them."""
         self._shared = True
 
     def lose(self, why: str) -> None:

@@ -186,7 +186,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self._public_shape
 
     def get_shape(self) -> TensorShape:
-        """Returns `shape`; TensorFlow's older name."""
+        """Returns the variable's `shape`, under TensorFlow's older name."""
         return self._public_shape
 
     @property
@@ -211,7 +211,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def aggregation(self) -> Any:
-        """How the values of several replicas are reduced to one, when assigned or read."""
+        """How values of several replicas are reduced to one when the variable is assigned or read."""
         return self._aggregation
 
     @property
@@ -225,7 +225,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return None
 
     def is_initialized(self, name: str | None = None) -> jax.Array:
-        """Returns True as an array, because a variable has a value as soon as it is created."""
+        """Returns an array that is always True, because a variable has a value as soon as it is created."""
         return jnp.asarray(True)
 
     @property
@@ -235,7 +235,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     @property
     def distribute_strategy(self) -> Any:
-        """The strategy of the variable; TensorFlow's name for `strategy`."""
+        """The strategy to which the variable belongs (TensorFlow's name for `strategy`)."""
         return self.strategy
 
     @property
@@ -346,7 +346,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
     def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
-        """Assigns one replica's component by `assign`, `assign_add` or `assign_sub` (named by `method`)."""
+        """Assigns one replica's component; `method` is ``"assign"``, ``"assign_add"`` or ``"assign_sub"``."""
         announce_write((self,))
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
@@ -359,7 +359,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return announce_read(self, value if ambient().runner is not None else movable(value))
 
     def checked_value(self) -> Any:
-        """Returns the variable's value, after checking that it can be read here; tapes are not notified of the read."""
+        """Returns the variable's value without notifying tapes, after checking that the context allows the read."""
         return access.read(self)
 
     def check_assignable(self, called: str) -> None:

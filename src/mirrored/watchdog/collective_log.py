@@ -44,7 +44,7 @@ class CollectiveLog:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all operations, for a job that starts over."""
+        """Empties the log, for example when this process leaves its job."""
         self.count = 0
         self.inside = False
         self._token: Any = None
@@ -109,7 +109,7 @@ class CollectiveLog:
             self.depart()
 
     def progress(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
-        """Returns the number and the names of the collectives that this worker has reached, for other workers.
+        """Returns this worker's progress, to be sent to other workers: how many collectives it has reached, and which.
 
         Args:
             beat: The number of this heartbeat.

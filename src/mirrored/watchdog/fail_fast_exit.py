@@ -33,7 +33,7 @@ from mirrored.watchdog.worker_progress import WorkerProgress
 
 
 def in_forked_children(reset: Callable[[], None]) -> None:
-    """Registers a function to be called first in every child process that this process forks.
+    """Registers a function that runs at the start of every child process that this process forks.
 
     A child has copies of this process's signal handlers, descriptors and objects, but none of its threads. A handler
     that only sets an event for a thread to act on would make the child ignore the signal.
@@ -218,7 +218,7 @@ class LauncherChannel:
             self._socket.sendall(f"note {line}\n".encode(errors="replace"))
 
     def has_shown(self) -> None:
-        """Tells the launcher that the error is printed, and waits until the launcher ends this process."""
+        """Tells the launcher that this worker has printed its error, and waits for the launcher to end this process."""
         with contextlib.suppress(OSError):
             self._socket.sendall(b"shown\n")
             self._thread.join(_END_SECONDS)

@@ -52,7 +52,7 @@ def _first_mark(one: WorkerProgress, other: WorkerProgress) -> int | None:
 
 
 def ended_early(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes a worker that ended before a collective that other workers have reached; None if no worker did."""
+    """Describes a worker that ended before a collective that others have reached; None without such a worker."""
     for worker, progress in sorted(standings.items()):
         ahead = [other for other, its_progress in sorted(standings.items()) if its_progress.count > progress.count]
         if progress.has_ended and ahead:

@@ -44,7 +44,7 @@ class Address:
 
 
 class PeerConnection:
-    """A worker's connection to worker 0, or on worker 0 the connections to all other workers.
+    """A worker's connection to worker 0; on worker 0 itself, the connections to all other workers.
 
     Args:
         worker: The index of this worker.
@@ -63,7 +63,7 @@ class PeerConnection:
         in_forked_children(self._forget)
 
     def listen(self, host: str) -> Address:
-        """Starts to accept connections from the other workers; called on worker 0.
+        """On worker 0, starts accepting connections from the other workers, and returns the address for them.
 
         Args:
             host: The host name by which they reach this machine; it determines the interface.
@@ -79,9 +79,9 @@ class PeerConnection:
         return Address(self._server.port, token)
 
     def connect(self, host: str, address: Address) -> None:
-        """Connects to worker 0 in a background thread; called on all other workers. Failures are ignored.
+        """Connects this worker to worker 0 in a background thread; called on all workers but worker 0.
 
-        JAX's heartbeat remains in that case.
+        A failure to connect is ignored: JAX's heartbeat remains.
         """
         arguments = (host, address.port, address.secret)
         start(threading.Thread(target=self._connect, args=arguments, name="mirrored-peer-connection", daemon=True))

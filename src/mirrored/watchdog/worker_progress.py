@@ -26,7 +26,7 @@ class CallSpan:
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """A program line that calls a collective operation, and the number of its calls from this line.
+    """A program line that calls a collective operation, and how many calls this line has made.
 
     Attributes:
         label: The name of the operation.
@@ -99,7 +99,7 @@ class WorkerProgress:
         return self.stretches[bisect.bisect_right([one.first for one in self.stretches], number) - 1]
 
     def called(self, number: int) -> str | None:
-        """Formats the name of collective operation `number` and how often it was called; None if not in the log."""
+        """Formats collective operation `number` as ``name (time n)``, its n-th call; None if it is not in the log."""
         stretch = self.span_of(number)
         return None if stretch is None else f"{stretch.label} (time {stretch.time + number - stretch.first})"
 

@@ -301,7 +301,7 @@ class ReadRecord:
 
 
 def inferred(texts: Sequence[str]) -> Column:
-    """Returns the narrowest dtype that can hold all given texts: int32, int64, float32, float64 or string.
+    """Returns a `Column` of the narrowest dtype that can hold all texts: int32, int64, float32, float64 or string.
 
     Empty texts are ignored.
 

@@ -336,7 +336,7 @@ def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
 
 
 def without_caches(node: Node) -> Node:
-    """Returns a copy of a pipeline without its caches, so that reading it does not fill them."""
+    """Returns a copy of a pipeline without its cache operations, so that reading the copy fills no cache."""
 
     def parent_of_cache(step: Node) -> Node | None:
         return without_caches(step.parents[0]) if step.keeps_elements else None

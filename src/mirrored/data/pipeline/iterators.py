@@ -298,7 +298,7 @@ class DatasetIterator:
 
     @property
     def outline(self) -> str:
-        """The names of the dataset's operations, to check that a saved read position fits the dataset.
+        """The names and sizes of the dataset's operations as a string, to check that a read position fits the dataset.
 
         Operations that do not change positions (prefetching) are omitted.
         """
@@ -306,7 +306,7 @@ class DatasetIterator:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments that decide the order of the elements, such as the default `cycle_length` of `interleave`."""
+        """The arguments of the operations that decide the order of elements, such as a default `cycle_length`."""
         return [one for name in ("arguments", "order", "grouping") for one in self._recorded[name]]
 
     @property

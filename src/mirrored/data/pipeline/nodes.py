@@ -104,17 +104,20 @@ class Node(abc.ABC):
 
     @property
     def settings(self) -> str:
-        """The arguments, apart from `size`, that decide which elements precede a position; empty if there are none."""
+        """The arguments (without `size`), as text, that decide which elements come before a saved read position.
+
+        Empty if there are none.
+        """
         return ""
 
     @property
     def arguments(self) -> str:
-        """Further arguments with the role of `settings`; positions of earlier versions do not contain them."""
+        """More arguments that decide which elements come before a read position; earlier versions do not save them."""
         return ""
 
     @property
     def order(self) -> str:
-        """The arguments that decide the order of the elements after a position, but not which elements follow it."""
+        """The arguments, as text, that decide the order, but not the set, of the elements after a read position."""
         return ""
 
     @property
@@ -150,11 +153,11 @@ class Node(abc.ABC):
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in this operation's cache file, if any, keyed by `id(operation)`."""
+        """Returns the random seeds in the operation's cache file as a dict by `id(operation)`; empty without a file."""
         return {}
 
     def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
-        """Returns the fields to change in one worker's copy of this operation, if each worker reads its own files."""
+        """Returns the fields to replace in one worker's copy of this operation, if the workers read different files."""
         del worker, workers
         return {}
 

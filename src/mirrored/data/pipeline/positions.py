@@ -7,7 +7,10 @@ from mirrored.data.pipeline.transformations import Mapping, Prefetched, Sliced
 
 
 def outline(node: Node) -> str:
-    """Returns the names of all pipeline steps except `prefetch`, which does not affect read positions."""
+    """Returns the names and sizes of all pipeline steps except `prefetch`, as one string.
+
+    `prefetch` does not affect read positions.
+    """
     return " < ".join(f"{step.name}{_size(step)}" for step in nodes(node) if not step.name.endswith("Prefetched"))
 
 
@@ -22,7 +25,7 @@ def sizes_of(node: Node) -> list[str]:
 
 
 def recorded_of(node: Node) -> dict[str, list[str]]:
-    """Returns the arguments of the pipeline steps to store in a read position, as a dict keyed by kind of argument.
+    """Returns the arguments of the pipeline steps that a read position records, as a dict keyed by kind of argument.
 
     - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
       record the second ones.

@@ -50,7 +50,7 @@ class Transformation(IndexedNode):
 
     @property
     def name(self) -> str:
-        """The name in saved positions; the random-access and the sequential form have different names."""
+        """The operation's name in read positions; its random-access and its sequential form have different names."""
         return super().name if self.is_indexed else f"Stream{super().name}"
 
     @abc.abstractmethod

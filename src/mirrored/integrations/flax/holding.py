@@ -65,7 +65,7 @@ def name_by_path(attribute: str, value: object) -> None:
 
 
 def variables_of(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
-    """Returns the NNX variables of a module, or a variable itself, with their paths."""
+    """Returns (path, variable) pairs for the NNX variables in a module, or for a single NNX variable."""
     if isinstance(value, nnx.Variable):
         return [((), value)]
     if isinstance(value, nnx.Pytree):
@@ -115,7 +115,7 @@ def _marked(state: Any, trace: object) -> Any:
 
 
 def strategy_of_scope() -> Any:
-    """Returns the strategy whose scope is open, outside of `run` and compiled functions; otherwise None."""
+    """Returns the strategy whose scope is open; None without a scope, inside `run`, or in a compiled function."""
     here = ambient()
     if not here.strategies or here.replica is not None or here.store is not None:
         return None
@@ -186,7 +186,7 @@ def is_ours(content: object) -> bool:
 
 
 def value_of(content: Variable | ReplicaKey) -> Any:
-    """Returns the value of the `mirrored` variable in which an NNX variable is stored, even inside `nnx.grad`.
+    """Returns the value of the `mirrored` variable that backs an NNX variable, even inside `nnx.grad`.
 
     In eager NNX transforms (`nnx.grad`, `nnx.vmap`) the value is read eagerly and becomes a constant of their trace.
     That is safe: they flatten and copy the model while they run and do not reuse the trace, so the constant cannot
@@ -225,7 +225,7 @@ def adopt(variable: NNXVariable[Any], name: str = "") -> None:
 
 
 def adopt_made_in_scope(value: object) -> None:
-    """Moves values of NNX variables that a transform has made in the current scope to new `mirrored` variables.
+    """Creates a `mirrored` variable for each NNX variable in `value` that was created in the current scope.
 
     `nnx.vmap` and `nnx.jit` make the variables of a module in their trace, where no `mirrored` variable can be created,
     and then anew from the arrays that they return.

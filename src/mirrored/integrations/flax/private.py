@@ -27,7 +27,7 @@ MetricState: type = nnx.training.metrics.MetricState
 
 
 def metadata_of(variable: NNXVariable[Any]) -> dict[str, Any]:
-    """Returns an NNX variable's own metadata dict, of which NNX's `get_metadata` returns a copy."""
+    """Returns an NNX variable's own metadata dict, unlike NNX's `get_metadata`, which returns a copy of the dict."""
     return variable._var_metadata
 
 
@@ -71,6 +71,6 @@ metrics: Any = nnx.training.metrics
 
 
 def canonical_axes(rank: int, axes: Any) -> tuple[int, ...]:
-    """Returns the axes over which a normalization layer computes statistics, positive and without repetitions."""
+    """Returns the axes of a normalization layer's statistics as nonnegative indices without duplicates."""
     found: tuple[int, ...] = normalization._canonicalize_axes(rank, axes)
     return found

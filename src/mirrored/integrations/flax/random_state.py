@@ -112,7 +112,9 @@ def borrowed(content: Variable | ReplicaKey) -> Any:
 
 
 def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: bool) -> bool:
-    """Handles an assignment to a random state by `nnx.split_rngs`, `nnx.restore_rngs` or the program.
+    """Handles an assignment to a random state; returns False if the caller must still assign the value.
+
+    The assignment is made by `nnx.split_rngs`, `nnx.restore_rngs` or the program.
 
     Args:
         content: The keys or the count.
@@ -184,7 +186,7 @@ def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def restoring(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `nnx.restore_rngs`, so that its assignments to random states end the temporary values."""
+    """Wraps `nnx.restore_rngs`, so that its assignments to random states discard the temporary values."""
     return _during("restoring", function)
 
 

@@ -24,7 +24,11 @@ _WELFORD: Final = "nnx.metrics.Welford.update"
 
 
 def connect_statistics() -> None:
-    """Patches the statistics of `BatchNorm`, and the state of `nnx.SpectralNorm` and `nnx.metrics.Welford`."""
+    """Patches Flax so that layers and metrics can compute statistics over the examples of all replicas.
+
+    `BatchNorm` does so if it has an axis name. The states of `nnx.SpectralNorm` and `nnx.metrics.Welford` become
+    mirrored variables.
+    """
     for layer, module in (("nnx.BatchNorm", normalization), ("linen.BatchNorm", linen_normalization)):
         replace("flax", module, "_compute_stats", _over_replicas(layer, module._compute_stats))
     replace("flax", metrics.Welford, "__init__", _of_all_replicas(metrics.Welford.__init__))

@@ -20,20 +20,20 @@ _prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in
 
 
 def conversion_of_calls() -> Convert | None:
-    """Returns AutoGraph's conversion of a function, if the program uses `mirrored.tf`; None otherwise."""
+    """Returns the function with which AutoGraph converts functions; None if the program does not use `mirrored.tf`."""
     facade = sys.modules.get("mirrored.tf._function")
     return None if facade is None else cast(Convert, facade.convert)
 
 
 def converting_calls() -> AbstractContextManager[None]:
-    """Returns a context in which AutoGraph converts the calls of layers, if the program uses `mirrored.tf`."""
+    """Returns a context manager that applies AutoGraph to `call` methods, if the program uses `mirrored.tf`."""
     convert = conversion_of_calls()
     return nullcontext() if convert is None or _converting.get() is not None else converted_by(convert)
 
 
 @contextmanager
 def converted_by(convert: Convert) -> Iterator[None]:
-    """A context manager in which AutoGraph converts the `call` methods of user-defined Keras layers.
+    """Context manager that applies the AutoGraph conversion `convert` to `call` methods of user-defined Keras layers.
 
     Args:
         convert: Returns the converted form of a function, or the function itself if it is not to be converted.
@@ -46,7 +46,10 @@ def converted_by(convert: Convert) -> Iterator[None]:
 
 
 def prepare(layer_class: type) -> None:
-    """Makes the `call` of a user-defined class and its base classes convertible, if calls are being converted."""
+    """Makes the `call` methods of a user-defined layer class and its base classes convertible by AutoGraph.
+
+    Has no effect outside of `converted_by`.
+    """
     if _converting.get() is not None and layer_class not in _prepared:
         _prepare(layer_class)
 

@@ -39,7 +39,7 @@ class MissingKey(BaseException):
 
 
 class StepKeys:
-    """The keys of the random streams for one step.
+    """The random keys that one Keras step receives, one for each random stream.
 
     Args:
         words: By the `id` of the stream: two words of a key and a counter, ``uint32[3]``.
@@ -52,7 +52,7 @@ class StepKeys:
         self._scopes = 0
 
     def entered(self) -> tuple[dict[int, Any], Callable[[Variable], Any]]:
-        """Returns the states of the known random streams for a new `StatelessScope`, and a function for other streams.
+        """Returns the random stream states for a new `StatelessScope`, and a function that creates missing states.
 
         Each scope of a step has other states, because it begins anew: forward pass, loss, metrics.
         """

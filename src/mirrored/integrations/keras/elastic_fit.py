@@ -58,7 +58,7 @@ class CommitsSteps(Protocol):
 
 
 class FitCallback(_Callback):  # type: ignore[misc]
-    """A Keras callback that makes `fit` continue at its step when the workers of an elastic job change.
+    """A Keras callback that lets `fit` resume from the newest snapshot when workers of an elastic job are lost or join.
 
     Args:
         session: The session of the training function.
@@ -74,11 +74,11 @@ class FitCallback(_Callback):  # type: ignore[misc]
 
     @property
     def fit_model(self) -> Any:
-        """The Keras model; unlike `model`, this property does not first copy the training loop's state to it."""
+        """The Keras model; unlike `model`, this property does not copy the training loop's state to the model first."""
         return self._model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the state of `fit`.
+        """Restores the state of `fit` from the newest snapshot, if there is one.
 
         Raises:
             ContextError: The model belongs to no strategy, or another callback follows this one.
@@ -115,7 +115,10 @@ class FitCallback(_Callback):  # type: ignore[misc]
             self._others = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the end of the previous epoch; if resumed, first restores what has changed since `on_train_begin`."""
+        """Commits the end of the previous epoch, unless it is committed already.
+
+        When `fit` resumes, this method first restores the state that has changed since `on_train_begin`.
+        """
         self._restore_again()
         if self._has_unseen_end:
             self._commit(_EPOCH_BEGIN)

@@ -143,7 +143,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the first data iterator that `fit` resets, i.e. the training data's; ignores later ones."""
+        """Stores the iterator over the training data, which is the first that `fit` resets; ignores later iterators."""
         if self._iterator is None:
             self._iterator = iterator
 
@@ -205,7 +205,7 @@ class FitPosition:
             _warn()
 
     def begin_anew(self) -> None:
-        """Makes the first epoch of `fit` begin at its first batch, whatever `set_state` was called with before."""
+        """Cancels the effect of `set_state`: the first epoch of `fit` begins at its first batch."""
         self._resumption, self.restored = None, (0, None)
         if self._iterator is not None:
             self._iterator.data_adapter.__dict__.pop("mirrored_begin_from", None)

@@ -150,12 +150,12 @@ def compute_total_loss(model: Model, x: Any, y: Any, y_pred: Any, sample_weight:
 
 
 def set_initial_epoch(model: Model, epoch: int) -> None:
-    """Sets the number of the epoch with which the `fit` in progress begins."""
+    """Sets the number of the first epoch of the current `fit` call."""
     model._initial_epoch = epoch
 
 
 def initial_epoch(model: Model) -> int:
-    """Returns the number of the epoch with which the `fit` in progress begins, if a callback has set it; else 0."""
+    """Returns the number of the first epoch of the current `fit` call if a callback has set it; 0 otherwise."""
     return int(model._initial_epoch or 0)
 
 

@@ -65,7 +65,10 @@ class _Share(NamedTuple):
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
-    """Returns whether a step takes only the batch: overridden as in TensorFlow, or in a deterministic elastic job.
+    """Returns whether a model's step takes only the batch, and not also the model's state as in Keras on JAX.
+
+    That is the case if the user has overridden the step with TensorFlow's signature, and for Keras' own step in a
+    deterministic elastic job.
 
     The bits of Keras' own step depend on the number of devices, which changes in an elastic job.
 
@@ -84,7 +87,7 @@ def takes_data_alone(model: Model, kind: str) -> bool:
 
 
 def kind_of_state(which: dict[str, bool]) -> str:
-    """Returns which loop of Keras, such as ``"train"``, requests the given groups of a model's state."""
+    """Returns the kind of the Keras loop that requests the given state: ``"train"``, ``"test"`` or ``"predict"``."""
     if which.get("optimizer_variables"):
         return "train"
     return "test" if which.get("metrics_variables") else "predict"
@@ -103,7 +106,9 @@ def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._symbolic_build` to skip a model without `call`, whose own step calls its layers.
+    """Wraps `Trainer._symbolic_build` to skip a model that has a TensorFlow-style step but no `call` method.
+
+    The step of such a model calls the layers itself.
 
     Keras on TensorFlow builds such layers when it traces the step.
     """
@@ -192,7 +197,10 @@ def _scaled_losses(share: _Share) -> Iterator[None]:
 
 
 def in_step() -> bool:
-    """Returns whether a TensorFlow-style step is running, which scales each replica's loss to its part of the mean."""
+    """Returns whether a TensorFlow-style step is running; in such a step, Keras scales each replica's loss.
+
+    The scaled losses of all replicas sum to the mean over the global batch.
+    """
     return _share.get() is not None
 
 
@@ -262,7 +270,9 @@ def _reducing(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def connect_steps(model_class: type[Model]) -> None:
-    """Patches Keras so that an overridden `train_step` scales its loss to the replica count and can call `super()`.
+    """Patches Keras so that an overridden `train_step` scales its loss for several replicas and can call `super()`.
+
+    The scale is the replica's share of the global batch.
 
     Does the same for `test_step` and `predict_step`.
     """

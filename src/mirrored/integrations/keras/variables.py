@@ -262,7 +262,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             _assign(self, self.mirrored, value)
 
     def back(self, value: Operand) -> None:
-        """Creates the `mirrored.Variable` in which this Keras variable's value is stored from now on."""
+        """Creates the `mirrored.Variable` that stores this Keras variable's value from now on."""
         self.__dict__["_mirrored"] = _made_for(self, value)
 
     def read_value(self) -> Any:

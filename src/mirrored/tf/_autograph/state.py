@@ -30,7 +30,7 @@ _GENERATED: Final = re.compile(r"(retval_|do_return|break_|continue_)(_\d+)?")
 
 
 def is_generated(name: str) -> bool:
-    """Returns whether a name is that of a variable that AutoGraph created for a `return`, `break` or `continue`."""
+    """Returns whether `name` is a variable name that AutoGraph generated for a `return`, `break` or `continue`."""
     return _GENERATED.fullmatch(name) is not None
 
 
@@ -45,7 +45,7 @@ def is_number(leaf: object) -> bool:
 
 
 def common_dtype(one: Leaf, two: Leaf) -> Any:
-    """Returns the common dtype of a variable's values on two paths; each value is a tensor or a Python number.
+    """Returns the common dtype of a variable's values (tensors or Python numbers) on two control-flow paths.
 
     A number takes the dtype of the tensor. Otherwise it is an int32 or float32, also in JAX's 64-bit mode.
     """
@@ -146,7 +146,7 @@ def is_inferring() -> bool:
 
 
 def unlike(statement: str, name: str, found: str) -> InvalidArgumentError:
-    """Creates the error for a Python variable that gets different types in the branches of a traced `if` or loop."""
+    """Creates the error for a Python variable whose type differs between the paths of a traced `if` or loop."""
     shown = "the returned value" if name == RETURN_VALUE else f"`{name}`"
     return InvalidArgumentError.of(
         statement,

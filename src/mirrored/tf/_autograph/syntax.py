@@ -48,7 +48,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 class OuterNames(ast.NodeTransformer):
-    """Rewrites a function so that every path ends with an expression that mentions its nonlocal and global names.
+    """Adds an expression that mentions a function's nonlocal and global names to the end of each of its paths.
 
     Otherwise the passes take such a name for a local variable that is not read after the last `if`, and drop what its
     branches assign. The expression, a lambda that is not called, reads nothing.

@@ -63,7 +63,7 @@ _reasons: Final[weakref.WeakKeyDictionary[types.CodeType, str]] = weakref.WeakKe
 
 
 def explain(error: BaseException) -> None:
-    """Adds a note to a JAX error about a traced condition: why AutoGraph could not convert the function."""
+    """Adds a note to a JAX error about a traced condition, to say why AutoGraph could not convert the function."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     for reason in dict.fromkeys(_reasons[code] for code in codes if code in _reasons):
         note = (

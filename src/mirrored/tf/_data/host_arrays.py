@@ -30,7 +30,7 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
     """
 
     def numpy(self) -> Any:
-        """Returns the data as a plain NumPy array; a scalar for a single value."""
+        """Returns the data as a plain NumPy array, or as a NumPy scalar if the array has no dimensions."""
         return np.asarray(self)[()]
 
     # Its operators combine strings, which are bytes in TensorFlow, with str, and lists as tensors do.
@@ -87,7 +87,7 @@ for _name in OPERATORS:
 
 
 class HostText(bytes):
-    """A bytes object with the methods of a tensor, for one string.
+    """A single string, as a bytes object with the methods of a tensor.
 
     TensorFlow: A scalar of `tf.string`.
     """
@@ -154,7 +154,7 @@ def _truths(compared: Any) -> Any:
 
 
 def texts_equal(x: Any, y: Any) -> Any:
-    """Returns elementwise whether two strings or arrays of strings are equal.
+    """Compares two strings or arrays of strings elementwise; returns a boolean array.
 
     Raises:
         TypeError: Only one side consists of strings.

@@ -24,7 +24,7 @@ def py_function(
     Tout: DTypeLike | Sequence[DTypeLike] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function on the host, with tensors as arguments; compiled code calls it each time it runs.
+    """Calls a Python function on the host with tensors as arguments; in compiled code, at each execution.
 
     Args:
         func: The function. Omit it to use a decorator: ``@tf.py_function(Tout=tf.float32)``.
@@ -51,7 +51,7 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function on the host, with NumPy arrays as arguments; compiled code calls it each time it runs."""
+    """Calls a Python function on the host with NumPy arrays as arguments; in compiled code, at each execution."""
     del stateful, name
     if func is None:
         return lambda decorated: lambda *args: numpy_function(decorated, args, Tout)

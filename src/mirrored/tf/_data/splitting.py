@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def splitting(original: Callable[..., Any], sizes_of: Callable[..., tuple[int, int]]) -> Callable[..., Any]:
-    """Wraps `keras.utils.split_dataset` to split datasets of this package, without TensorFlow or PyTorch.
+    """Wraps `keras.utils.split_dataset` so that it splits this package's datasets without TensorFlow or PyTorch.
 
     Args:
         original: Keras' function, for PyTorch's datasets.

@@ -78,7 +78,7 @@ class Direct(core.CrossDeviceOps):
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
     def broadcast(self, tensor: PyTree, destinations: Destinations) -> Any:
-        """Copies a value to all replicas of `destinations`; for a device name, returns the value unchanged.
+        """Mirrors a value on the replicas of `destinations`; returns the value unchanged for a device name.
 
         Raises:
             ArgumentError: There are no destinations.

@@ -74,7 +74,7 @@ class CommunicationOptions:
 
 
 def collective_hints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """Creates a `CommunicationOptions` object; this is the former name of that class in TensorFlow."""
+    """Creates a `CommunicationOptions` object (`CollectiveHints` is TensorFlow's former name for that class)."""
     return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
 
 

@@ -39,7 +39,7 @@ def _replaced(kind: type[OpError], error: OSError, reason: str) -> OpError:
 
 @_raising
 def open_file(name: PathLike, mode: str = "r") -> IO[Any]:
-    """Opens a local file for reading or writing, like Python's `open`; texts are UTF-8, and keep their line ends.
+    """Opens a local file like Python's `open`; text is UTF-8, and line endings are not converted.
 
     Raises:
         NotFoundError: The file does not exist.

@@ -63,7 +63,7 @@ def _gray_of_16_bits(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
 
 
 def in_mode(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
-    """Returns the pixels of an 8-bit image, with `channels` channels; None or 0 keeps the image's own number."""
+    """Converts an 8-bit image to a pixel array with `channels` channels; None or 0 keeps the number of channels."""
     own = {"L": 1, "1": 1, "LA": 2, "RGBA": 4}.get(image.mode, 3)
     if image.mode == "P" and image.format == "PNG" and "transparency" in image.info:
         own = 4

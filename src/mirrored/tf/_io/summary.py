@@ -66,7 +66,7 @@ class SummaryWriter:
 
     @property
     def events(self) -> Any:
-        """The tensorboardX writer, to which values are passed."""
+        """The underlying tensorboardX writer, which receives the values to write."""
         self._is_pending = True
         return self._events
 

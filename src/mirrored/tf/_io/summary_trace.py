@@ -20,7 +20,7 @@ _trace: Final = _Trace()
 
 
 def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: str | os.PathLike[str] | None = None) -> None:
-    """Begins a trace, which `trace_export` ends; a second call has no effect.
+    """Starts a summary trace, with a profiler trace if `profiler` is True; has no effect if a summary trace is active.
 
     Context: any, outside compiled functions.
 
@@ -50,7 +50,7 @@ def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: str | 
 
 
 def trace_off() -> None:
-    """Ends the trace, and writes its profiler trace, if any, to a folder; does nothing if no trace is active.
+    """Ends the active summary trace, if any, and writes its profiler trace to the folder passed to `trace_on`.
 
     TensorFlow: `tf.summary.trace_off`, which discards the trace.
     """
@@ -64,7 +64,7 @@ def trace_off() -> None:
 def trace_export(
     name: str, step: SupportsIndex | None = None, profiler_outdir: str | os.PathLike[str] | None = None
 ) -> None:
-    """Ends the trace, and writes its profiler trace, if any, to the folder passed to `trace_on`.
+    """Ends the active summary trace, and writes its profiler trace, if any, to the folder passed to `trace_on`.
 
     Args:
         name: Accepted for compatibility.

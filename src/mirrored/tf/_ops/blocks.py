@@ -227,7 +227,7 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 def carried_over(
     blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
 ) -> dict[Key, Any]:
-    """Returns the values of all variables at the start of a loop iteration: `entries`, updated with `values`.
+    """Returns the values of all variables at the start of a loop iteration, given those after the previous one.
 
     Args:
         blocks: The body of the loop, and its condition if that assigns variables.
@@ -241,7 +241,7 @@ def carried_over(
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:
-    """Returns the keys, ``(variable id, replica)``, of all variables that one of several branches assigns."""
+    """Returns the keys, ``(variable id, replica)``, of all variables that at least one of the branches assigns."""
     return list(dict.fromkeys(key for block in blocks for key in block.assigned))
 
 

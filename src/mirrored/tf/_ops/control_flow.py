@@ -123,7 +123,7 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
 def switch_case(
     branch_index: Operand, branch_fns: _Numbered, default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
-    """Calls the function whose index is `branch_index`, or else `default`, and returns the result.
+    """Calls the function whose index is `branch_index`, or `default` if no index matches, and returns the result.
 
     Without `default`, an index that no function has calls the last function.
     """
@@ -156,7 +156,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Calls the function paired with the first true condition, or else `default`, and returns the result.
+    """Calls the function of the first true condition, or `default` if no condition is true, and returns the result.
 
     Without `default`, the last function is called if no condition is true.
 

@@ -365,7 +365,7 @@ def pool(
     data_format: str | None = None,
     dilations: StaticInts | None = None,
 ) -> jax.Array:
-    """Computes the maximum or average of each window, which may be dilated, over the spatial dimensions."""
+    """Computes the maximum or average over sliding windows in the spatial dimensions; the windows may be dilated."""
     if pooling_type not in ("MAX", "AVG"):
         raise InvalidArgumentError.of(
             "tf.nn.pool",

@@ -212,7 +212,7 @@ class Generator:
         return [Generator(state=jnp.concatenate([one, jnp.zeros(1, jnp.uint32)])) for one in words]
 
     def make_seeds(self, count: int = 1) -> jax.Array:
-        """Returns `count` random seeds for `stateless_*` functions, ``int32[2, count]``."""
+        """Returns `count` random seeds, ``int32[2, count]``, for `stateless_*` functions."""
         return samplers.full_int(self.next_key(), (2, count))
 
     def normal(
@@ -399,7 +399,7 @@ def _leave() -> None:
 
 
 def set_seed(seed: int) -> None:
-    """Sets the global random seed, and restarts the random numbers of `tf.random.normal` and similar functions.
+    """Sets the global random seed, and restarts the random sequence of `tf.random.normal` and similar functions.
 
     TensorFlow: `tf.random.set_seed`: the same calls repeat the same numbers, which differ from TensorFlow's.
     """
@@ -421,7 +421,7 @@ def next_key(seed: int | None = None) -> jax.Array:
 
 
 def get_global_generator() -> Generator:
-    """Returns the generator set by `set_global_generator`, or else a global generator with a random seed.
+    """Returns the generator set by `set_global_generator`; if none was set, creates one with a random seed.
 
     TensorFlow: `tf.random.get_global_generator`. As there, `tf.random.normal` and similar functions do not draw from
     it, and `tf.random.set_seed` does not restart it.

@@ -27,7 +27,7 @@ _METHODS = {
 
 
 class ResizeMethod:
-    """The names of the methods by which `tf.image.resize` interpolates pixels."""
+    """The names of the interpolation methods of `tf.image.resize`."""
 
     BILINEAR = "bilinear"
     NEAREST_NEIGHBOR = "nearest"
@@ -112,7 +112,7 @@ def rot90(image: jax.Array, k: Int = 1) -> jax.Array:
 
 @op("image.convert_image_dtype")
 def convert_image_dtype(image: jax.Array, dtype: DTypeLike, saturate: bool = False) -> jax.Array:
-    """Converts images to another dtype, and scales pixels: integers 0..max correspond to floats 0..1."""
+    """Converts images to another dtype, and scales pixels such that integers 0..max correspond to floats 0..1."""
     source, wanted = as_dtype(image.dtype), as_dtype(dtype)
     if source == wanted:
         return image
@@ -176,7 +176,7 @@ def adjust_gamma(image: jax.Array, gamma: Operand = 1, gain: Operand = 1) -> jax
 
 
 def require_floats(called: str, images: jax.Array) -> None:
-    """Raises an error for integer images, because differences would wrap around and fractions be truncated."""
+    """Raises an error unless images are floats, because integers would wrap around and lose fractions."""
     if jnp.issubdtype(images.dtype, jnp.floating):
         return
     raise InvalidArgumentError.of(
@@ -281,7 +281,7 @@ def pad_to_bounding_box(
 
 @op("image.resize_with_crop_or_pad", named=False)
 def resize_with_crop_or_pad(image: jax.Array, target_height: Int, target_width: Int) -> jax.Array:
-    """Crops images, or pads them with zeros, equally on both sides to a given size."""
+    """Crops images or pads them with zeros to a given size, by equal amounts on opposite sides."""
     old_height, old_width = image.shape[-3:-1]
     top, left = max((old_height - target_height) // 2, 0), max((old_width - target_width) // 2, 0)
     cut = crop_to_bounding_box(image, top, left, min(target_height, old_height), min(target_width, old_width))
@@ -334,7 +334,7 @@ def psnr(a: jax.Array, b: jax.Array, max_val: SupportsFloat) -> jax.Array:
 
 @op("image.image_gradients", named=False)
 def image_gradients(image: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the vertical and the horizontal differences between neighboring pixels, in the shape of the images.
+    """Returns the vertical and the horizontal differences between neighboring pixels, each with the images' shape.
 
     They are the pixel below, or to the right, minus the pixel itself; 0 in the last row, or column.
     """
@@ -406,7 +406,7 @@ def stateless_random_crop(value: jax.Array, size: Ints, seed: Operand) -> jax.Ar
 
 @op("image.extract_patches")
 def extract_patches(images: jax.Array, sizes: Ints, strides: Ints, rates: Ints, padding: str) -> jax.Array:
-    """Extracts rectangular patches from images; the pixels of a patch become the channels of one output pixel.
+    """Extracts rectangular patches from images, and returns the pixels of each patch as channels of one pixel.
 
     The result is [n, rows, columns, height * width * channels].
     """

@@ -101,7 +101,7 @@ def _rounded(places: jax.Array) -> jax.Array:
 
 @op("image.draw_bounding_boxes")
 def draw_bounding_boxes(images: jax.Array, boxes: jax.Array, colors: jax.Array | None = None) -> jax.Array:
-    """Draws the outlines of bounding boxes into images.
+    """Draws the outlines of bounding boxes on images.
 
     Args:
         images: Floats [batch, height, width, depth] in [0, 1].
@@ -137,7 +137,7 @@ def non_max_suppression_overlaps(
     overlap_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
 ) -> jax.Array:
-    """Returns the indices of boxes like `non_max_suppression`, given the matrix [boxes, boxes] of their overlaps."""
+    """Returns the indices that `non_max_suppression` would return, given a matrix [boxes, boxes] of overlaps."""
     chosen, _, count = _suppressed(overlaps, scores, max_output_size, overlap_threshold, score_threshold)
     return chosen[: _known(count, "non_max_suppression_overlaps")]
 
@@ -150,7 +150,7 @@ def non_max_suppression(
     iou_threshold: Operand = 0.5,
     score_threshold: Operand = -np.inf,
 ) -> jax.Array:
-    """Returns the indices of the best-scored boxes; omits boxes with too much overlap with a better-scored box.
+    """Returns the indices of the best-scored boxes, without boxes that overlap too much with a better-scored box.
 
     Args:
         boxes: f32[boxes, 4].
@@ -205,7 +205,7 @@ def non_max_suppression_padded(
     canonicalized_coordinates: bool = False,
     tile_size: int = 512,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the indices of boxes chosen by `non_max_suppression`, padded with zeros, and how many are valid.
+    """Returns the indices of boxes chosen by `non_max_suppression`, padded with zeros, and the number of valid ones.
 
     Accepts any leading axes.
 

@@ -318,7 +318,7 @@ class UniqueWithCounts(NamedTuple):
 
 @op("unique")
 def unique(x: jax.Array, out_idx: DTypeLike = "int32") -> Unique:
-    """Returns a tensor's distinct elements, and the index of each element among them; works only in eager code.
+    """Returns a tensor's distinct elements, and each input element's index among them; works only in eager code.
 
     The elements are in order of appearance.
 
@@ -331,7 +331,7 @@ def unique(x: jax.Array, out_idx: DTypeLike = "int32") -> Unique:
 
 @op("unique_with_counts")
 def unique_with_counts(x: jax.Array, out_idx: DTypeLike = "int32") -> UniqueWithCounts:
-    """Returns a tensor's distinct elements, each input element's index among them, and counts; only in eager code.
+    """Returns the results of `unique`, and how often each distinct element occurs; works only in eager code.
 
     Elements and indices are those of `unique`.
 

@@ -129,7 +129,7 @@ class RandomUniform(Initializer):
 
 
 class VarianceScaling(Initializer):
-    """Initializer that draws random values whose variance depends on the shape: ``scale / fan``.
+    """Initializer that draws random values of variance ``scale / fan``, where the fan depends on the shape.
 
     The fan is the one that `mode` names, such as ``fan_in``.
 

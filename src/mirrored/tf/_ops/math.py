@@ -141,7 +141,7 @@ rows(
 
 @op("math.equal equal", on_host=True)
 def equal(x: Operand, y: Operand) -> jax.Array:
-    """Returns whether elements are equal; compares strings on the host."""
+    """Compares two tensors elementwise for equality; strings are compared on the host."""
     if is_text(x) or is_text(y):
         return texts_equal(x, y)  # type: ignore[no-any-return]
     sides = operands([x, y])
@@ -151,7 +151,7 @@ def equal(x: Operand, y: Operand) -> jax.Array:
 
 @op("math.not_equal not_equal", on_host=True)
 def not_equal(x: Operand, y: Operand) -> jax.Array:
-    """Returns whether elements differ; compares strings on the host."""
+    """Compares two tensors elementwise for inequality; strings are compared on the host."""
     if is_text(x) or is_text(y):
         return ~texts_equal(x, y)  # type: ignore[no-any-return]
     sides = operands([x, y])
@@ -315,7 +315,7 @@ def invert_permutation(x: jax.Array) -> jax.Array:
 
 @op("math.is_non_decreasing")
 def is_non_decreasing(x: jax.Array) -> jax.Array:
-    """Returns whether no element of a tensor is less than the element before it."""
+    """Returns whether each element of a tensor is at least as large as the element before it."""
     flat = x.reshape(-1)
     return jnp.all(flat[1:] >= flat[:-1])
 

@@ -179,7 +179,7 @@ def stateless_shuffle(value: Operand, seed: Operand, alg: object = "auto_select"
 
 @op("random.split random.experimental.stateless_split")
 def split(seed: Operand, num: int = 2, alg: object = "auto_select") -> jax.Array:
-    """Derives `num` new seeds for `stateless_*` functions from a seed, ``int32[num, 2]``."""
+    """Derives `num` new seeds, ``int32[num, 2]``, for `stateless_*` functions from one seed."""
     words = jax.random.key_data(jax.random.split(key_from_seed(seed), num))
     return words.view(jnp.int32)
 

@@ -24,7 +24,7 @@ def one_hot(
     axis: Int | None = None,
     dtype: DTypeLike | None = None,
 ) -> jax.Array:
-    """Returns a one-hot encoding of indices along a new axis; an index out of range gives only `off_value`.
+    """Returns a one-hot encoding of indices along a new axis; out-of-range indices are encoded as all `off_value`.
 
     Elements are `on_value` at the index, and `off_value` elsewhere.
 

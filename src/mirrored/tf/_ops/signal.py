@@ -84,7 +84,7 @@ def _resized(x: jax.Array, length: int) -> jax.Array:
 
 @op("signal.dct")
 def dct(input: jax.Array, type: int = 2, n: Int | None = None, axis: int = -1, norm: str | None = None) -> jax.Array:
-    """Computes the discrete cosine transform of the last axis.
+    """Computes the discrete cosine transform along the last axis.
 
     Args:
         input: f32 or f64[..., samples].
@@ -104,7 +104,7 @@ def dct(input: jax.Array, type: int = 2, n: Int | None = None, axis: int = -1, n
 
 @op("signal.idct")
 def idct(input: jax.Array, type: int = 2, n: Int | None = None, axis: int = -1, norm: str | None = None) -> jax.Array:
-    """Computes the inverse discrete cosine transform of the last axis.
+    """Computes the inverse discrete cosine transform along the last axis.
 
     With ``norm="ortho"``, this is the inverse of `dct`; otherwise 2n times the inverse (2n - 2 times for type 1).
 
@@ -180,7 +180,7 @@ _window("hamming_window", np.hamming)
 def frame(
     signal: jax.Array, frame_length: Int, frame_step: Int, pad_end: bool = False, pad_value: Operand = 0, axis: Int = -1
 ) -> jax.Array:
-    """Splits an axis of a signal into overlapping frames of one length.
+    """Splits a signal along an axis into overlapping frames of equal length.
 
     From [..., samples], the result is [..., frames, frame_length].
     """
@@ -217,7 +217,10 @@ def stft(
     window_fn: Callable[..., jax.Array] | None = hann_window,
     pad_end: bool = False,
 ) -> jax.Array:
-    """Computes the short-time Fourier transform of signals, with a Hann window by default; None means no window."""
+    """Computes the short-time Fourier transform of signals, by default with a Hann window.
+
+    With ``window_fn=None``, no window is applied.
+    """
     # Not `jax.scipy.signal.stft`, which scales the result, and pads other frames.
     framed = frame(signals, frame_length, frame_step, pad_end=pad_end)
     window = 1 if window_fn is None else window_fn(frame_length, dtype=framed.dtype)

@@ -67,7 +67,7 @@ def vorbis_window(window_length: Int, dtype: DTypeLike = "float32") -> jax.Array
 
 @op("signal.inverse_stft_window_fn")
 def inverse_stft_window_fn(frame_step: Int, forward_window_fn: Window = hann_window) -> Window:
-    """Returns the window function for `inverse_stft` that inverts an `stft` with `forward_window_fn`."""
+    """Returns the window function with which `inverse_stft` inverts an `stft` that used `forward_window_fn`."""
 
     def window(frame_length: SupportsIndex, dtype: DTypeLike = "float32") -> jax.Array:
         length = static_int(frame_length, called="tf.signal.inverse_stft_window_fn", argument="frame_length")

@@ -124,7 +124,7 @@ def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE") -> Any:
 
 @op("strings.length")
 def length(input: Texts, unit: str = "BYTE") -> HostArray:
-    """Returns the number of bytes of texts, or of characters of UTF-8, as int32."""
+    """Returns the length of each text as int32, in bytes or in UTF-8 characters."""
     characters = _is_characters(unit, "length")
     made: HostArray = _each(
         lambda text: len(text.decode() if characters else text), as_bytes_array(input), dtype=np.int32
@@ -199,7 +199,7 @@ def regex_replace(input: Texts, pattern: str | bytes, rewrite: str | bytes, repl
 
 @op("strings.regex_full_match")
 def regex_full_match(input: Texts, pattern: str | bytes) -> HostArray:
-    """Returns whether texts match a pattern as a whole; see `regex_replace` for the syntax.
+    """Returns whether each text as a whole matches a pattern; see `regex_replace` for the syntax.
 
     Raises:
         InvalidArgumentError: The pattern is malformed.
@@ -247,7 +247,7 @@ def _text(text: str | bytes) -> str:
 
 @op("strings.join")
 def join(inputs: Sequence[Texts], separator: str | bytes = "") -> Any:
-    """Joins the corresponding elements of several arrays of texts; single texts are joined to every element.
+    """Joins the corresponding elements of several arrays of texts; single texts are broadcast to the arrays' shape.
 
     Raises:
         InvalidArgumentError: The arrays have different shapes.

@@ -122,7 +122,7 @@ class TensorArray:
 
     @property
     def dynamic_size(self) -> bool:
-        """Whether the sequence grows when a tensor is written after its end."""
+        """Whether the sequence grows when a tensor is written past the end."""
         return self._options.dynamic_size
 
     @property
@@ -271,7 +271,10 @@ class TensorArray:
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
     def gather(self, indices: Operand, name: str | None = None) -> jax.Array:
-        """Returns the tensors at `indices`, stacked along a new first axis; raises the same errors as `read`."""
+        """Returns the tensors at `indices`, stacked along a new first axis.
+
+        Raises the same errors as `read`.
+        """
         places = as_tensor(indices)
         found = outside(places, self._options.size)
         if found is not None:
@@ -310,7 +313,7 @@ class TensorArray:
         return array
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Splits `value` into parts of the given lengths; returns a copy of the array with the parts as elements.
+        """Splits `value` into parts of the given lengths, and returns a copy of the sequence with the parts written.
 
         Raises:
             InvalidArgumentError: The lengths do not add up to the rows of `value`, or are traced.
@@ -352,7 +355,7 @@ def _out_of_range(called: str, found: str) -> OutOfRangeError:
 
 
 def refuse_growth(first: object, second: object) -> None:
-    """Raises an error if a `tf.TensorArray` has different numbers of rows at the ends of two branches.
+    """Raises an error if a `tf.TensorArray` has different numbers of rows after two branches of a conditional.
 
     Raises:
         InvalidArgumentError: The numbers differ.

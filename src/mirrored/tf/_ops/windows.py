@@ -173,9 +173,9 @@ def batch_to_space(input: jax.Array, block_shape: Ints, crops: Operand) -> jax.A
 def required_space_to_batch_paddings(
     input_shape: Ints, block_shape: Ints, base_paddings: Operand | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the paddings that make sizes multiples of block sizes, and the crops to undo the paddings.
+    """Computes the paddings that make each size a multiple of its block size, and the crops that undo them.
 
-    Both are i32[dimensions, 2].
+    Paddings and crops are i32[dimensions, 2]. The crops do not undo `base_paddings`.
     """
     sizes, blocks = np.array(input_shape), np.array(block_shape)
     base = np.zeros((len(sizes), 2), int) if base_paddings is None else np.asarray(base_paddings)
@@ -186,7 +186,7 @@ def required_space_to_batch_paddings(
 
 @op("unravel_index")
 def unravel_index(indices: jax.Array, dims: Ints) -> jax.Array:
-    """Converts indices into a flattened tensor to one index per dimension.
+    """Converts flat indices to one index per dimension of a tensor.
 
     The result is [dimensions, ...].
 

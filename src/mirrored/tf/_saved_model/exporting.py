@@ -27,7 +27,7 @@ class _Archive(Module):
 
 
 def exporting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.Model.export` to export the format ``"tf_saved_model"`` without TensorFlow.
+    """Wraps `keras.Model.export` so that it writes the format ``"tf_saved_model"`` without TensorFlow.
 
     Args:
         original: Keras' method, for other formats.

@@ -88,7 +88,7 @@ def _keras_functions(model: Any) -> dict[str, Function]:
 
 
 def spec_of(one: Described) -> TensorSpec:
-    """Converts the description of an input of a Keras model to a `TensorSpec`, whose dtype is float32 by default."""
+    """Converts a Keras model's description of one input to a `TensorSpec`; an unknown dtype becomes float32."""
     return TensorSpec(one.shape, one.dtype or "float32", getattr(one, "name", None))
 
 
