@@ -291,20 +291,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, help="2 by default; with --elastic 4, and at least 3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds-per-step", type=float, default=0.02)
     parser.add_argument("--timeout", type=float, default=900)
-    parser.add_argument("--elastic", action="store_true", help="a job of mirrored run --elastic, with 4 workers")
+    parser.add_argument("--elastic", action="store_true", help="a job of mirrored run --elastic")
     parser.add_argument("--stops", type=int, default=0, help="with --elastic: stop workers (SIGSTOP) instead")
     parser.add_argument("--slow", type=int, default=0, help="with --elastic: slow workers down tenfold instead")
     parser.add_argument("--plain", action="store_true", help="with --elastic: without deterministic=True")
     options = parser.parse_args()
     if options.elastic:
+        if options.workers is not None and options.workers < 3:
+            parser.error("--elastic kills two workers at once, and one must survive: pass --workers 3 or more")
         chaos_elastic.main(options)
         return
     with tempfile.TemporaryDirectory() as folder:
-        common = {"steps": options.steps, "workers": options.workers, "seconds_per_step": options.seconds_per_step}
+        common = {"steps": options.steps, "workers": options.workers or 2, "seconds_per_step": options.seconds_per_step}
         left_alone = Run(Path(folder) / "left_alone", restarts=0, **{**common, "seconds_per_step": 0.0})
         code = left_alone.wait(options.timeout)
         if code:

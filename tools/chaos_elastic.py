@@ -22,12 +22,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = Path(__file__).with_name("chaos_elastic_program.py")
 KINDS = ("one", "first", "pair", "reconfiguration", "join")
-WORKERS = 4
+WORKERS = 4  # unless --workers is given
 HEARTBEAT_SECONDS = 4
 _MARGIN_STEPS = 150
 _TOLERANCE = 1e-5
@@ -65,9 +66,10 @@ class Episode:
 class ElasticRun:
     """A run of the program under `mirrored run --elastic`, with its output so far."""
 
-    def __init__(self, folder: Path, *, steps: int, seconds_per_step: float, plain: bool) -> None:
+    def __init__(self, folder: Path, *, steps: int, workers: int, seconds_per_step: float, plain: bool) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
+        self.num_workers = workers
         self.steps: list[Step] = []
         self.changes: list[tuple[float, str]] = []
         self.lines: list[str] = []
@@ -77,7 +79,7 @@ class ElasticRun:
             "MIRRORED_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
             "CHAOS_DETERMINISTIC": "0" if plain else "1",
         }
-        command = [sys.executable, "-m", "mirrored.cli", "run", "--elastic", "--workers", str(WORKERS)]
+        command = [sys.executable, "-m", "mirrored.cli", "run", "--elastic", "--workers", str(workers)]
         command += ["--log-dir", str(folder / "logs")]
         self.process = subprocess.Popen(
             [*command, str(PROGRAM), str(folder), str(steps), str(seconds_per_step)],
@@ -146,7 +148,8 @@ class ElasticRun:
     def is_whole(self) -> bool:
         """Returns whether all workers have finished a step of the newest epoch."""
         epoch = self.epoch
-        return len({one.slot for one in self.steps[-12 * WORKERS :] if one.epoch == epoch}) == WORKERS
+        newest = self.steps[-12 * self.num_workers :]
+        return len({one.slot for one in newest if one.epoch == epoch}) == self.num_workers
 
     def end(self, timeout: float) -> None:
         """Waits for the end of the run.
@@ -289,7 +292,7 @@ def check(left_alone: ElasticRun, killed: ElasticRun, steps: int, *, plain: bool
             wrong += [f"{a} != {b}" for a, b in pairs if abs(a - b) > _TOLERANCE * max(1.0, abs(b))]
     elif any(one != theirs[0] for one in [*ours, *theirs]):
         wrong.append(f"the final state differs: {ours} with failures, {theirs} without")
-    if len(ours) < WORKERS:
+    if len(ours) < killed.num_workers:
         wrong.append(f"{len(ours)} workers have finished")
     expected, trained = left_alone.trained(), killed.trained()
     if sorted(trained) != list(range(1, steps + 1)):
@@ -319,10 +322,9 @@ def planned(moments: random.Random, options: argparse.Namespace) -> list[str]:
 def main(options: argparse.Namespace) -> None:
     """Runs the job with failures, then undisturbed; compares them, and prints the result."""
     moments = random.Random(options.seed)
+    start = partial(ElasticRun, workers=options.workers or WORKERS, plain=options.plain)
     with tempfile.TemporaryDirectory() as folder:
-        killed = ElasticRun(
-            Path(folder) / "killed", steps=10**9, seconds_per_step=options.seconds_per_step, plain=options.plain
-        )
+        killed = start(Path(folder) / "killed", steps=10**9, seconds_per_step=options.seconds_per_step)
         episodes = []
         try:
             killed.wait_for(killed.is_whole, "first step", 180)
@@ -342,7 +344,7 @@ def main(options: argparse.Namespace) -> None:
             killed_phases = killed.phases()
         finally:
             killed.process.kill()
-        left_alone = ElasticRun(Path(folder) / "left_alone", steps=steps, seconds_per_step=0.0, plain=options.plain)
+        left_alone = start(Path(folder) / "left_alone", steps=steps, seconds_per_step=0.0)
         left_alone.end(options.timeout)
         wrong = check(left_alone, killed, steps, plain=options.plain)
     report(episodes, killed_phases)

@@ -15,6 +15,7 @@ from mirrored.collectives.cross_device_ops import (
     OrderedTree,
     ReductionToOneDevice,
 )
+from mirrored.collectives.summation import opaque_false
 
 HALVES = [jnp.float16, jnp.bfloat16]
 
@@ -67,3 +68,19 @@ def test_every_algorithm_and_its_gradient(algorithm, dtype):
     ):
         assert (float(mean), mean.dtype) == (float(jnp.asarray(40000.0, dtype)), dtype)
         np.testing.assert_array_equal(np.asarray(gradient, np.float32), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16, np.int32, np.uint8, np.bool_, np.complex64])
+@pytest.mark.parametrize("value", [0, 1, 255, -3, np.nan, np.inf])
+def test_the_condition_of_a_fusion_boundary_is_false_for_every_value(dtype, value):
+    with np.errstate(invalid="ignore", over="ignore"):
+        array = np.full((2, 3), value).astype(dtype)
+    assert not opaque_false(jnp.asarray(array))
+    assert not opaque_false(jnp.asarray(array[0, 0]))
+
+
+def test_the_condition_of_a_fusion_boundary_needs_no_nested_trace():
+    # A `jnp` function would be traced once per shape, in every first step.
+    for shape in ((), (3,), (2, 3, 4)):
+        names = [one.primitive.name for one in jax.make_jaxpr(opaque_false)(jnp.zeros(shape)).eqns]
+        assert not {"jit", "pjit"} & set(names), names

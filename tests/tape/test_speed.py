@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -71,3 +72,31 @@ def test_functions_of_jax_numpy_are_traced_once_for_all_tapes():
             y = jnp.sum(library(x))
         tape.gradient(y, x)
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("local", [1, 4])
+def test_the_replicas_of_a_compiled_run_share_the_rules(monkeypatch, local):
+    catalogue.clear()
+    derived = []
+    derive = operation.Rule._derive
+    monkeypatch.setattr(
+        operation.Rule, "_derive", lambda self, *args: (derived.append(self._operation.name), derive(self, *args))[1]
+    )
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=local)
+    with strategy.scope():
+        v = mr.Variable([1.0, 2.0, 3.0])
+
+    @mr.function
+    def gradients():
+        def replica_fn():
+            replica = mr.get_replica_context().replica_id_in_sync_group
+            with GradientTape() as tape:
+                loss = jax.lax.reduce_sum(jax.lax.tanh(jax.lax.mul(v.read_value(), jnp.full(3, replica + 1.0))), (0,))
+            return tape.gradient(loss, v)
+
+        return strategy.reduce("SUM", strategy.run(replica_fn), axis=None)
+
+    total = gradients()
+    expected = sum(jax.grad(lambda w, k=k: jnp.sum(jnp.tanh(w * (k + 1.0))))(v.numpy()) for k in range(local))
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    assert sorted(derived) == ["mul", "reduce_sum", "tanh"]

@@ -101,6 +101,16 @@ def swap(token: Hashable) -> Hashable:
 put: Callable[[Hashable], None] = holder.set_local
 
 
+def swap_replica(token: Hashable) -> Hashable:
+    """Sets the token of this thread's replica in the keys of JAX's tracing caches; returns the previous one."""
+    previous: Hashable = replica_holder.value
+    replica_holder.set_local(token)
+    return previous
+
+
+put_replica: Callable[[Hashable], None] = replica_holder.set_local
+
+
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
     """Restores this thread's tracing-cache tokens after an exception, except a token that belongs to a trace.
 
@@ -205,7 +215,7 @@ def fresh() -> Iterator[None]:
 
 
 def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
-    """Returns the object that `make` creates once per `fresh()` block, or None outside of such a block.
+    """Returns an object that is cached for the current `fresh()` block, creating it with `make`; None outside a block.
 
     Use it for a cache whose keys contain a jaxpr or a token of the block. No later trace would find such an entry, and
     a process-wide cache would keep the jaxprs alive.

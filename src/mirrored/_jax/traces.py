@@ -156,7 +156,7 @@ def is_staging(trace: object) -> bool:
 
 
 def is_eval_below(trace: Trace | None) -> bool:
-    """Returns whether neither `trace` nor an enclosing trace builds a jaxpr, so that primitives execute eagerly."""
+    """Returns whether primitives bound under `trace` execute eagerly: no trace from `trace` outwards builds a jaxpr."""
     while not is_eval(trace):
         if is_staging(trace):
             return False

@@ -35,17 +35,17 @@ class NoticingList(UserList[Any]):
         self.data = given
 
     def append(self, item: object) -> None:
-        """Appends an item, and restores the item's state if a restored checkpoint contains it."""
+        """Appends an item, whose state is restored at once if a restored checkpoint contains it."""
         self.data.append(item)
         state_came(item)
 
     def insert(self, i: int, item: object) -> None:
-        """Inserts an item, and restores the item's state if a restored checkpoint contains it."""
+        """Inserts an item, whose state is restored at once if a restored checkpoint contains it."""
         self.data.insert(i, item)
         state_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
-        """Appends several items, and restores the items' state if a restored checkpoint contains it."""
+        """Appends items, whose state is restored at once if a restored checkpoint contains it."""
         for item in other:
             self.append(item)
 

@@ -104,7 +104,9 @@ class Leaf(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf(Leaf):
-    """Adapter by which a checkpoint reads and restores a variable: one value for all replicas, or one for each."""
+    """Adapter by which a checkpoint reads and restores a variable.
+
+    The checkpoint holds one value for all replicas, or one value per replica."""
 
     variable: Variable
 

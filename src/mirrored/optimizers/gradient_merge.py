@@ -345,7 +345,7 @@ def as_array(gradient: Operand) -> jax.Array:
 
 
 def once(make: Callable[[], None]) -> None:
-    """Calls `make` in cross-replica context; if all replicas of a `run` call this function, calls `make` only once."""
+    """Calls `make` in cross-replica context: once, even if every replica of a `run` calls `once`."""
     context = get_replica_context()
     if context is None:
         make()

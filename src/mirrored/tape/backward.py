@@ -135,7 +135,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def source_of(leaf: Any, called: str) -> Any:
-    """Checks that the gradient with respect to a source is a single value, and returns the source.
+    """Returns the source (the whole variable, if given its only copy) after checking that it has a single gradient.
 
     Outside of `run` that is the sum of the gradients with respect to all components of a sync-on-read variable.
 

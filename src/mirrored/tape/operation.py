@@ -184,10 +184,10 @@ class Operation:
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
         """Returns the VJP rule for given input types, with respect to the inputs at positions `watched`.
 
-        The rule closes over no values. So it is derived without the tape's token of `_jax.caches`, and all tapes share
-        it. Replicas whose tokens differ (`caches.traced_run`) do not.
+        The rule closes over no values. So it is derived without the tokens of `_jax.caches`, and all tapes and replicas
+        share it.
         """
-        token = caches.swap(None)
+        token, replica_token = caches.swap(None), caches.swap_replica(None)
         try:
             key = (avals, watched, context_key())
             rule = self._rules.get(key)
@@ -196,6 +196,7 @@ class Operation:
                     rule = self._rules[key] = Rule(self, avals, watched)
         finally:
             caches.put(token)
+            caches.put_replica(replica_token)
         return rule
 
 

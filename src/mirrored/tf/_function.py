@@ -40,7 +40,7 @@ def function(
     reduce_retracing: bool = False,
     **options: Any,
 ) -> Any:
-    """Compiles a Python function with JAX, and its control flow on tensors with AutoGraph (`tf.function`).
+    """Compiles a Python function with JAX; AutoGraph converts its control flow on tensors (`tf.function`).
 
     It is `mirrored.function` with TensorFlow's argument order and AutoGraph.
 

@@ -93,7 +93,7 @@ class Slots:
         return several.concatenate([head, _joined(tail)])
 
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
-        """Returns the id of the replica in slot `local` of the device with index `device`, which may be a tracer.
+        """Returns the id of the replica in slot `local` of a device. The index `device` may be a tracer.
 
         For an empty slot this is the replica in the slot before it, which the empty slot repeats.
         """
