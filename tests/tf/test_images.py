@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -31,3 +32,19 @@ def test_the_nearest_pixel_is_that_of_tensorflow() -> None:
     resized = tf.image.resize(column, [299, 1], "nearest")
     assert resized.dtype == np.int32
     np.testing.assert_array_equal(resized[:, 0, 0], places)
+
+
+@pytest.mark.parametrize("size", [(8, 6), (2, 3), (7, 3), (4, 9), (1, 1)])
+def test_bilinear_resizing_is_that_of_jax_for_finite_pixels(size: tuple[int, int]) -> None:
+    images = np.random.default_rng(0).normal(size=(2, 4, 6, 3)).astype(np.float32)
+    expected = jax.image.resize(images, (2, *size, 3), "linear", antialias=False)
+    np.testing.assert_allclose(tf.image.resize(images, size), expected, atol=1e-6)
+
+
+def test_bilinear_resizing_keeps_a_missing_pixel_among_its_neighbors() -> None:
+    image = np.zeros((4, 4, 1), np.float32)
+    image[0, 0] = np.nan
+    missing = np.isnan(tf.image.resize(image, [8, 8]))[..., 0]
+    expected = np.zeros((8, 8), bool)
+    expected[:3, :3] = True
+    np.testing.assert_array_equal(missing, expected)

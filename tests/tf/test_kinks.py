@@ -104,3 +104,23 @@ def test_mixed_second_derivatives_of_powers_of_negative_bases_are_finite() -> No
         by_base = inner.gradient(result, x)
     assert by_base.numpy() == -4
     assert np.isfinite(outer.gradient(by_base, y).numpy())
+
+
+def test_a_power_of_a_negative_python_number_has_the_derivative_zero() -> None:
+    exponent = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(exponent)
+        power = tf.pow(-2.0, exponent)
+    assert power.numpy().tolist() == [-2.0, 4.0]
+    assert tape.gradient(power, exponent).numpy().tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("clip", [tf.clip_by_norm, lambda t, norm: tf.clip_by_global_norm([t], norm)[0][0]])
+def test_clipping_to_the_norm_of_a_tensor_has_the_derivative_of_the_clipped_side(clip: Callable[..., Any]) -> None:
+    # TensorFlow's maximum and minimum pass the whole gradient to their first operand where both are equal.
+    t = tf.constant([3.0, 4.0])
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        clipped = clip(t, 5.0)
+    np.testing.assert_allclose(clipped, [3, 4], rtol=1e-6)
+    np.testing.assert_allclose(tape.gradient(clipped, t), [1 - 7 * 3 / 25, 1 - 7 * 4 / 25], rtol=1e-5)

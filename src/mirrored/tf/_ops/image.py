@@ -69,9 +69,12 @@ def resize(
     source = images if method == "nearest" else images.astype(jnp.float32)
     if (height, width) == (old_height, old_width):
         return source
-    if method == "nearest" and isinstance(old_height, int) and isinstance(old_width, int):
-        rows, columns = _nearest(old_height, height), _nearest(old_width, width)
-        return jnp.take(jnp.take(source, rows, axis=-3), columns, axis=-2)
+    if isinstance(old_height, int) and isinstance(old_width, int):
+        if method == "nearest":
+            rows, columns = _nearest(old_height, height), _nearest(old_width, width)
+            return jnp.take(jnp.take(source, rows, axis=-3), columns, axis=-2)
+        if method == "bilinear" and not antialias:
+            return _interpolated(_interpolated(source, -2, width), -3, height)
     shape = (*images.shape[:-3], height, width, images.shape[-1])
     return jax.image.resize(source, shape, _METHODS[method], antialias=antialias)  # type: ignore[no-any-return]
 
@@ -84,6 +87,21 @@ def _nearest(size: int, wanted: int) -> HostArray:
     scale = np.float32(size) / np.float32(wanted)
     places: HostArray = np.floor((np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * scale)
     return np.minimum(places.astype(np.int32), size - 1)
+
+
+def _interpolated(images: jax.Array, axis: int, wanted: int) -> jax.Array:
+    """Resizes one axis by linear interpolation between the two nearest pixels, computed as in TensorFlow.
+
+    `jax.image.resize` multiplies by a matrix of weights: a pixel that is NaN would make its whole row and column NaN.
+    """
+    size = images.shape[axis]
+    at = (np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * (np.float32(size) / np.float32(wanted))
+    at -= np.float32(0.5)
+    below = np.floor(at)
+    lower = jnp.take(images, np.maximum(below, 0).astype(np.int32), axis=axis)
+    upper = jnp.take(images, np.minimum(np.ceil(at), size - 1).astype(np.int32), axis=axis)
+    fraction = (at - below).reshape((-1,) + (1,) * (-axis - 1))
+    return lower + (upper - lower) * fraction
 
 
 def _flipped(axis: int) -> Callable[[jax.Array], jax.Array]:

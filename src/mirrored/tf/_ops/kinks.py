@@ -77,8 +77,10 @@ def multiply_no_nan(x: jax.Array, y: jax.Array) -> jax.Array:
     return result
 
 
-def power(x: jax.Array, y: jax.Array) -> jax.Array:
+def power(x: jax.Array | float, y: jax.Array) -> jax.Array:
     """Computes x to the power of y; its derivative with respect to y is 0 where x is 0 or less."""
+    if isinstance(x, (int, float)) and isinstance(y, jax.Array) and _is_real(y):
+        x = jnp.asarray(x, y.dtype)
     both = isinstance(x, jax.Array) and isinstance(y, jax.Array) and _is_real(x, y)
     result: jax.Array = _power(x, y) if both else jnp.power(x, y)
     return result

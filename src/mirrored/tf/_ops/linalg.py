@@ -312,7 +312,7 @@ def clip_by_norm(t: jax.Array, clip_norm: Operand, axes: Axes = None) -> jax.Arr
     square = jnp.sum(jnp.square(t), axis=axes, keepdims=True)
     positive = square > 0  # the square root has no derivative at 0
     length = jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), square)
-    return _of_one_shape("tf.clip_by_norm", t, t * clip_norm / jnp.maximum(length, clip_norm))
+    return _of_one_shape("tf.clip_by_norm", t, t * clip_norm / kinks.maximum(length, clip_norm))
 
 
 @op("clip_by_global_norm")
@@ -325,7 +325,7 @@ def clip_by_global_norm(
     """
     length = global_norm(t_list) if use_norm is None else use_norm
     bound = clip_norm.astype(length.dtype)  # an array: the quotient by a Python zero raises an exception
-    scale = bound * jnp.minimum(1.0 / length, 1.0 / bound)
+    scale = bound * kinks.minimum(1.0 / length, 1.0 / bound)
     scale = jnp.where(jnp.isfinite(length), scale, jnp.nan)
     return [None if one is None else as_tensor(one) * scale.astype(as_tensor(one).dtype) for one in t_list], length
 
