@@ -247,3 +247,21 @@ def test_closed_over_values_have_the_gradients_of_jax(name: str, kind: str, mode
     expected = jax.grad(lambda w, x: jnp.sum(program(lambda: w, x)), (0, 1))(jnp.asarray(W), jnp.asarray(X))
     for found, wanted in zip(gradients(kind, mode, program), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_a_rule_in_jit_that_reads_a_variable_names_the_remedy():
+    w = mr.Variable(2.0)
+
+    @jax.custom_vjp
+    def scaled(x):
+        return x * w.read_value()
+
+    scaled.defvjp(lambda x: (scaled(x), w.read_value()), lambda saved, cotangent: (cotangent * saved,))
+    x = jnp.float32(3.0)
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        y = jax.jit(lambda x: scaled(x) * w.read_value())(x)
+    with pytest.raises(
+        TapeError, match=r"reads a variable(.|\n)*remedy: pass the value as an argument of the function"
+    ):
+        tape.gradient(y, x)

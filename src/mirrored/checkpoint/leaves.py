@@ -106,7 +106,8 @@ class Leaf(abc.ABC):
 class VariableLeaf(Leaf):
     """Adapter by which a checkpoint reads and restores a variable.
 
-    The checkpoint holds one value for all replicas, or one value per replica."""
+    The checkpoint holds one value for all replicas, or one value per replica.
+    """
 
     variable: Variable
 

@@ -9,6 +9,24 @@ from mirrored.errors import TapeError
 
 Key = int
 
+_PASS_THE_VALUE = (
+    "pass the value as an argument of the function, for instance f(x, w.read_value()), and return its cotangent from "
+    "the rule; or, if it needs no gradient, close over stop_gradient(value)"
+)
+
+
+class RuleClosesOverError(TypeError):
+    """Raised if the custom derivative rule of a function inside `jit` needs a value that belongs to the current call.
+
+    JAX keeps the traced rule for later calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the custom derivative rule of a nested function closes over an array that a tape tracks, or reads a "
+            "variable"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class NoDerivative:
@@ -51,6 +69,12 @@ def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
         name,
         "the function closes over a watched value or reads a watched variable, and its custom derivative rule has no "
         "cotangent for that value",
-        "pass the value as an argument of the function, for instance f(x, w.read_value()), and return its cotangent "
-        "from the rule; or, if it needs no gradient, close over stop_gradient(value)",
+        _PASS_THE_VALUE,
     )
+
+
+def not_derived(keys: Sequence[Key], name: str, failure: Exception) -> NoDerivative:
+    """Returns a `NoDerivative` for the inputs of an operation whose derivation by JAX has raised `failure`."""
+    if isinstance(failure, RuleClosesOverError):
+        return NoDerivative(keys, name, failure, _PASS_THE_VALUE)
+    return NoDerivative(keys, name, failure)

@@ -20,6 +20,7 @@ from mirrored._jax.inlining import JaxprProgram, program_of
 from mirrored._jax.jaxprs import aval_of, context_key, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, current_trace
 from mirrored.analysis.dataflow import reached_results
+from mirrored.tape.no_derivative import RuleClosesOverError
 
 # A fast cache of rules for concrete arrays, keyed by the identity of the arrays' types.
 #
@@ -378,15 +379,12 @@ class Rule:
         """Checks that a derivative rule does not close over a value of the current call, because rules are cached.
 
         Raises:
-            TypeError: The rule closes over a tracked array or reads a variable.
+            RuleClosesOverError: The rule closes over a tracked array or reads a variable.
         """
         if self._operation.custom_calls is CustomCalls.NONE:
             return
         if any(type(one) in STAND_INS for one in program.constants) or embedded_tracers(program):
-            raise TypeError(
-                "the custom derivative rule of a nested function closes over an array that a tape tracks, or reads a "
-                "variable"
-            )
+            raise RuleClosesOverError
 
     def _derive_forward_only(self, failure: Exception | None) -> None:
         self.failure = failure

@@ -15,7 +15,7 @@ from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
 from mirrored.analysis.dataflow import reached_results
 from mirrored.runtime.ambient import ambient
-from mirrored.tape.no_derivative import Key, NoDerivative, closed_over
+from mirrored.tape.no_derivative import Key, NoDerivative, closed_over, not_derived
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def partial_record(
     """Creates the tape record of an operation that has no derivative for some of its watched inputs."""
     lost = [keys[position] for position in rule.lost]
     name = operation.name
-    no_derivative = closed_over(lost, name) if rule.failure is None else NoDerivative(lost, name, rule.failure)
+    no_derivative = closed_over(lost, name) if rule.failure is None else not_derived(lost, name, rule.failure)
     if not rule.watched:
         return FailedRecord(no_derivative)
     kept = [keys[position] for position in rule.watched]
