@@ -117,3 +117,17 @@ def test_one_optimizer_over_two_models(compiled: bool) -> None:
         np.abs(np.asarray(layer.kernel) - old).max() > 0 for layer, old in zip((first, second), before, strict=True)
     )
     assert int(optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_integers_that_do_not_fit_on_devices_are_refused(deterministic: bool, method: str) -> None:
+    # Keras converts 64-bit integers with `jnp.asarray`, which keeps the lowest 32 bits.
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2, deterministic=deterministic)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((2,), dtype="int64"), keras.layers.Lambda(lambda x: x % 7)])
+        model.compile("sgd", "mse", jit_compile=False)
+    ids = np.array([[1, 2**40], [3, 4]])
+    arguments = (ids,) if method == "predict" else (ids, np.zeros((2, 2)))
+    with pytest.raises(mr.errors.ArgumentError, match=r"do not fit into int32(.|\n)*JAX_ENABLE_X64"):
+        getattr(model, method)(*arguments, verbose=0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mirrored._jax.arrays import owned
+from mirrored._jax.arrays import check_fit, owned
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.collectives.host_allgather import check_equal
@@ -54,12 +54,23 @@ def device_for(strategy: Strategy | None, called: str) -> Any:
     return device_assignment.devices[0]
 
 
+def on_host(batch: Array | HostArray) -> HostArray:
+    """Returns a batch of `fit` as a NumPy array that no other code refills.
+
+    Raises:
+        ArgumentError: Integers of 64 bits do not fit into 32.
+    """
+    host = owned(np.asarray(batch))
+    check_fit(host)
+    return host
+
+
 def put_on(device: jax.Device) -> Callable[..., Any]:
     """Returns a replacement for Keras' `distribute_data_input` that puts each batch on one device."""
 
     def distribute_data_input(batch: Array | HostArray | None, layout: object, batch_dim_name: object) -> Any:
         del layout, batch_dim_name
-        return None if batch is None else jax.device_put(owned(np.asarray(batch)), device)
+        return None if batch is None else jax.device_put(on_host(batch), device)
 
     return distribute_data_input
 
@@ -146,7 +157,7 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
         if batch is None:
             return None
         sharding = getattr(layout, "backend_layout", layout)
-        host = owned(np.asarray(batch))
+        host = on_host(batch)
         if has_parts:
             return _of_parts(called, host, sharding)
         if not checked:

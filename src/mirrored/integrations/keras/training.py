@@ -26,6 +26,7 @@ from mirrored.integrations.keras.batches import (
     across_workers,
     device_for,
     everywhere,
+    on_host,
     on_one_device,
     one_sharding,
     put_on,
@@ -314,6 +315,6 @@ def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
             return None
         if isinstance(sharding, jax.sharding.NamedSharding) and np.shape(batch)[0] % sharding.mesh.size:
             sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-        return distribute(owned(np.asarray(batch)), sharding, batch_dim_name)
+        return distribute(on_host(batch), sharding, batch_dim_name)
 
     return distribute_data_input
