@@ -66,6 +66,9 @@ from mirrored._jax.private import util as _util
 # `restore_tokens` recognise it by its type. The other tokens are strings or None. In the second context, where the
 # token of a replica of an eager run is a tuple, too, nothing depends on that.
 #
+# The VJP rule of an operation closes over no values, so it is derived under the default token of both contexts
+# (`Operation.rule`), and all replicas share it.
+#
 # Code that runs while all tapes are suspended (`TapeTrace.under_parent`, `Operation.rule`, the backward pass) or that
 # computes eagerly inside a trace uses the default token None, so it shares its traces with code outside of tapes.
 # `Recording._is_traced_for_later` takes the token None as the sign that the tape is suspended on purpose.
