@@ -15,6 +15,7 @@ from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Array, DTypeLike, HostArray
 from mirrored.tf._asking import inside_function
 from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._tensors import as_tensor
 
 
@@ -67,7 +68,7 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
     def run(*arrays: Array | HostArray) -> list[Any]:
         result = func(*(jnp.asarray(one) for one in arrays))
         results = [] if not dtypes else list(result) if isinstance(result, (list, tuple)) else [result]
-        return [jnp.asarray(as_tensor(one), dtype) for one, dtype in zip(results, dtypes, strict=True)]
+        return [_of_dtype(one, np.dtype(dtype)) for one, dtype in zip(results, dtypes, strict=True)]
 
     # In a program, a call of constants may still return another value each time, or have a side effect.
     if inside_function() or any(isinstance(payload_of(one), Tracer) for one in tensors):
@@ -77,6 +78,33 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
     if isinstance(Tout, (list, tuple)):
         return outs
     return outs[0] if outs else None
+
+
+def _of_dtype(result: Any, dtype: np.dtype[Any]) -> jax.Array:
+    """Converts a result to its declared dtype.
+
+    Raises:
+        InvalidArgumentError: The result would lose fractions, imaginary parts or high bits.
+    """
+    tensor = as_tensor(result)
+    host = None if isinstance(tensor, Tracer) else np.asarray(result if hasattr(result, "dtype") else tensor)
+    if host is not None and host.dtype != dtype and host.dtype.kind in "biufc" and dtype.kind in "biufc":
+        loses_kind = not np.can_cast(host.dtype, dtype, "same_kind")
+        with np.errstate(all="ignore"):
+            if dtype.kind in "biu" and (loses_kind or bool(np.any(host.astype(dtype) != host))):
+                _refuse(host, dtype)
+        if loses_kind:
+            _refuse(host, dtype)
+    return jnp.asarray(tensor, dtype)
+
+
+def _refuse(result: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    raise InvalidArgumentError.of(
+        "tf.py_function, tf.numpy_function",
+        found=f"the function returned {np.array2string(result, threshold=5)} of dtype {result.dtype}; Tout is {dtype}",
+        rule="a result must have the dtype in Tout, or one that can be converted to it without losing digits",
+        remedy="convert the result in the function, or change Tout",
+    )
 
 
 def _from_program(run: Callable[..., list[Any]], tensors: list[jax.Array]) -> list[Any]:

@@ -83,7 +83,9 @@ class SummaryWriter:
         try:
             yield self
         finally:
-            _defaults.writers, _defaults.step = before, before_step
+            _defaults.writers = before
+            if step is not None:  # without a step of its own, the block leaves `set_step` as it is
+                _defaults.step = before_step
             self.flush()
 
     def set_as_default(self, step: SupportsIndex | None = None) -> None:

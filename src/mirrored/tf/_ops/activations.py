@@ -80,7 +80,8 @@ def l2_loss(t: jax.Array) -> jax.Array:
 @op("nn.l2_normalize math.l2_normalize linalg.l2_normalize")
 def l2_normalize(x: jax.Array, axis: Axes = None, epsilon: float = 1e-12) -> jax.Array:
     """Divides a tensor by its L2 norm along `axis`."""
-    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=axis, keepdims=True), epsilon))
+    squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else jnp.square(x)
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(squares, axis=axis, keepdims=True), epsilon))
 
 
 @op("nn.moments")
@@ -89,7 +90,9 @@ def moments(x: jax.Array, axes: Axes, shift: object = None, keepdims: bool = Fal
     wide = _in_32_bits(x)
     mean = jnp.mean(wide, axis=axes, keepdims=True)
     # Not `jnp.var`: in TensorFlow, second derivatives do not depend on the mean.
-    variance = jnp.mean(jnp.square(wide - jax.lax.stop_gradient(mean)), axis=axes, keepdims=keepdims)
+    apart = wide - jax.lax.stop_gradient(mean)
+    squares = jnp.conj(apart) * apart if jnp.iscomplexobj(apart) else jnp.square(apart)
+    variance = jnp.mean(squares, axis=axes, keepdims=keepdims)
     return _like(x, mean if keepdims else jnp.squeeze(mean, axes), variance)
 
 

@@ -107,6 +107,13 @@ def _transposed(
     spatial = iter(output_shape if len(output_shape) == rank else output_shape[start : start + rank])
     others = {"N": value.shape[0], "C": kernel.shape[-2]}
     shape = tuple(others[letter] if letter in others else next(spatial) for letter in layout)
+    if len(output_shape) == rank + 2 and tuple(output_shape) != shape:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`output_shape` is {tuple(output_shape)}; with the images and filters given it is {shape}",
+            rule="its batch size must be that of the input, its channels the output channels of the filters",
+            remedy=f"pass output_shape={shape}, or other filters",
+        )
     pads = padding if isinstance(padding, str) else tuple((int(low), int(high)) for low, high in padding)
     steps = _per_dimension(strides, rank, layout, called=called, argument="strides")
     holes = _per_dimension(dilations, rank, layout, called=called, argument="dilations")
@@ -195,8 +202,17 @@ def depthwise_conv2d(
 
     Filters are [height, width, in, multiplier].
     """
+    called = "tf.nn.depthwise_conv2d"
+    channels = input.shape[_layout(2, data_format).index("C") - 4]
+    if filter.ndim != 4 or filter.shape[2] != channels:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`input` has {channels} channels, and `filter` the shape {filter.shape}",
+            rule="`filter` must have the shape [height, width, channels of the input, multiplier]",
+            remedy="pass filters for all channels of the input",
+        )
     grouped = filter.reshape(*filter.shape[:2], 1, -1)
-    return _convolve("tf.nn.depthwise_conv2d", 2, input, grouped, strides, padding, data_format, dilations)
+    return _convolve(called, 2, input, grouped, strides, padding, data_format, dilations)
 
 
 @op("nn.separable_conv2d")

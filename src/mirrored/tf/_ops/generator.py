@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default: the global seed, if only an operation has a seed
 
 
-def _initial_state(seed: int) -> np.ndarray[Any, Any]:
+def initial_state(seed: int) -> np.ndarray[Any, Any]:
     # A seed is any Python int; all but its lowest 64 bits are dropped on purpose.
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, 0], np.uint32)
 
@@ -124,7 +124,7 @@ class Generator:
     @classmethod
     def from_seed(cls, seed: int, alg: object = None) -> Self:
         """Creates a generator whose random numbers depend on the given seed."""
-        return cls(state=_initial_state(int(seed)), alg=alg)
+        return cls(state=initial_state(int(seed)), alg=alg)
 
     @classmethod
     def from_state(cls, state: Operand, alg: object = None) -> Self:
@@ -188,7 +188,7 @@ class Generator:
 
     def reset_from_seed(self, seed: int) -> None:
         """Sets the generator's state to the state of a new generator with the given seed."""
-        self.reset(_initial_state(int(seed)))
+        self.reset(initial_state(int(seed)))
 
     def reset_from_key_counter(self, key: SupportsInt, counter: Operand) -> None:
         """Sets the generator's state to a random key and a number of draws, as in `from_key_counter`.
@@ -365,17 +365,17 @@ class _Global:
 
     def _start_of_steps(self) -> np.ndarray[Any, Any]:
         if self.seed is not None:
-            return _initial_state(self.seed ^ (1 << 62))
+            return initial_state(self.seed ^ (1 << 62))
         strategy = next(reversed(ambient().strategies), None)
         if strategy is None or not getattr(strategy.device_assignment, "spans_processes", False):
-            return _initial_state(self._entropy ^ (1 << 62))
+            return initial_state(self._entropy ^ (1 << 62))
         # The random bits of the workers differ; a new variable has those of the first worker.
         return np.array(self._made(strategy).read_value()) ^ np.array([1 << 30, 0, 0], np.uint32)
 
     def _start(self, strategy: Strategy | None) -> jax.Array:
         seed = self._entropy if self.seed is None else self.seed
         # The streams inside and outside run differ, so that a replica does not repeat earlier draws.
-        return jnp.asarray(_initial_state(seed if strategy is None else seed ^ (1 << 63)))
+        return jnp.asarray(initial_state(seed if strategy is None else seed ^ (1 << 63)))
 
 
 def _assign(state: Variable, strategy: Strategy | None, value: Operand) -> None:
@@ -416,7 +416,7 @@ def next_key(seed: int | None = None) -> jax.Array:
     if seed is None:
         return _of_replica(key)
     state = _global.state().read_value()
-    stream = key_of(jnp.asarray(_initial_state(_global.base())[:2]))
+    stream = key_of(jnp.asarray(initial_state(_global.base())[:2]))
     return _of_replica(jax.random.fold_in(jax.random.fold_in(stream, state[2]), seed))
 
 

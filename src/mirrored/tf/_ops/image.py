@@ -14,6 +14,7 @@ from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
 from mirrored.tf._ops.generator import key_from_seed, next_key
+from mirrored.tf._ops.image_checks import require_channels, require_floats, require_range, require_shift
 from mirrored.tf._ops.math import cast, saturate_cast
 from mirrored.tf._table import Int, Ints, op, register
 
@@ -158,6 +159,7 @@ def _in_float(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax
 @op("image.rgb_to_grayscale")
 def rgb_to_grayscale(images: jax.Array) -> jax.Array:
     """Converts RGB images to grayscale, with the weights 0.2989, 0.5870 and 0.1140."""
+    require_channels("tf.image.rgb_to_grayscale", images, 3)
     weights = jnp.asarray([0.2989, 0.5870, 0.1140], jnp.float32)
     return _in_float(images, lambda value: jnp.sum(value * weights, axis=-1, keepdims=True))
 
@@ -165,6 +167,7 @@ def rgb_to_grayscale(images: jax.Array) -> jax.Array:
 @op("image.grayscale_to_rgb")
 def grayscale_to_rgb(images: jax.Array) -> jax.Array:
     """Converts grayscale images to RGB with three equal channels."""
+    require_channels("tf.image.grayscale_to_rgb", images, 1)
     return jnp.repeat(images, 3, axis=-1)
 
 
@@ -193,18 +196,6 @@ def adjust_gamma(image: jax.Array, gamma: Operand = 1, gain: Operand = 1) -> jax
     return gain * image**gamma if image.dtype.kind == "f" else _in_float(image, lambda one: gain * one**gamma)  # type: ignore[no-any-return]
 
 
-def require_floats(called: str, images: jax.Array) -> None:
-    """Raises an error unless images are floats, because integers would wrap around and lose fractions."""
-    if jnp.issubdtype(images.dtype, jnp.floating):
-        return
-    raise InvalidArgumentError.of(
-        called,
-        found=f"the images have dtype {images.dtype}",
-        rule="the images must be of floats",
-        remedy="convert them with tf.image.convert_image_dtype(images, tf.float32)",
-    )
-
-
 @op("image.rgb_to_hsv")
 def rgb_to_hsv(images: jax.Array) -> jax.Array:
     """Converts RGB images to hue, saturation and value, each from 0 to 1.
@@ -212,6 +203,7 @@ def rgb_to_hsv(images: jax.Array) -> jax.Array:
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
     """
     require_floats("tf.image.rgb_to_hsv", images)
+    require_channels("tf.image.rgb_to_hsv", images, 3)
     red, green, blue = jnp.moveaxis(images, -1, 0)
     high, spread = jnp.max(images, axis=-1), jnp.ptp(images, axis=-1)
     safe = jnp.where(spread > 0, spread, 1)
@@ -225,6 +217,7 @@ def rgb_to_hsv(images: jax.Array) -> jax.Array:
 def hsv_to_rgb(images: jax.Array) -> jax.Array:
     """Converts HSV images to RGB: the inverse of `rgb_to_hsv`."""
     require_floats("tf.image.hsv_to_rgb", images)
+    require_channels("tf.image.hsv_to_rgb", images, 3)
     hue, saturation, high = images[..., 0] * 6, images[..., 1], images[..., 2]
     offsets = (jnp.abs(hue - 3) - 1, 2 - jnp.abs(hue - 2), 2 - jnp.abs(hue - 4))
     return jnp.stack([high * (1 - saturation * (1 - jnp.clip(one, 0, 1))) for one in offsets], axis=-1)
@@ -381,6 +374,7 @@ def _random_flip(name: str, axis: int, stateless: bool) -> None:
 def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
     def change(image: jax.Array, lower: float, upper: float, seed: Operand = None) -> jax.Array:
         """Adjusts images by a factor drawn from [lower, upper)."""
+        require_range(f"tf.image.{name}", lower, upper)
         return adjust(image, _factor(_draw(seed, stateless), lower, upper))
 
     change.__name__ = change.__qualname__ = name
@@ -390,6 +384,7 @@ def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool)
 def _random_shift(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
     def change(image: jax.Array, max_delta: float, seed: Operand = None) -> jax.Array:
         """Adjusts images by a shift drawn from [-max_delta, max_delta)."""
+        require_shift(f"tf.image.{name}", max_delta, 0.5 if name.endswith("hue") else None)
         return adjust(image, _factor(_draw(seed, stateless), -max_delta, max_delta))
 
     change.__name__ = change.__qualname__ = name

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored.tf._ops.convolution import avg_pool, depthwise_conv2d
-from mirrored.tf._ops.image import convert_image_dtype, require_floats
+from mirrored.tf._ops.image import convert_image_dtype
+from mirrored.tf._ops.image_checks import require_floats
 from mirrored.tf._table import Int, op
 
 # Weights of the five scales. Source: Z. Wang, E. Simoncelli, A. Bovik, Multi-scale structural similarity for image

@@ -206,7 +206,8 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
     """
     instead = "tf.where(mask, tensor, 0), of the shape of the tensor; a mean is its sum, divided by the number of True"
     along, keep = axis or 0, _elements(mask, "tf.boolean_mask", instead)
-    if not keep.ndim or tensor.shape[along : along + keep.ndim] != keep.shape:
+    along += tensor.ndim if along < 0 else 0
+    if not keep.ndim or along < 0 or tensor.shape[along : along + keep.ndim] != keep.shape:
         raise InvalidArgumentError.of(
             "tf.boolean_mask",
             found=f"the mask has the shape {keep.shape}, the tensor {tensor.shape}, and `axis` is {along}",

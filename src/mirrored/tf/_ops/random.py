@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._typing import DTypeLike, Operand, StaticInts
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import samplers
 from mirrored.tf._ops.generator import (
     Generator,
     get_global_generator,
+    initial_state,
     key_from_seed,
     next_key,
     set_global_generator,
@@ -194,12 +196,19 @@ def fold_in(seed: Operand, data: Operand, alg: object = "auto_select") -> jax.Ar
 @op("random.create_rng_state", named=False)
 def create_rng_state(seed: int, alg: object = "auto_select") -> jax.Array:
     """Returns the state of a new generator with a given seed, for `Generator.from_state`."""
-    return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
+    return jnp.asarray(initial_state(int(seed)))
 
 
 def _dropped(
     value: jax.Array, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None, key: Callable[[], jax.Array]
 ) -> jax.Array:
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise InvalidArgumentError.of(
+            "tf.nn.dropout",
+            found=f"`x` has the dtype {value.dtype}",
+            rule="`x` must be a tensor of floats: the elements that are kept are scaled",
+            remedy="convert it with tf.cast(x, tf.float32)",
+        )
     if isinstance(rate, (int, float)):
         if not 0 <= rate < 1:
             raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")

@@ -244,7 +244,7 @@ def bincount(
     one = jax.nn.one_hot(arr, length, dtype=array_dtype(dtype) if weights is None else weights.dtype)
     if weights is not None:
         require_prefix("tf.math.bincount", "arr", arr, "weights", weights)
-        one = one * weights[..., None]
+        one = jnp.where(one != 0, weights[..., None], 0)  # a product with 0 would spread infinities and NaN
     parts = one if axis == -1 else one.reshape(math.prod(one.shape[:-1]), length)
     counted = jnp.sum(parts, axis=-2, dtype=one.dtype)
     return jnp.minimum(counted, 1) if binary_output else counted

@@ -51,12 +51,19 @@ def _check_order(called: str, ids: jax.Array, count: int) -> None:
 
 
 def _sizes(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """Returns the number of rows of each segment, in the rank of the data."""
-    return jax.ops.segment_sum(jnp.ones((ids.size,) + (1,) * (data.ndim - 1), data.dtype), ids, count)
+    """Returns the number of rows of each segment, as int32 of the rank of the data."""
+    # Not in the dtype of the data, in which the number could wrap around.
+    return jax.ops.segment_sum(jnp.ones((ids.size,) + (1,) * (data.ndim - 1), jnp.int32), ids, count)
+
+
+def _divisors(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
+    """Returns the number of rows of each segment, at least 1, as floats of the dtype of the data or of float32."""
+    dtype = data.dtype if jnp.issubdtype(data.dtype, jnp.inexact) else jnp.float32
+    return jnp.maximum(_sizes(data, ids, count), 1).astype(dtype)
 
 
 def _mean(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    return jax.ops.segment_sum(data, ids, count) / jnp.maximum(_sizes(data, ids, count), 1)
+    return jax.ops.segment_sum(data, ids, count) / _divisors(data, ids, count)
 
 
 def _mean_of_dtype(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
@@ -64,11 +71,13 @@ def _mean_of_dtype(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
     if data.dtype.kind not in "iu":
         return _mean(data, ids, count)
     total = jax.ops.segment_sum(data, ids, count)
-    return lax.div(total, jnp.broadcast_to(jnp.maximum(_sizes(data, ids, count), 1), total.shape))
+    wide = jnp.promote_types(total.dtype, jnp.int32)
+    sizes = jnp.broadcast_to(jnp.maximum(_sizes(data, ids, count), 1), total.shape)
+    return lax.div(total.astype(wide), sizes.astype(wide)).astype(total.dtype)
 
 
 def _sqrt_n(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    return jax.ops.segment_sum(data, ids, count) / jnp.sqrt(jnp.maximum(_sizes(data, ids, count), 1))
+    return jax.ops.segment_sum(data, ids, count) / jnp.sqrt(_divisors(data, ids, count))
 
 
 @jax.custom_jvp

@@ -78,7 +78,11 @@ def max_pool_with_argmax(
     padded = jnp.pad(input, pads, constant_values=lowest(input.dtype))
     numbered = jnp.asarray(np.pad(places, pads), array_dtype(output_dtype))
     values, indices = (stacked_windows(one, window, steps, (1, 1, 1, 1)) for one in (padded, numbered))
-    best = jnp.argmax(values, axis=0)[None]
+    is_best = values
+    if jnp.issubdtype(values.dtype, jnp.integer):  # the padding can be equal to a pixel, and precede it
+        inside = stacked_windows(jnp.pad(jnp.ones(input.shape, jnp.int32), pads), window, steps, (1, 1, 1, 1))
+        is_best = (values == jnp.max(values, axis=0)) & (inside > 0)
+    best = jnp.argmax(is_best, axis=0)[None]
     chosen = jnp.take_along_axis(jnp.broadcast_to(indices, values.shape), best, axis=0)[0]
     return jnp.take_along_axis(values, best, axis=0)[0], chosen
 
@@ -106,9 +110,13 @@ def dilation2d(
     window = (1, filters.shape[0], filters.shape[1], 1)
     reach = [(size - 1) * hole + 1 for size, hole in zip(window, holes, strict=True)]
     pads = jax.lax.padtype_to_pads(input.shape, reach, steps, padding.upper())
-    padded = jnp.pad(input, pads, constant_values=-jnp.inf)
     weights = filters.reshape((-1, 1, 1, 1, filters.shape[2]))
-    sums = stacked_windows(padded, window, steps, holes) + weights
+    if jnp.issubdtype(input.dtype, jnp.integer):  # a sum with the lowest integer could wrap around
+        inside = stacked_windows(jnp.pad(jnp.ones(input.shape, jnp.int32), pads), window, steps, holes)
+        sums = stacked_windows(jnp.pad(input, pads), window, steps, holes) + weights
+        sums = jnp.where(inside > 0, sums, lowest(sums.dtype))
+    else:
+        sums = stacked_windows(jnp.pad(input, pads, constant_values=-jnp.inf), window, steps, holes) + weights
     best = jnp.argmax(sums, axis=0)[None]  # the gradient goes to the first of equal maxima
     return jnp.take_along_axis(sums, best, axis=0)[0]
 

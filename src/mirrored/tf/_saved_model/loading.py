@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import jax
 import jax.export  # not part of `import jax`
-import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.trees import tree_map
@@ -22,6 +21,7 @@ from mirrored.tf._errors import NotFoundError
 from mirrored.tf._module import Module
 from mirrored.tf._saved_model.objects import rebuilt
 from mirrored.tf._shapes import TensorSpec
+from mirrored.tf._tensors import as_tensor
 from mirrored.variables import Variable
 
 FILE: Final = "saved_model.json"
@@ -201,9 +201,7 @@ def _fitted(
             return None
         values[places[name]] = value
     values = [
-        np.asarray(value, spec.dtype.as_numpy_dtype)
-        if isinstance(spec, TensorSpec) and isinstance(value, (list, tuple))
-        else value
+        _of_list(value, spec) if isinstance(spec, TensorSpec) and isinstance(value, (list, tuple)) else value
         for spec, value in zip(program.inputs, values, strict=True)
     ]
     specs, spec_tree = jax.tree.flatten(tuple(program.inputs), is_leaf=_is_leaf)
@@ -223,12 +221,26 @@ def _fitted(
     return arrays
 
 
+def _of_list(value: Sequence[Any], spec: TensorSpec) -> Any:
+    """Converts a list to the dtype of a spec; returns None if its numbers are of another kind."""
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if dtype.kind not in "biufc":
+        return np.asarray(value, dtype)
+    try:
+        return np.asarray(as_tensor(list(value), dtype))
+    except (TypeError, ValueError):
+        return None
+
+
 def _as(spec: TensorSpec, leaf: Leaf) -> Any:
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     if leaf is None or isinstance(leaf, str):
         return None
     value = leaf.read_value() if isinstance(leaf, Variable) else leaf
-    array = value if isinstance(value, jax.Array) else jnp.asarray(value, None if hasattr(value, "dtype") else dtype)
+    try:
+        array = value if isinstance(value, jax.Array) else as_tensor(value, None if hasattr(value, "dtype") else dtype)
+    except (TypeError, ValueError):  # a number that the dtype does not have
+        return None
     sizes = tuple(spec.shape)
     alike = len(sizes) == array.ndim and all(a is None or a == b for a, b in zip(sizes, array.shape, strict=True))
     return array if alike and array.dtype == dtype else None

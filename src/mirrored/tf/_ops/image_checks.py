@@ -1,0 +1,68 @@
+"""Checks of the arguments of `tf.image`: dtypes, channels, and the ranges of random changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._typing import Operand
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._tensors import as_tensor
+from mirrored.values.index_checks import values_now
+
+
+def require_floats(called: str, images: jax.Array) -> None:
+    """Raises an error unless images are floats, because integers would wrap around and lose fractions."""
+    if jnp.issubdtype(images.dtype, jnp.floating):
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"the images have dtype {images.dtype}",
+        rule="the images must be of floats",
+        remedy="convert them with tf.image.convert_image_dtype(images, tf.float32)",
+    )
+
+
+def require_channels(called: str, images: jax.Array, channels: int) -> None:
+    """Raises an error unless the last dimension of images has the given size, with which weights would broadcast."""
+    if images.ndim and images.shape[-1] == channels:
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"the images have the shape {images.shape}",
+        rule=f"the last dimension must have {channels} channel{'s' * (channels > 1)}",
+        remedy="convert or slice the images, for instance images[..., :3]",
+    )
+
+
+def _known(value: Operand) -> Any:
+    """Returns a number whose value is known while tracing; None for others."""
+    return value if isinstance(value, (int, float)) else values_now(as_tensor(value))
+
+
+def require_range(called: str, lower: Operand, upper: Operand) -> None:
+    """Raises an error unless ``0 <= lower < upper``; does not check values that compiled code computes."""
+    low, high = _known(lower), _known(upper)
+    if low is None or high is None or 0 <= low < high:
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`lower` is {low} and `upper` {high}",
+        rule="`lower` must not be negative, and `upper` must be greater than `lower`",
+        remedy="pass the bounds of the factor, for instance lower=0.8, upper=1.2",
+    )
+
+
+def require_shift(called: str, max_delta: Operand, largest: float | None) -> None:
+    """Raises an error unless ``0 <= max_delta``, and ``max_delta <= largest`` if that is given."""
+    found = _known(max_delta)
+    if found is None or (found >= 0 and (largest is None or found <= largest)):
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`max_delta` is {found}",
+        rule=f"`max_delta` must not be negative{'' if largest is None else f' or greater than {largest}'}",
+        remedy="pass the largest shift in either direction",
+    )

@@ -1,0 +1,141 @@
+"""Operations of `mirrored.tf` with arguments that were accepted, and gave other results than on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+IMAGE = np.linspace(0, 1, 12, dtype=np.float32).reshape(2, 2, 3)
+ONE_BY_ONE = [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["segment_max", "segment_min"])
+@pytest.mark.parametrize(("dtype", "rows"), [(np.uint8, 256), (np.int8, 128), (np.int16, 40_000)])
+def test_segments_may_have_more_rows_than_their_dtype_can_count(name: str, dtype: type, rows: int) -> None:
+    data = np.full([rows], 7, dtype)
+    assert getattr(tf.math, name)(data, np.zeros(rows, np.int32)).numpy().tolist() == [7]
+
+
+def test_means_of_long_segments_divide_by_the_number_of_rows() -> None:
+    data = np.zeros(300, np.int8)
+    data[:60] = 2
+    assert tf.math.segment_mean(data, np.zeros(300, np.int32)).numpy().tolist() == [0]
+    assert tf.math.segment_mean(data.astype(np.float16), np.zeros(300, np.int32)).dtype == tf.float16
+
+
+def test_norms_and_variances_of_complex_tensors_are_those_of_their_moduli() -> None:
+    normalized = tf.math.l2_normalize(tf.constant([3 + 4j], tf.complex64))
+    np.testing.assert_allclose(normalized, [0.6 + 0.8j], atol=1e-6)
+    mean, variance = tf.nn.moments(tf.constant([1 + 1j, -1 - 1j], tf.complex64), [0])
+    assert (complex(mean), complex(variance)) == (0, 2)
+
+
+@pytest.mark.parametrize("special", [np.inf, np.nan])
+def test_a_weight_that_is_not_finite_counts_in_its_own_bin_only(special: float) -> None:
+    counted = tf.math.bincount([0, 1, 1], weights=tf.constant([special, 1.0, 2.0]))
+    np.testing.assert_array_equal(counted, [special, 3.0])
+
+
+def test_a_mask_may_begin_at_a_negative_axis() -> None:
+    x = np.arange(48, dtype=np.float32).reshape(2, 3, 4, 2)
+    mask = np.arange(12).reshape(3, 4) % 3 == 0
+    np.testing.assert_array_equal(tf.boolean_mask(x, mask, axis=-3), tf.boolean_mask(x, mask, axis=1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`axis` is"):
+        tf.boolean_mask(x, mask, axis=-9)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "filters for other channels": (
+        lambda: tf.nn.depthwise_conv2d(tf.ones([1, 4, 4, 4]), tf.ones([3, 3, 2, 2]), ONE_BY_ONE, "VALID"),
+        "4 channels",
+    ),
+    "other channels of a transposed convolution": (
+        lambda: tf.nn.conv2d_transpose(tf.ones([1, 2, 2, 1]), tf.ones([2, 2, 3, 1]), [1, 4, 4, 7], 2, "SAME"),
+        "output_shape",
+    ),
+    "another batch size of a transposed convolution": (
+        lambda: tf.nn.conv2d_transpose(tf.ones([1, 2, 2, 1]), tf.ones([2, 2, 3, 1]), [5, 4, 4, 3], 2, "SAME"),
+        "output_shape",
+    ),
+    "gray image as RGB": (lambda: tf.image.rgb_to_grayscale(tf.ones([2, 2, 1])), "3 channels"),
+    "RGB image as gray": (lambda: tf.image.grayscale_to_rgb(tf.ones([2, 2, 3])), "1 channel"),
+    "four channels as HSV": (lambda: tf.image.hsv_to_rgb(tf.ones([2, 2, 4])), "3 channels"),
+    "negative shift": (lambda: tf.image.random_brightness(IMAGE, -0.2), "must not be negative"),
+    "exchanged bounds": (lambda: tf.image.random_contrast(IMAGE, 2.0, 0.5), "greater than `lower`"),
+    "negative bound": (lambda: tf.image.random_saturation(IMAGE, -1.0, 0.5), "must not be negative"),
+    "large shift of the hue": (lambda: tf.image.stateless_random_hue(IMAGE, 0.7, [1, 2]), "0.5"),
+    "dropout of integers": (lambda: tf.nn.dropout([4, 4, 4], 0.5), "floats"),
+    "fraction as an integer": (lambda: tf.py_function(lambda v: v * 2.7, [1.0], tf.int32), "Tout is int32"),
+    "large number as a byte": (lambda: tf.numpy_function(lambda v: np.int32(300), [1.0], tf.uint8), "Tout is uint8"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_arguments_that_do_not_fit_are_refused(case: str) -> None:
+    call, words = REFUSED[case]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        call()
+
+
+EDGES = np.pad(np.zeros((1, 1, 1), np.uint8), [(1, 1), (1, 1), (0, 0)], constant_values=100)
+
+
+@pytest.mark.parametrize(("filters", "expected"), [(np.full((3, 3, 1), -1, np.int32), 4), (EDGES, 5)])
+def test_the_dilation_of_integers_ignores_places_outside_the_image(filters: Any, expected: int) -> None:
+    image = np.full((1, 1, 1, 1), 5, filters.dtype)
+    assert int(tf.nn.dilation2d(image, filters, ONE_BY_ONE, "SAME", "NHWC", ONE_BY_ONE)[0, 0, 0, 0]) == expected
+
+
+def test_the_place_of_a_maximum_lies_inside_the_image() -> None:
+    _, places = tf.nn.max_pool_with_argmax(tf.zeros([1, 3, 3, 1], tf.uint8), 3, 1, "SAME")
+    assert places[0, :, :, 0].tolist() == [[0, 0, 1], [0, 0, 1], [3, 3, 4]]
+
+
+@pytest.mark.parametrize("seed", [2**32, 5 * 2**32 + 1, -1])
+def test_the_state_of_a_generator_depends_on_all_bits_of_the_seed(seed: int) -> None:
+    state = tf.random.Generator.from_seed(seed).state.numpy()
+    np.testing.assert_array_equal(tf.random.create_rng_state(seed), state)
+
+
+def test_a_writer_without_a_step_leaves_the_step_of_the_program(tmp_path: Path) -> None:
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    tf.summary.experimental.set_step(0)
+    with writer.as_default():
+        tf.summary.experimental.set_step(5)
+    assert tf.summary.experimental.get_step() == 5
+    with writer.as_default(step=9):
+        assert tf.summary.experimental.get_step() == 9
+    assert tf.summary.experimental.get_step() == 5
+    writer.close()
+    tf.summary.experimental.set_step(None)
+
+
+class _Double(tf.Module):
+    @tf.function
+    def double(self, x: Any) -> Any:
+        return x * 2
+
+
+def test_a_loaded_function_takes_fractions_by_its_program_of_floats(tmp_path: Path) -> None:
+    module = _Double()
+    for example in ([1, 2], [1.0, 2.0], 1, 1.0):
+        module.double(tf.constant(example))
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert loaded.double([1.5, 2.5]).numpy().tolist() == [3.0, 5.0]
+    assert loaded.double([1, 2]).numpy().tolist() == [2, 4]
+    assert float(loaded.double(1.5)) == 3.0
+
+
+def test_a_loaded_function_of_integers_refuses_fractions(tmp_path: Path) -> None:
+    module = _Double()
+    module.double(tf.constant([1, 2]))
+    tf.saved_model.save(module, str(tmp_path))
+    with pytest.raises(ValueError, match="double"):
+        tf.saved_model.load(str(tmp_path)).double([1.5, 2.5])
