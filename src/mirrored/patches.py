@@ -44,6 +44,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "EpochIterator._enumerate_iterator",
             "EpochIterator.reset",
             "Layer.__call__",
+            "Layer._losses",
             "Layer.__setattr__",
             "Loss.__call__",
             "LossScaleOptimizer.apply",
@@ -94,6 +95,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     ),
     "flax": frozenset(
         {
+            "BatchNorm.__call__",
             "Optimizer.update",
             "Pytree._check_valid_context",
             "Pytree._setattr",

@@ -268,3 +268,20 @@ def test_a_save_that_fails_is_not_counted(tmp_path, v):
     with pytest.raises(ValueError, match="no position"):
         manager.save()
     assert manager.checkpoint.save_counter.numpy() == 0
+
+
+@pytest.mark.parametrize("folder", ["run[1]", "lr=[0.1]", "a*b", "a?b", "a\\b", "{a,b}", "a b"])
+def test_folders_may_have_any_name(tmp_path, v, folder):
+    # Orbax takes some characters of a path as a pattern.
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path / folder)
+    v.assign(3.0)
+    manager.save(5)
+    v.assign(0.0)
+    assert manager.restore_latest() is not None
+    assert float(v.read_value()) == 3.0
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "/ckpt", None])
+def test_names_that_are_paths_are_refused(tmp_path, v, name):
+    with pytest.raises(ArgumentError, match="checkpoint_name"):
+        CheckpointManager(Checkpoint(v=v), tmp_path, checkpoint_name=name)

@@ -134,3 +134,17 @@ def test_bandwidths_are_read(text, rate):
     from mirrored.cli.plan import _bandwidth
 
     assert _bandwidth(text) == pytest.approx(rate)
+
+
+def test_a_program_may_end_by_exiting(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("while True:", "for _ in range(12):") + "    sys.exit(0)\n")
+    done = CliRunner().invoke(main, ["plan", "--replicas", "4", str(path), "16"])
+    assert done.exit_code == 0, done.output
+    assert "replicas" in done.output
+
+
+def test_the_status_of_a_program_that_fails_is_kept(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import sys\nsys.exit(3)\n")
+    assert CliRunner().invoke(main, ["plan", "--replicas", "4", str(path)]).exit_code == 3

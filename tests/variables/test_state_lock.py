@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -322,3 +323,28 @@ def test_an_assignment_that_succeeds_replaces_the_value_that_a_restored_checkpoi
         model.v = mr.Variable(0.0)
         succeed(lambda: (model.v.assign(5.0), None)[1])
         assert float(model.v) == 5.0
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_an_interrupt_of_together_does_not_hold_back_later_assignments(at: int) -> None:
+    w, calls = mr.Variable(0.0), 0
+
+    def interrupting(frame: Any, event: str, argument: object) -> None:
+        # Where CPython calls signal handlers: at the entry of a function that `together` calls.
+        nonlocal calls
+        if event == "call" and frame.f_back is not None and frame.f_back.f_code is state_lock.together.__code__:
+            calls += 1
+            if calls == at + 1:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(interrupting)
+    try:
+        state_lock.together(lambda: w.assign(1.0))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(before)
+    w.assign(5.0)
+    assert float(w.read_value()) == 5.0

@@ -38,6 +38,10 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
     tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     if not tree:
         return
+    if set(str(directory.absolute())) & set("[]*?\\"):
+        # Orbax takes these characters of a path as a pattern, and finds none of the files that it has to merge.
+        _write_plainly(directory, tree)
+        return
     if jax.process_index():
         # Orbax merges the files of all processes and requires the file of process 0. This is another process, which
         # writes the checkpoint alone.

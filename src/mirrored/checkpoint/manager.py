@@ -104,6 +104,17 @@ class CheckpointManager:
                 rule="both must be at least 1",
                 remedy="pass numbers of at least 1, or max_to_keep=None to keep all checkpoints",
             )
+        if (
+            not isinstance(checkpoint_name, str)
+            or not checkpoint_name
+            or os.path.basename(checkpoint_name) != checkpoint_name
+        ):
+            raise ArgumentError(
+                "CheckpointManager",
+                found=f"checkpoint_name={checkpoint_name!r}",
+                rule="it is the beginning of the checkpoints' names in the directory, and names no folder",
+                remedy='pass the folder as part of directory, for instance directory="runs/a", checkpoint_name="b"',
+            )
         self._checkpoint = checkpoint
         # Absolute, because the program may change its working directory between two saves.
         self._directory = os.path.abspath(directory)

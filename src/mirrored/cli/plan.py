@@ -134,6 +134,9 @@ def _run(program: Path, arguments: list[str]) -> None:
     sys.path.insert(0, str(program.resolve().parent))
     try:
         runpy.run_path(str(program), run_name="__main__")
+    except SystemExit as ended:  # `sys.exit(main())` at the end of a program
+        if ended.code not in (None, 0):
+            raise
     finally:
         sys.argv, sys.path[:] = before
 

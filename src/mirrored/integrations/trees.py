@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key_dtype
+from mirrored._jax.traces import Tracer
 from mirrored._jax.trees import in_order_of
 from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.errors import ArgumentTypeError, StructureError
@@ -213,14 +214,21 @@ def variable_of(value: Array | HostArray, name: str) -> Variable:
 def statistic_of(
     value: Array | HostArray, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN
 ) -> Variable:
-    """Creates a variable with a separate value per replica; reads outside `strategy.run` return the mean or sum."""
-    return Variable(
+    """Creates a variable with a separate value per replica; reads outside `strategy.run` return the mean or sum.
+
+    They return `value` until a replica assigns another one.
+    """
+    variable = Variable(
         value,
         trainable=False,
         name=name,
         synchronization=VariableSynchronization.ON_READ,
         aggregation=aggregation,
     )
+    is_sum = aggregation is VariableAggregation.SUM and variable.num_replicas > 1
+    if is_sum and ambient().replica is None and not isinstance(value, Tracer) and np.any(np.asarray(value)):
+        variable.assign(value)  # shares of the value: every replica has begun with all of it
+    return variable
 
 
 def value_to_move(variable: Variable) -> Any:

@@ -287,9 +287,9 @@ def together(assign: Callable[[], None]) -> None:
         return
     kept: list[tuple[Any, Any, bool]] = []
     with turn():
-        thread.kept_back = kept
         store = ambient().store
-        try:
+        try:  # before the first call: a KeyboardInterrupt may be raised at the entry of any
+            thread.kept_back = kept
             if store is None:
                 assign()
             else:

@@ -22,6 +22,7 @@ from mirrored.integrations.flax.holding import (
     renew,
     strategy_of_scope,
     value_of,
+    variables_of,
 )
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.private import REPLACING, RESTORING, random_state, results, tracers
@@ -126,7 +127,7 @@ class NNXBridge:
 
     def mirror(self, value: PyTree, path: str) -> Any:
         """Stores the value of each NNX variable of an object in a new `mirrored` variable; returns the same object."""
-        for where, variable in nnx.to_flat_state(nnx.state(value)):
+        for where, variable in variables_of(value):
             adopt(variable, "/".join(map(str, ([path] if path else []) + list(where))))
         return value
 

@@ -69,8 +69,8 @@ def variables_of(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
     if isinstance(value, nnx.Variable):
         return [((), value)]
     if isinstance(value, nnx.Pytree):
-        flat: Iterable[tuple[tuple[Any, ...], Any]] = nnx.to_flat_state(nnx.state(value))
-        return flat
+        # A state also contains the arrays of a module, which are not variables.
+        return [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(value)) if isinstance(leaf, nnx.Variable)]
     return ()
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from mirrored._typing import Array
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
+from mirrored.extras import load
 from mirrored.integrations.flax.holding import held, mirrored_statistics
 from mirrored.integrations.flax.private import canonical_axes, linen_normalization, metrics, normalization
 from mirrored.patches import replace
@@ -19,6 +20,8 @@ from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
 from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
+
+nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 _WELFORD: Final = "nnx.metrics.Welford.update"
 
@@ -31,9 +34,26 @@ def connect_statistics() -> None:
     """
     for layer, module in (("nnx.BatchNorm", normalization), ("linen.BatchNorm", linen_normalization)):
         replace("flax", module, "_compute_stats", _over_replicas(layer, module._compute_stats))
+    replace("flax", nnx.BatchNorm, "__call__", _with_examples(nnx.BatchNorm.__call__))
     replace("flax", metrics.Welford, "__init__", _of_all_replicas(metrics.Welford.__init__))
     replace("flax", normalization.SpectralNorm, "__init__", _of_all_replicas(normalization.SpectralNorm.__init__))
     replace("flax", metrics.Welford, "update", _merged(metrics.Welford.update))
+
+
+def _with_examples(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `nnx.BatchNorm.__call__`: a replica without examples, whose mean is NaN, leaves its statistics as they are.
+
+    With an axis name, it has the statistics of all replicas.
+    """
+
+    @functools.wraps(call)
+    def with_examples(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
+        if ambient().replica is None or self.axis_name is not None or 0 not in jnp.shape(x):
+            return call(self, x, *args, **kwargs)
+        kwargs.pop("use_running_average", None)
+        return call(self, x, True, *args[1:], **kwargs)
+
+    return with_examples
 
 
 def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
@@ -95,10 +97,26 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
         content.assign(value)
     else:
         array = as_array(value)
-        array = array if array.dtype == content.dtype else array.astype(content.dtype)
+        if array.dtype != content.dtype:
+            _check_kind(variable, content, array)
+            array = array.astype(content.dtype)
         content.assign(array, read_value=False)
         if isinstance(variable, nnx.Param):
             announce_reassignment(content, array)
+
+
+def _check_kind(variable: NNXVariable[Any], content: Variable, array: jax.Array) -> None:
+    """Raises an error for a value whose fraction or imaginary part a cast to the variable's dtype would drop."""
+    kinds = (jnp.inexact, jnp.complexfloating)
+    if all(jnp.issubdtype(content.dtype, kind) or not jnp.issubdtype(array.dtype, kind) for kind in kinds):
+        return
+    raise ArgumentTypeError(
+        f"{type(variable).__name__}.set_value",
+        found=f"a value of dtype {array.dtype} was assigned to mirrored variable {_name_of(content)!r} of dtype "
+        f"{content.dtype}",
+        rule="the value of a strategy's variable must be an array with a fixed shape and dtype",
+        remedy="create the variable with a value of the other dtype, for instance nnx.Variable(jnp.zeros(()))",
+    )
 
 
 def _name_of(content: Variable | ReplicaKey) -> str:

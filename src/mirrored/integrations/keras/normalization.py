@@ -104,6 +104,8 @@ def _global_moments(
     """Returns the mean and variance over the given axes and all replicas."""
     values = jnp.asarray(inputs)
     weights = None if mask is None else jnp.expand_dims(mask, -1).astype(values.dtype)
+    if weights is not None:  # a product with 0 would be NaN for a masked value that is not finite
+        values = jnp.where(weights != 0, values, 0)
     own = jnp.asarray(values.size // values.shape[_kept(values.ndim, axes)], values.dtype)
     count = own if weights is None else jnp.sum(jnp.broadcast_to(weights, values.shape), axes)
     total, count = all_reduce_for(_LAYER, context, ReduceOp.SUM, (jnp.sum(_weighted(values, weights), axes), count))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
+import numpy as np
 
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
@@ -245,8 +246,9 @@ def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> 
         [variable.read_value() for variable in everything],
         [variable.read_value() for variable in slots],
     )
+    overwrites = optimizer.use_ema and bool(optimizer.ema_overwrite_frequency)  # by their averages, all variables
     for variable, value, used in zip(everything, new_values, present, strict=True):
-        if used:
+        if used or overwrites:
             variable.assign(value)
     for variable, value in zip(slots, new_slots, strict=True):
         variable.assign(value)
@@ -287,6 +289,10 @@ def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
     for name, value in vars(optimizer).items():
         if isinstance(value, (bool, int, float, str)):
             found.append((name, value))
+        elif isinstance(value, (list, tuple)) and all(isinstance(one, (bool, int, float, str)) for one in value):
+            found.append((name, tuple(value)))
+        elif isinstance(value, (np.ndarray, np.generic)) or (isinstance(value, jax.Array) and not value.ndim):
+            found.append((name, str(value.dtype), np.asarray(value).tobytes()))
         elif isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
             found.append((name, Identity(value)))
         elif isinstance(value, keras.optimizers.Optimizer):

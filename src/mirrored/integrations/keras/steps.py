@@ -43,12 +43,14 @@ from mirrored.tape import GradientTape
 from mirrored.values.distributed_values import DistributedValues
 
 if TYPE_CHECKING:
-    from keras import Model
+    from keras import Layer, Model
 
     from mirrored.strategies import Strategy
 
 keras = load()
 _MEAN: Final = "sum_over_batch_size"
+# An attribute of a model: whether its current loop reads a dataset whose elements are not tuples.
+BARE_ELEMENTS: Final = "_mirrored_bare_elements"
 KINDS: Final = ("train", "test", "predict")
 _share: contextvars.ContextVar[_Share | None] = contextvars.ContextVar("_share", default=None)
 
@@ -148,7 +150,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
 
 def _data_of(model: Model, batch: PyTree) -> PyTree:
     """Returns a batch as the step receives it in TensorFlow: an element that is not a tuple is not put into one."""
-    if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get("_mirrored_bare_elements"):
+    if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get(BARE_ELEMENTS):
         batch = batch[0]
     return tree_map(np.asarray, batch)
 
@@ -241,12 +243,14 @@ def _by_weights(reduce_weighted_values: Callable[..., Any]) -> Callable[..., Any
         loss = reduce_weighted_values(values, sample_weight, mask, reduction, dtype)
         share = _share.get()
         weighted = reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None)
-        if share is None or share.is_whole or not (weighted or (mask is not None and reduction in (_MEAN, "mean"))):
+        if share is None or not (weighted or (mask is not None and reduction in (_MEAN, "mean"))):
+            return loss
+        context = get_replica_context()
+        assert context is not None
+        if context.num_replicas_in_sync == 1:  # not `share.is_whole`: replicas without examples take part, too
             return loss
         weights = losses_module.apply_mask(sample_weight, mask, "float32", reduction) if weighted else mask
         own = jax.lax.stop_gradient(jnp.sum(jnp.asarray(weights, "float32")))
-        context = get_replica_context()
-        assert context is not None
         factor = own * share.total / jnp.maximum(total_count("Loss.__call__", own, context) * share.local, 1e-12)
         return loss * factor.astype(loss.dtype)
 
@@ -262,11 +266,31 @@ def _reducing(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(reduce_values)
     def reducing(values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size") -> Any:
-        if ambient().replica is None or reduction in (None, "none") or tuple(values.shape) != (0,):
+        if ambient().replica is None or reduction in (None, "none") or tuple(values.shape) not in ((), (0,)):
             return reduce_values(values, sample_weight, reduction)
-        return keras.ops.sum(values)
+        if tuple(values.shape) == (0,):
+            return keras.ops.sum(values)
+        loss = reduce_values(values, sample_weight, reduction)
+        # Keras returns a loss function's scalar as it is, and so does not scale it.
+        return loss if reduction == "sum" else _scale(loss)
 
     return reducing
+
+
+def _losses_of(layer: Layer) -> list[Any]:
+    """Returns the losses that the calling replica's last call of a layer has added (`Layer.add_loss`).
+
+    Keras has one list per layer, and clears it at each call of the model. The replicas of a run take turns at merges,
+    so a replica would read the losses of another one.
+    """
+    context = get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return vars(layer).setdefault("_losses", [])  # type: ignore[no-any-return]
+    return vars(layer).setdefault("_mirrored_losses", {}).setdefault(context.local_index, [])  # type: ignore[no-any-return]
+
+
+def _set_losses(layer: Layer, losses: list[Any]) -> None:
+    vars(layer)["_losses"] = losses
 
 
 def connect_steps(model_class: type[Model]) -> None:
@@ -280,6 +304,7 @@ def connect_steps(model_class: type[Model]) -> None:
     replace("keras", losses_module, "reduce_values", _reducing(losses_module.reduce_values))
     replace("keras", losses_module, "scale_loss_for_distribution", _scale)
     replace("keras", losses_module, "unscale_loss_for_distribution", _unscale)
+    replace("keras", keras.Layer, "_losses", property(_losses_of, _set_losses))
     additional = model_class._aggregate_additional_loss
     replace("keras", model_class, "_aggregate_additional_loss", lambda self, loss: _scale(additional(self, loss)))
     for name, ours in (("train_step", _train_step), ("test_step", _test_step), ("predict_step", _predict_step)):

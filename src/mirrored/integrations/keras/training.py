@@ -36,7 +36,14 @@ from mirrored.integrations.keras.calls import converting_calls
 from mirrored.integrations.keras.masks import connect_masks
 from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
 from mirrored.integrations.keras.private import Distribution, backend_distribution
-from mirrored.integrations.keras.steps import building_with_call, connect_steps, made_for, stateless, takes_data_alone
+from mirrored.integrations.keras.steps import (
+    BARE_ELEMENTS,
+    building_with_call,
+    connect_steps,
+    made_for,
+    stateless,
+    takes_data_alone,
+)
 from mirrored.integrations.keras.variables import from_fit
 from mirrored.patches import replace
 from mirrored.runtime.entry_point import restoring
@@ -186,13 +193,22 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
         if "shuffle" in signature.parameters:
             args, kwargs = _in_order(signature.bind(self, *args, **kwargs))
         has_parts = any(isinstance(arg, DistributedDataset) for arg in (*args, *kwargs.values()))
-        vars(self)["_mirrored_bare_elements"] = _has_bare_elements(*args[:1], **kwargs)
+        has_bare_elements = _has_bare_elements(*args[:1], **kwargs)
         args = tuple(_fed(arg, strategy) for arg in args)
         kwargs = {name: _fed(arg, strategy) for name, arg in kwargs.items()}
         kind = _KIND_OF[method.__name__.partition("_on_")[0]]
         spread_over = None if takes_data_alone(self, kind) else strategy
-        with _distribution_for(spread_over, method.__name__, has_parts), _scope_of(strategy), converting_calls():
-            return method(self, *args, **kwargs)
+        before = vars(self).get(BARE_ELEMENTS)
+        vars(self)[BARE_ELEMENTS] = has_bare_elements
+        try:
+            with (
+                _distribution_for(spread_over, method.__name__, has_parts, is_alone=strategy is None),
+                _scope_of(strategy),
+                converting_calls(),
+            ):
+                return method(self, *args, **kwargs)
+        finally:
+            vars(self)[BARE_ELEMENTS] = before  # a callback or the validation of `fit` calls another loop
 
     return spread
 
@@ -280,21 +296,36 @@ def _device_of(model: Model) -> Any:
 
 
 @contextmanager
-def _distribution_for(strategy: Strategy | None, called: str, has_parts: bool) -> Iterator[None]:
+def _without_distribution() -> Iterator[None]:
+    """Suspends the distribution of the outer loop, for a model without a strategy that one of its callbacks calls."""
+    outer = keras.distribution.distribution()
+    try:
+        keras.distribution.set_distribution(None)
+        yield
+    finally:
+        keras.distribution.set_distribution(outer)
+
+
+@contextmanager
+def _distribution_for(
+    strategy: Strategy | None, called: str, has_parts: bool, is_alone: bool = False
+) -> Iterator[None]:
     """Sets the Keras distribution that splits batches over the strategy's devices; does nothing without a strategy."""
     outer = keras.distribution.distribution()
     if strategy is None or outer is not None:
-        yield
+        with _without_distribution() if is_alone and isinstance(outer, Distributing) else nullcontext():
+            yield
         return
     device = device_for(strategy, f"keras.Model.{called}")
     device_assignment = strategy.device_assignment
     assert device_assignment is not None  # `strategy_of` returns no other strategies
     sharding = device_assignment.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
-    keras.distribution.set_distribution(Distributing(sharding))
     whole = backend_distribution.distribute_data_input
     spread = across_workers(called, has_parts) if device_assignment.spans_processes else _divisible(whole)
-    backend_distribution.distribute_data_input = spread if device is None else put_on(device)
-    try:
+    distributing = Distributing(sharding)
+    try:  # before the first change, because a KeyboardInterrupt may be raised between two
+        keras.distribution.set_distribution(distributing)
+        backend_distribution.distribute_data_input = spread if device is None else put_on(device)
         yield
     finally:
         backend_distribution.distribute_data_input = whole

@@ -1,0 +1,72 @@
+"""Values of NNX objects that were moved, cast or left out: metrics, empty batches, arrays beside variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+nnx = pytest.importorskip("flax.nnx")
+
+
+def test_a_metric_keeps_its_state_when_it_is_mirrored() -> None:
+    metric = nnx.metrics.Average()
+    metric.update(values=jnp.array([1.0, 2.0, 3.0, 4.0]))
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        metric = mr.mirror(metric)
+    assert float(metric.compute()) == 2.5
+    strategy.run(lambda: metric.update(values=jnp.array([15.0])))
+    assert float(metric.compute()) == pytest.approx((10 + 30) / 6)
+
+
+def test_a_replica_without_examples_leaves_the_statistics_of_a_normalization() -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4)
+    with strategy.scope():
+        norm = nnx.BatchNorm(3, momentum=0.5, rngs=nnx.Rngs(0))
+    (batch,) = strategy.distribute_dataset([np.random.default_rng(0).normal(2, 3, size=(5, 3)).astype(np.float32)])
+    strategy.run(lambda x: norm(x, use_running_average=False), args=(batch,))
+    strategy.run(lambda x: norm(x, False), args=(batch,))
+    assert np.isfinite(np.asarray(norm.mean[...])).all()
+    assert np.isfinite(np.asarray(norm.var[...])).all()
+
+
+def test_a_value_that_a_cast_would_cut_off_is_refused() -> None:
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        total, wave = nnx.Variable(jnp.array(0)), nnx.Param(jnp.ones(2))
+    with pytest.raises(mr.errors.MirroredError, match=r"float32(.|\n)*int32"):
+        total.set_value(total.get_value() + 0.5)
+    with pytest.raises(mr.errors.MirroredError, match="complex64"):
+        wave.set_value(jnp.full(2, 1 + 2j))
+    wave.set_value(jnp.full(2, 3, jnp.int32))
+    assert wave[...].tolist() == [3, 3]
+
+
+class Table(nnx.Module):  # type: ignore[misc]
+    def __init__(self, rngs: Any) -> None:
+        self.positions = nnx.data(jnp.arange(3.0))
+        self.linear = nnx.Linear(3, 1, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.linear(x + self.positions)
+
+
+class Outer(nnx.Module):  # type: ignore[misc]
+    def __init__(self, rngs: Any) -> None:
+        self.table = Table(rngs)
+
+
+def test_modules_may_hold_arrays_beside_variables() -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        model = Outer(nnx.Rngs(0))
+    assert isinstance(model.table.linear.kernel._raw_value, mr.Variable)
+    assert model.table(jnp.ones((2, 3))).shape == (2, 1)
+    moved = mr.mirror(Table(nnx.Rngs(0)), strategy)
+    assert isinstance(moved.linear.kernel._raw_value, mr.Variable)
+    tree = mr.mirror({"w": nnx.Param(jnp.ones(2))}, strategy)
+    assert isinstance(tree["w"]._raw_value, mr.Variable)

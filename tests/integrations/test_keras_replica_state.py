@@ -1,0 +1,146 @@
+"""Keras state that several replicas, loops or models share: losses of layers, flags, distributions, averages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.integrations.keras import keras
+
+X = np.arange(4, dtype=np.float32)[:, None]
+ONE_DEVICE, TWO_DEVICES = {"devices": ["CPU:0"], "num_replicas": 2}, {"devices": ["CPU:0", "CPU:1"]}
+
+
+class Penalty(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("layout", [ONE_DEVICE, TWO_DEVICES], ids=["one device", "two devices"])
+@pytest.mark.parametrize("merge", ["weights", "statistics"])
+def test_a_replica_reads_its_own_losses_after_a_merge(compiled: bool, layout: dict[str, Any], merge: str) -> None:
+    strategy = mr.MirroredStrategy(**layout)
+    with strategy.scope():
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        synchronized = [keras.layers.BatchNormalization(synchronized=True)] if merge == "statistics" else []
+        model = keras.Sequential([keras.Input((1,)), dense, Penalty(), *synchronized])
+
+    def replica_step(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            y = model(x, training=True)
+            weights = {"sample_weight": keras.ops.ones(len(x))} if merge == "weights" else {}
+            loss = mr.losses.average_loss(0 * y[:, 0], **weights)
+            loss += mr.losses.scale_regularization_loss(sum(model.losses))
+        gradient = tape.gradient(loss, model.trainable_variables[0])
+        context = mr.get_replica_context()
+        assert context is not None
+        return loss, context.all_reduce("SUM", gradient)
+
+    def run(x: Any) -> Any:
+        return [strategy.reduce("SUM", one, axis=None) for one in strategy.run(replica_step, args=(x,))]
+
+    loss, gradient = (mr.function(run) if compiled else run)(next(iter(strategy.distribute_dataset([X]))))
+    assert float(loss) == pytest.approx(3.5)
+    assert float(np.ravel(gradient)[0]) / strategy.num_replicas_in_sync == pytest.approx(7.0)
+
+
+class Reconstruct(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[bool] = []
+
+    def call(self, x: Any) -> Any:
+        return x
+
+    def train_step(self, images: Any) -> Any:
+        self.seen.append(isinstance(images, tuple))
+        return {"total": keras.ops.sum(images[0] if isinstance(images, tuple) else images)}
+
+
+class Predicting(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, model: Any = None) -> None:
+        super().__init__()
+        self.other = model
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        (self.other or self.model).predict(np.ones((4, 2), np.float32), verbose=0)
+
+
+def test_a_step_gets_bare_elements_after_a_callback_has_called_another_loop() -> None:
+    with mr.MirroredStrategy(**ONE_DEVICE).scope():
+        model = Reconstruct()
+        model.compile("sgd")
+    dataset = mr.data.Dataset.from_tensor_slices(np.ones((8, 2), np.float32)).batch(4)
+    model.fit(dataset, epochs=2, verbose=0, callbacks=[Predicting()])
+    assert model.seen
+    assert not any(model.seen)
+
+
+def test_a_callback_may_call_a_model_without_a_strategy() -> None:
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with mr.MirroredStrategy(**TWO_DEVICES).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[Predicting(plain)])
+    assert keras.distribution.distribution() is None
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def trained(replicas: int, loss: Any, batch_size: int, weights: Any) -> Any:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(9, 3)).astype(np.float32), draw.normal(size=(9, 1)).astype(np.float32)
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=replicas).scope():
+        model = OwnStep()
+        model.compile(keras.optimizers.SGD(0.1), loss)
+    model.fit(x, y, sample_weight=weights, batch_size=batch_size, shuffle=False, verbose=0)
+    return model.dense.get_weights()
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_without_examples_take_part_in_the_sum_of_the_weights(replicas: int) -> None:
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    weights = np.linspace(0.5, 2, 9).astype(np.float32)
+    for one, other in zip(trained(replicas, loss, 8, weights), trained(1, loss, 8, weights), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_loss_function_may_return_the_mean_of_its_batch(replicas: int) -> None:
+    def loss(y: Any, prediction: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y - prediction))
+
+    for one, other in zip(trained(replicas, loss, 4, None), trained(1, loss, 4, None), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_values_that_are_not_finite_do_not_reach_synchronized_statistics() -> None:
+    x = np.random.default_rng(0).normal(3, 2, size=(4, 3, 2)).astype(np.float32)
+    mask = np.array([[True, True, False], [True, True, True], [True, False, False], [True, True, True]])
+    x[~mask] = np.nan
+    plain = keras.layers.BatchNormalization(momentum=0.5)
+    plain.build((None, 3, 2))
+    plain(x, training=True, mask=mask)
+    strategy = mr.MirroredStrategy(**ONE_DEVICE)
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
+        layer.build((None, 3, 2))
+    batch = next(iter(strategy.distribute_dataset([(x, mask)])))
+    strategy.run(lambda x, m: layer(x, training=True, mask=m), args=batch)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), plain.moving_mean.numpy(), rtol=1e-4)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), plain.moving_variance.numpy(), rtol=1e-3)
