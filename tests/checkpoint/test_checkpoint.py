@@ -107,6 +107,42 @@ def test_numbers_in_a_model_are_its_configuration(tmp_path):
     assert model.units == 5
 
 
+class Holder:
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+
+def test_numbers_of_objects_in_objects(tmp_path):
+    inner = Holder(depth=4)
+    stats = Holder(epoch=3, counts=[1, inner])
+    checkpoint = Checkpoint(trainer=Holder(stats=stats))
+    path = checkpoint.write(tmp_path / "c")
+    assert names_of(path) == {"trainer/stats/epoch", "trainer/stats/counts/0", "trainer/stats/counts/1/depth"}
+    stats.epoch, stats.counts[0], inner.depth = 9, 9, 9
+    checkpoint.read(path).assert_consumed()
+    assert (stats.epoch, stats.counts[0], inner.depth) == (3, 1, 4)
+
+
+def test_numbers_of_objects_in_a_model_are_its_configuration(tmp_path):
+    path = Checkpoint(model=Holder(config=Holder(units=3, more=Holder(rate=0.1)), w=mr.Variable(1.0))).write(
+        tmp_path / "c"
+    )
+    assert names_of(path) == {"model/w"}
+
+
+def test_a_checkpoint_without_nested_numbers_restores(tmp_path):
+    path = Checkpoint(trainer=Holder(step=7)).write(tmp_path / "c")  # as an earlier version has saved it
+    trainer = Holder(step=0, stats=Holder(epoch=3, best=0.5))
+    Checkpoint(trainer=trainer).read(path).assert_consumed()
+    assert (trainer.step, trainer.stats.epoch) == (7, 3)
+
+
+def test_a_missing_nested_number_is_reported(tmp_path):
+    path = Checkpoint(trainer=Holder(stats=Holder(epoch=7))).write(tmp_path / "c")
+    checkpoint = Checkpoint(trainer=Holder(stats=Holder(epoch=0, best=0.5)))
+    assert checkpoint.read(path).expect_partial().missing == ("trainer/stats/best",)
+
+
 def test_one_array_under_two_names_is_two_pieces_of_state(tmp_path):
     zero = jnp.zeros(())
     state = {"a": zero, "b": zero}

@@ -62,12 +62,13 @@ class Graph:
 class _Zone:
     """Whether plain numbers count as state (rather than configuration) in one region of the objects.
 
-    Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of an
-    object that holds no variables (`holder` is the name of this object). In a model, numbers are configuration.
+    Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of objects
+    that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
+    holds variables, the number is configuration, as that of a model.
     """
 
     numbers: bool
-    holder: str | None = None
+    holders: tuple[str, ...] = ()
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
@@ -79,7 +80,7 @@ class _Walk:
     def __init__(self, parts: Iterable[Part], of_root: Iterable[Part]) -> None:
         self.graph = Graph()
         self._names: dict[int, str] = {}
-        self._held: dict[str, str] = {}
+        self._held: dict[str, tuple[str, ...]] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
         self._queue.extend((part, _Zone(numbers=False)) for part in of_root)
         while self._queue:
@@ -92,9 +93,8 @@ class _Walk:
         name, value = part.name, part.value
         if is_number(value):
             if zone.numbers:
-                self._add(name, NumberLeaf(part.place))
-                if zone.holder is not None:
-                    self._held[name] = zone.holder
+                self._add(name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
+                self._held[name] = zone.holders
             return
         if self._is_known(name, value):
             return
@@ -134,8 +134,8 @@ class _Walk:
     def _zone_inside(self, name: str, value: object, zone: _Zone) -> _Zone:
         if is_container(value):
             return zone
-        holds = zone.numbers and zone.holder is None and is_open(value) and not is_node(value)
-        return _Zone(numbers=holds, holder=name if holds else None)
+        holds = zone.numbers and is_open(value) and not is_node(value)
+        return _Zone(numbers=holds, holders=(*zone.holders, name) if holds else ())
 
     def _is_known(self, name: str, value: object) -> bool:
         """Records the path `name` as the name of `value`, or as an alias; returns whether it already had a name."""
@@ -181,8 +181,8 @@ class _Walk:
     def _drop_configuration(self) -> None:
         """Removes numbers in objects that hold variables: such numbers are configuration, not state."""
         stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, (VariableLeaf, KerasLeaf))]
-        owners = {f"{holder}/" for holder in self._held.values()}
-        models = {owner for owner in owners if any(name.startswith(owner) for name in stateful)}
-        for name, holder in self._held.items():
-            if f"{holder}/" in models:
+        owners = {holder for holders in self._held.values() for holder in holders}
+        models = {owner for owner in owners if any(name.startswith(f"{owner}/") for name in stateful)}
+        for name, holders in self._held.items():
+            if not models.isdisjoint(holders):
                 del self.graph.leaves[name]
