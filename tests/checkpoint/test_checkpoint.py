@@ -13,7 +13,7 @@ import pytest
 
 import mirrored as mr
 from checkpoint.programs import Model, Training
-from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.checkpoint import Checkpoint, CheckpointReader, objects
 from mirrored.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -105,6 +105,85 @@ def test_numbers_in_a_model_are_its_configuration(tmp_path):
     model.units = 5
     Checkpoint(model=model).restore(path).assert_consumed()
     assert model.units == 5
+
+
+class Holder:
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+
+def test_numbers_of_objects_in_objects(tmp_path):
+    inner = Holder(depth=4)
+    stats = Holder(epoch=3, counts=[1, inner])
+    checkpoint = Checkpoint(trainer=Holder(stats=stats))
+    path = checkpoint.write(tmp_path / "c")
+    assert names_of(path) == {"trainer/stats/epoch", "trainer/stats/counts/0", "trainer/stats/counts/1/depth"}
+    stats.epoch, stats.counts[0], inner.depth = 9, 9, 9
+    checkpoint.read(path).assert_consumed()
+    assert (stats.epoch, stats.counts[0], inner.depth) == (3, 1, 4)
+
+
+def test_numbers_of_objects_in_a_model_are_its_configuration(tmp_path):
+    path = Checkpoint(model=Holder(config=Holder(units=3, more=Holder(rate=0.1)), w=mr.Variable(1.0))).write(
+        tmp_path / "c"
+    )
+    assert names_of(path) == {"model/w"}
+
+
+def test_a_checkpoint_without_nested_numbers_restores(tmp_path):
+    path = Checkpoint(trainer=Holder(step=7)).write(tmp_path / "c")  # as an earlier version has saved it
+    trainer = Holder(step=0, stats=Holder(epoch=3, best=0.5))
+    Checkpoint(trainer=trainer).read(path).assert_consumed()
+    assert (trainer.step, trainer.stats.epoch) == (7, 3)
+
+
+def test_a_missing_nested_number_is_reported(tmp_path):
+    path = Checkpoint(trainer=Holder(stats=Holder(epoch=7))).write(tmp_path / "c")
+    checkpoint = Checkpoint(trainer=Holder(stats=Holder(epoch=0, best=0.5)))
+    assert checkpoint.read(path).expect_partial().missing == ("trainer/stats/best",)
+
+
+KEYS = {
+    "tuples": [("a", "b"), ("a", "c")],
+    "numbers": [(0, 1), (0, 2)],
+    "nested": [("a", (1, None)), ("a", (2, None))],
+    "sets": [frozenset("ab"), frozenset("ac")],
+    "NumPy integers": [np.int64(1), np.int64(2)],
+    "bytes": [b"a/", b"b"],
+}
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_keys_name_values_in_any_order(tmp_path, keys):
+    path = Checkpoint(edges={key: mr.Variable(float(at)) for at, key in enumerate(keys)}).write(tmp_path / "c")
+    edges = {key: mr.Variable(9.0) for key in reversed(keys)}
+    Checkpoint(edges=edges).read(path).assert_consumed()
+    assert [float(edges[key].numpy()) for key in keys] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_a_checkpoint_with_positions_for_keys_restores(tmp_path, keys):
+    def made(value):
+        edges = {
+            key: {"w": mr.Variable(value + at), "more": {key: [mr.Variable(value)]}} for at, key in enumerate(keys)
+        }
+        with mr.GradientTape() as tape:
+            loss = sum(one["w"] * 1.0 for one in edges.values())
+        variables = [one["w"] for one in edges.values()]
+        optimizer = mr.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return edges, optimizer
+
+    edges, optimizer = made(1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "_key_text", lambda key: key if isinstance(key, str) else None)  # an earlier version
+        path = Checkpoint(edges=edges, optimizer=optimizer).write(tmp_path / "c")
+    assert "edges/#1/more/#0/0" in names_of(path)
+    others, other = made(5.0)
+    Checkpoint(edges=others, optimizer=other).read(path).assert_consumed()
+    for key in keys:
+        assert others[key]["w"].numpy() == edges[key]["w"].numpy()
+        assert others[key]["more"][key][0].numpy() == 1.0
 
 
 def test_one_array_under_two_names_is_two_pieces_of_state(tmp_path):

@@ -82,6 +82,15 @@ def test_interval(tmp_path, v):
     assert names(manager) == ["ckpt-3", "ckpt-6", "ckpt-7"]
 
 
+def test_interval_without_steps_counts_the_calls(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, save_interval_steps=3)
+    saved = [call for call in range(1, 8) if manager.save() is not None]
+    assert saved == [3, 6]
+    assert manager.save(force=True) is not None
+    assert names(manager) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+    assert [manager.save() is not None for _ in range(3)] == [False, False, True]
+
+
 def test_goes_on_in_another_process(tmp_path, v):
     first = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
     for step in (1, 2):

@@ -67,6 +67,37 @@ def test_an_empty_dataset(tmp_path: Path) -> None:
     assert (read(Dataset.load(tmp_path)), Dataset.load(tmp_path).element_spec) == ([], Dataset.range(3).element_spec)
 
 
+def saved(dataset: Dataset, folder: Path) -> Dataset:
+    dataset.save(folder)
+    return Dataset.load(folder)
+
+
+WRITTEN: dict[str, Callable[[Dataset, Path], Dataset]] = {
+    "save": saved,
+    "cache": Dataset.cache,
+    "snapshot": Dataset.snapshot,
+}
+
+
+@pytest.mark.parametrize("keep", WRITTEN)
+@pytest.mark.parametrize("dtype", [">i4", ">f4", ">c8", ">M8[s]"])
+def test_arrays_of_the_other_byte_order_keep_their_values(keep: str, dtype: str, tmp_path: Path) -> None:
+    numbers = np.arange(4).reshape(2, 2).astype(dtype)
+    found = list(WRITTEN[keep](Dataset.from_tensor_slices(numbers).map(lambda x: x), tmp_path))
+    np.testing.assert_array_equal(found, numbers)
+
+
+@pytest.mark.parametrize("keep", WRITTEN)
+@pytest.mark.parametrize(
+    "rows",
+    [np.array([["a", 3], ["b", 5]], object), np.array([[None, b"a"]], object), np.zeros(2, [("x", "i4"), ("y", "f4")])],
+    ids=["numbers", "None", "records"],
+)
+def test_what_would_change_in_a_file_is_refused(keep: str, rows: Any, tmp_path: Path) -> None:
+    with pytest.raises(StructureError, match="only strings and bytes|without records"):
+        list(WRITTEN[keep](Dataset.from_tensor_slices(rows), tmp_path))
+
+
 @pytest.mark.parametrize("keep", ["cache", "snapshot"])
 @pytest.mark.parametrize("source", ["positions", "stream"])
 def test_what_is_kept_is_read_once(keep: str, source: str, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Checkpoint:
     - the slots of optimizers, under the names of their variables,
     - iterators and generators with `get_state` and `set_state`, and `numpy.random.Generator`,
     - plain numbers that are parts of the checkpoint itself, items of dicts, lists and tuples, or attributes of an
-      object that holds no variables.
+      object that holds no variables and is not part of one that does.
 
     A mirrored variable is saved as one value, independent of the number of replicas. A sync-on-read variable is saved
     as its aggregate. On restore a SUM is divided among the replicas; any other aggregate is copied to each replica. A

@@ -37,6 +37,7 @@ class Graph:
     Attributes:
         leaves: The pieces of state, by name.
         aliases: Other paths to named objects: ``{path: name}``.
+        former: The names that checkpoints of earlier versions have for objects: ``{former name: name}``.
         groups: For every optimizer, the names of the variables that have slots, by group.
         optimizers: The optimizers, by name.
         visited: All visited objects, by `id`. Keeping them alive prevents the reuse of their ids.
@@ -45,15 +46,16 @@ class Graph:
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
     aliases: dict[str, str] = dataclasses.field(default_factory=dict)
+    former: dict[str, str] = dataclasses.field(default_factory=dict)
     groups: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
     optimizers: dict[str, HasSlots] = dataclasses.field(default_factory=dict)
     visited: dict[int, Any] = dataclasses.field(default_factory=dict)
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def other_names(self) -> dict[str, list[str]]:
-        """Returns a dict from each object's name to the other attribute paths that lead to the same object."""
+        """Returns a dict from each object's name to the other paths, also former ones, that lead to the same object."""
         found: dict[str, list[str]] = {}
-        for path, name in self.aliases.items():
+        for path, name in (*self.aliases.items(), *self.former.items()):
             found.setdefault(name, []).append(path)
         return found
 
@@ -62,12 +64,13 @@ class Graph:
 class _Zone:
     """Whether plain numbers count as state (rather than configuration) in one region of the objects.
 
-    Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of an
-    object that holds no variables (`holder` is the name of this object). In a model, numbers are configuration.
+    Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of objects
+    that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
+    holds variables, the number is configuration, as that of a model.
     """
 
     numbers: bool
-    holder: str | None = None
+    holders: tuple[str, ...] = ()
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
@@ -79,7 +82,7 @@ class _Walk:
     def __init__(self, parts: Iterable[Part], of_root: Iterable[Part]) -> None:
         self.graph = Graph()
         self._names: dict[int, str] = {}
-        self._held: dict[str, str] = {}
+        self._held: dict[str, tuple[str, ...]] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
         self._queue.extend((part, _Zone(numbers=False)) for part in of_root)
         while self._queue:
@@ -90,11 +93,12 @@ class _Walk:
 
     def _visit(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
+        if part.former is not None:
+            self.graph.former[part.former] = name
         if is_number(value):
             if zone.numbers:
-                self._add(name, NumberLeaf(part.place))
-                if zone.holder is not None:
-                    self._held[name] = zone.holder
+                self._add(name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
+                self._held[name] = zone.holders
             return
         if self._is_known(name, value):
             return
@@ -103,7 +107,9 @@ class _Walk:
         of_keras = keras_parts(value, part.place)
         inner = self._zone_inside(name, value, zone) if of_keras is None else _Zone(numbers=False)
         for one in parts_of(value, part.place) if of_keras is None else of_keras:
-            self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}"), inner))
+            has_former = part.former is not None or one.former is not None
+            former = f"{part.former or name}/{one.former or one.name}" if has_former else None
+            self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}", former=former), inner))
 
     def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
         """Names an optimizer and its scalars. Its slots are named later, after all variables have names."""
@@ -134,8 +140,8 @@ class _Walk:
     def _zone_inside(self, name: str, value: object, zone: _Zone) -> _Zone:
         if is_container(value):
             return zone
-        holds = zone.numbers and zone.holder is None and is_open(value) and not is_node(value)
-        return _Zone(numbers=holds, holder=name if holds else None)
+        holds = zone.numbers and is_open(value) and not is_node(value)
+        return _Zone(numbers=holds, holders=(*zone.holders, name) if holds else ())
 
     def _is_known(self, name: str, value: object) -> bool:
         """Records the path `name` as the name of `value`, or as an alias; returns whether it already had a name."""
@@ -161,13 +167,17 @@ class _Walk:
 
     def _add_slots(self, name: str, optimizer: HasSlots) -> None:
         groups = optimizer.made().groups
+        former = {now: before for before, now in self.graph.former.items()}
         self.graph.groups[name] = [[self._name_of(variable) for variable in group.variables] for group in groups]
         for number, group in enumerate(groups):
             for label, slot in group.shared.items():
                 self._add_slot(f"{name}/{SLOTS}/{number}/{label}", slot)
             for variable in group.variables:
+                own = self._name_of(variable)
+                if own in former:
+                    self.graph.former[f"{name}/{SLOTS}/{former[own]}"] = f"{name}/{SLOTS}/{own}"
                 for label, slot in optimizer.slots(variable).items():
-                    self._add_slot(f"{name}/{SLOTS}/{self._name_of(variable)}/{label}", slot)
+                    self._add_slot(f"{name}/{SLOTS}/{own}/{label}", slot)
 
     def _add_slot(self, name: str, slot: Variable) -> None:
         if not has_no_value_yet(slot) and not self._is_known(name, slot):
@@ -181,8 +191,8 @@ class _Walk:
     def _drop_configuration(self) -> None:
         """Removes numbers in objects that hold variables: such numbers are configuration, not state."""
         stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, (VariableLeaf, KerasLeaf))]
-        owners = {f"{holder}/" for holder in self._held.values()}
-        models = {owner for owner in owners if any(name.startswith(owner) for name in stateful)}
-        for name, holder in self._held.items():
-            if f"{holder}/" in models:
+        owners = {holder for holders in self._held.values() for holder in holders}
+        models = {owner for owner in owners if any(name.startswith(f"{owner}/") for name in stateful)}
+        for name, holders in self._held.items():
+            if not models.isdisjoint(holders):
                 del self.graph.leaves[name]

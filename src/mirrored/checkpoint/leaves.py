@@ -254,9 +254,15 @@ def _movable(component: Array | HostArray) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NumberLeaf(Leaf):
-    """Adapter by which a checkpoint reads and restores a number stored in an object or container."""
+    """Adapter by which a checkpoint reads and restores a number stored in an object or container.
+
+    Attributes:
+        place: Where it is stored.
+        is_nested: Whether it is in an object inside an object. Checkpoints of earlier versions do not have these.
+    """
 
     place: Place
+    is_nested: bool = False
 
     @property
     def owner(self) -> int:

@@ -54,7 +54,8 @@ class CheckpointManager:
             process holds the lock file ``.<checkpoint_name>.lock`` from the first `save` until the process ends or the
             manager is garbage-collected. Other programs can restore at any time.
         max_to_keep: Number of checkpoints to keep; None: all. The oldest is removed after a new one is written.
-        save_interval_steps: `save` skips steps that are not a multiple of this number.
+        save_interval_steps: `save` skips steps that are not a multiple of this number. Without `step`, it saves once
+            per this many calls.
         checkpoint_name: Prefix of the checkpoint names.
         keep_every_n_hours: Keeps one checkpoint per this many hours permanently, in addition to the newest ones.
             `checkpoints` does not list it.
@@ -125,6 +126,7 @@ class CheckpointManager:
         self._last_kept_nanoseconds = time.time_ns()
         self._writer = Writer()
         self._saving = threading.RLock()  # one thread saves at a time
+        self._calls_since_saved = 0
         self._series: SeriesLock | None = None
         wanted = _is_launched() if save_on_preemption is None else save_on_preemption
         self._preemption = preemption() if wanted else None
@@ -168,7 +170,7 @@ class CheckpointManager:
         Args:
             step: The number in the checkpoint's name, which `restore_latest` returns. Default: one more than the
                 checkpoint's `save_counter`. An existing checkpoint of this number is replaced.
-            force: Whether to save even if `step` is not a multiple of `save_interval_steps`.
+            force: Whether to save even if `save_interval_steps` makes `save` skip this step or call.
 
         Returns:
             The path; None if the step was skipped.
@@ -189,7 +191,10 @@ class CheckpointManager:
         counter = self._checkpoint.save_counter
         number = int(counter.numpy()) + 1 if step is None else _step_number(step)
         ends = self._preemption is not None and self._preemption.poll()
-        if not force and not ends and number % self._interval:
+        self._calls_since_saved += 1
+        # The number that stands in for a missing step grows only with the saves, so it cannot tell whether one is due.
+        is_due = self._calls_since_saved >= self._interval if step is None else number % self._interval == 0
+        if not force and not ends and not is_due:
             return None
         path = os.path.join(self._directory, f"{self._name}-{number}")
         where = Path(path).absolute()
@@ -204,6 +209,7 @@ class CheckpointManager:
         except BaseException:
             counter.assign_sub(1)
             raise
+        self._calls_since_saved = 0
         self._checkpoint.note_saved("CheckpointManager.save")
         if ends:
             self.wait()

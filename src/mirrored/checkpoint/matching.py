@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mirrored.checkpoint.graph import Graph
-from mirrored.checkpoint.leaves import Leaf, Saved
+from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.slot_groups import Joined, match_groups
 from mirrored.errors import CheckpointMismatchError
@@ -99,6 +99,9 @@ def match(graph: Graph, manifest: Manifest) -> Match:
             pairs[name] = (source, leaf)
         else:
             misfits.append(Misfit(name, source, manifest.leaves[source], leaf.outline()))
+    nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested}
+    if nested.issubset(missing):  # a checkpoint of an earlier version, which did not save them
+        missing = [name for name in missing if name not in nested]
     used = {source for source, _ in pairs.values()} | {one.source for one in misfits}
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items()}

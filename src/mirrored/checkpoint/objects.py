@@ -59,11 +59,15 @@ _CLOSED_HERE: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """An attribute or item of an object that a checkpoint saves: its name, its value, and where it is stored."""
+    """An attribute or item of an object that a checkpoint saves: its name, its value, and where it is stored.
+
+    Checkpoints of earlier versions can have it under another name, `former`.
+    """
 
     name: str
     value: Any
     place: Place
+    former: str | None = None
 
 
 class CheckpointSlotGroup(Protocol):
@@ -133,7 +137,9 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
         yield from value.checkpoint_parts(place)
     elif isinstance(value, Mapping):
         for index, (key, one) in enumerate(value.items()):
-            yield Part(_key_name(key, index), one, Item(place, key))
+            text = _key_text(key)
+            former = f"#{index}" if isinstance(key, (tuple, frozenset, np.integer, bytes)) else None
+            yield Part(f"#{index}" if text is None else _escaped(text), one, Item(place, key), former)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for index, (name, one) in enumerate(zip(value._fields, value, strict=True)):
             yield Part(name, one, Item(place, index))
@@ -197,13 +203,27 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _key_name(key: object, index: int) -> str:
-    """Converts a dict key to a name: its text if that is the same in every process, otherwise its index in the dict."""
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("/", "%2F")
+
+
+def _key_text(key: object) -> str | None:
+    """Returns the text of a dict key if it is the same in every process; None: only its index in the dict names it."""
     if isinstance(key, str):
-        return key.replace("%", "%25").replace("/", "%2F")
-    if isinstance(key, (bool, int, float)) or key is None:
+        return str.__str__(key)  # of an enum of strings, the string
+    if isinstance(key, (bool, int, float, bytes)) or key is None:
         return str(key)
-    return key.name if isinstance(key, enum.Enum) else f"#{index}"
+    if isinstance(key, enum.Enum):
+        return key.name
+    if isinstance(key, np.integer):
+        return str(int(key))
+    if not isinstance(key, (tuple, frozenset)):
+        return None
+    texts = [repr(str.__str__(one)) if isinstance(one, str) else _key_text(one) for one in key]
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts):
+        return None
+    return f"({', '.join(known)})" if isinstance(key, tuple) else f"{{{', '.join(sorted(known))}}}"
 
 
 # The state of Keras objects in checkpoints, found without importing Keras.

@@ -76,7 +76,7 @@ class Attribute(Place):
         try:
             setattr(owner, self.name, value)
             return
-        except dataclasses.FrozenInstanceError:
+        except AttributeError:  # a frozen dataclass, or a frozen class of `attrs`
             changed = copy.copy(owner)
         object.__setattr__(changed, self.name, value)
         self.parent.put(changed)

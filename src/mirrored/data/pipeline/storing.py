@@ -159,11 +159,11 @@ def _structure(spec: PyTree, called: str) -> Any:
         return {"dict": {key: _structure(part, called) for key, part in spec.items()}}
     if isinstance(spec, tuple):
         return {"tuple": [_structure(part, called) for part in spec]}
-    if not isinstance(spec, ArraySpec):
+    if not isinstance(spec, ArraySpec) or spec.dtype.fields is not None:
         raise StructureError(
             called,
             found=f"elements that contain {spec!r}",
-            rule="stored elements must be dictionaries and tuples of arrays and bytes",
+            rule="stored elements must be dictionaries and tuples of arrays and bytes, without records",
             remedy="map the elements to dictionaries or tuples before they are stored",
         )
     return {"dtype": _TEXT if spec.dtype.kind in "OSU" else spec.dtype.name, "shape": list(spec.shape)}
@@ -186,11 +186,27 @@ def _pack(element: Element, structure: Mapping[str, Any], out: IO[bytes], called
         raise _differs(called, f"{array.dtype}{list(array.shape)}", structure)
     out.write(struct.pack(f"<{array.ndim}q", *array.shape))
     if not is_text:
-        out.write(array.tobytes())
+        # The name of a dtype does not tell the byte order, so the file has the bytes in the native one.
+        out.write(array.astype(array.dtype.newbyteorder("="), copy=False).tobytes())
         return
     for one in array.ravel():
-        text = one.encode() if isinstance(one, str) else bytes(one)
+        text = _text(one, called)
         out.write(_LENGTH.pack(len(text)) + text)
+
+
+def _text(one: object, called: str) -> bytes:
+    """Returns an item of an array of strings or objects as bytes; strings in UTF-8."""
+    if isinstance(one, str):
+        return one.encode()
+    if isinstance(one, bytes | bytearray):
+        return bytes(one)
+    raise StructureError(
+        called,
+        found=f"an array of objects contains {one!r} of type {type(one).__name__}",
+        rule="of arrays of objects, only strings and bytes can be stored",
+        remedy="map the elements to dictionaries or tuples with one array per type: numbers.astype(np.float32), for "
+        "example",
+    )
 
 
 def _differs(called: str, found: str, structure: Mapping[str, Any]) -> StructureError:
