@@ -170,6 +170,19 @@ def test_a_batch_with_an_error_is_ignored() -> None:
     assert first.element_spec.dtype == np.int32
 
 
+@pytest.mark.parametrize("cycle", [1, 2])
+@pytest.mark.parametrize("bad", [{0}, {1}, {1, 2}, {3, 4}])
+def test_inputs_that_cannot_be_opened_are_ignored(bad: set[int], cycle: int) -> None:
+    def opened(number: Any) -> Dataset:
+        if int(number) in bad:
+            raise ValueError("damaged file")
+        return Dataset.range(10 * int(number), 10 * int(number) + 3)
+
+    dataset = Dataset.range(5).interleave(opened, cycle).ignore_errors()
+    assert sorted(read(dataset)) == [10 * n + i for n in range(5) if n not in bad for i in range(3)]
+    assert_resumes_everywhere(dataset)
+
+
 def test_faults_of_the_program_are_not_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TypeError, match="unsupported operand"):
         read(Dataset.range(3).map(lambda x: x + object()).ignore_errors())

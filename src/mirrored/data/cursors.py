@@ -263,9 +263,9 @@ class InterleaveCursor:
         except StopIteration:
             self._ended = True
             return None
-        slot = (value, self._opened, self._open_input(value, self._opened))
-        self._slots[self._turn] = slot
-        self._opened += 1
+        number = self._opened
+        self._opened += 1  # also if opening it raises: `ignore_errors` goes on with the next input
+        slot = self._slots[self._turn] = (value, number, self._open_input(value, number))
         return slot
 
     def get_state(self) -> Any:
