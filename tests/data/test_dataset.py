@@ -384,6 +384,15 @@ def test_reduce() -> None:
     assert pairs.reduce((0, 0), lambda state, pair: (state[0] + pair[0], state[1] + pair[1])) == (3, 7)
 
 
+@pytest.mark.parametrize("operation", ["reduce", "scan"])
+def test_a_state_function_gets_tuples_of_one_array_as_they_are(operation: str) -> None:
+    rows = D.from_tensor_slices((np.array([[1.0, 10.0], [2.0, 20.0]]),))
+    if operation == "reduce":
+        assert rows.reduce(np.float64(0), lambda state, element: state + element[0].sum()) == 33.0
+    else:
+        assert read(rows.scan(np.float64(0), lambda state, element: (state, element[0].sum()))) == [11.0, 22.0]
+
+
 def test_options_travel_with_the_dataset() -> None:
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA

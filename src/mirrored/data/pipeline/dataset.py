@@ -11,7 +11,7 @@ from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
-from mirrored.data.pipeline import caching, shuffling, storing, streams
+from mirrored.data.pipeline import caching, shuffling, stateful, storing, streams
 from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
@@ -294,7 +294,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         state, function = own_element(initial_state, "Dataset.reduce"), type(self).adapted(reduce_func)
         with self.iterator(lambda element: element) as elements:
             for index, element in enumerate(elements):
-                state = transformed(_WithState(function, state), element, "Dataset.reduce", index)
+                state = transformed(stateful.Given(function, state, element), element, "Dataset.reduce", index)
         return type(self).hand_out(state)
 
     def __repr__(self) -> str:
@@ -305,15 +305,6 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     def _repr_html_(self) -> str:
         """Returns a table for notebooks: the leaves of an element, with their dtypes and shapes."""
         return elements_html(repr(self).strip("<>"), lambda: self._node.spec)
-
-
-@dataclasses.dataclass(frozen=True)
-class _WithState:
-    function: Callable[[Any, Any], Any]
-    state: Any
-
-    def __call__(self, *parts: Element) -> Any:
-        return self.function(self.state, parts[0] if len(parts) == 1 else parts)
 
 
 TextLineDataset = Dataset.from_text_lines

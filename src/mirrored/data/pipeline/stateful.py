@@ -75,7 +75,7 @@ class Scanned(StatefulStep):
         state, called = tree_map(_copied, self.initial_state), "Dataset.scan"
         for index, element in enumerate(elements):
             handed_out(state)
-            pair = call(_Given(self.function, state, element), element, called, index)
+            pair = call(Given(self.function, state, element), element, called, index)
             with naming_element(called, index):
                 state, out = self._checked(pair, state)
             yield out
@@ -92,7 +92,7 @@ class Scanned(StatefulStep):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
+class Given:
     """Adapts a function of (state, element) to `call`, which passes the items of a tuple as separate arguments."""
 
     function: Callable[[Any, Any], Any]
