@@ -37,11 +37,16 @@ def _is_mapped(array: object) -> bool:
     return False
 
 
-def as_element(value: PyTree, called: str) -> Element:
+def as_element(value: PyTree, called: str, narrow: bool = True) -> Element:
     """Converts a value from user code to a dataset element (a pytree of NumPy arrays), without copying arrays.
 
     Arrays, numbers and lists become NumPy arrays. Python floats become float32 and ints int32, as in TensorFlow and
     JAX; strings become UTF-8 bytes.
+
+    Args:
+        value: A pytree of arrays, numbers, lists and strings.
+        called: The function that the user called, for messages.
+        narrow: If False, Python numbers have 64 bits: the caller casts them, and 32 bits would change values before.
 
     Raises:
         StructureError: A leaf is not an array.
@@ -56,12 +61,12 @@ def as_element(value: PyTree, called: str) -> Element:
             rule="an element must be a pytree of arrays",
             remedy="return the arrays; use .filter(predicate) to drop elements",
         )
-    return tree_map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
+    return tree_map(lambda leaf: _leaf(leaf, called, narrow), value, is_leaf=lambda part: isinstance(part, list))
 
 
-def own_element(value: PyTree, called: str) -> Element:
-    """Converts a value to a dataset element, and copies arrays that user code may overwrite later (reused buffers)."""
-    element = as_element(value, called)
+def own_element(value: PyTree, called: str, narrow: bool = True) -> Element:
+    """Converts a value like `as_element`, and copies arrays that user code may overwrite later (reused buffers)."""
+    element = as_element(value, called, narrow)
     if isinstance(element, np.ndarray):
         return owned(element)
     return element if isinstance(element, np.generic | bytes) else tree_map(owned, element)
@@ -74,14 +79,15 @@ def handed_out(element: Element) -> Element:
     return element
 
 
-def _leaf(leaf: object, called: str) -> Any:
+def _leaf(leaf: object, called: str, narrow: bool) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | bytes) or getattr(leaf, "is_dataset", False):
         refuse_masked(leaf)
         return leaf
     if isinstance(leaf, str):
         return leaf.encode()
     if isinstance(leaf, bool | int | float | complex | list):
-        return narrowed(_array(leaf, called))
+        array = _array(leaf, called)
+        return narrowed(array) if narrow else array
     return _array(leaf, called)
 
 

@@ -88,7 +88,8 @@ class Scanned(StatefulStep):
                 rule="scan_func must return a pair: the next state and the output element",
                 remedy="return (state, element)",
             )
-        return _like(old, own_element(pair[0], "Dataset.scan")), own_element(pair[1], "Dataset.scan")
+        state = _like(old, own_element(pair[0], "Dataset.scan", narrow=False))
+        return state, own_element(pair[1], "Dataset.scan")
 
 
 @dataclasses.dataclass(frozen=True)

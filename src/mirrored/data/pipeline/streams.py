@@ -79,8 +79,9 @@ class IterableSource(CursorNode):
 
     def _convert(self, value: PyTree, index: int) -> Element:
         try:
-            element = own_element(value, self.called)
-            return element if self.signature is None else specs.check(self.signature, element, self.called)
+            if self.signature is None:
+                return own_element(value, self.called)
+            return specs.check(self.signature, own_element(value, self.called, narrow=False), self.called)
         except StructureError as error:
             error.add_note(f"{self.called}: at element {index}")
             raise
