@@ -118,6 +118,25 @@ def test_numbers_get_the_dtypes_of_tensorflow() -> None:
     assert next(iter(D.range(1))).dtype == np.int64
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        D.from_tensor_slices,
+        lambda texts: D.from_tensor_slices({"a": texts}).map(lambda element: element["a"]),
+        lambda texts: D.from_tensor_slices([texts, texts]).take(1).unbatch(),
+        lambda texts: D.from_tensors(texts).unbatch(),
+        lambda texts: D.from_generator(lambda: [(texts, 1)]).map(lambda texts, _: texts).unbatch(),
+        lambda texts: D.from_generator(lambda: [texts], output_types="string").unbatch(),
+        lambda texts: D.range(1).map(lambda _: texts).unbatch(),
+        lambda texts: D.range(1).scan(0, lambda state, _: (state, texts)).unbatch(),
+    ],
+)
+@pytest.mark.parametrize("texts", [[b"\x01\x00", b"\x02\x03"], ["a\0", "bc"], [b"\x00", b""]], ids=repr)
+def test_lists_of_texts_keep_null_characters(made: Callable[[Any], D], texts: list[Any]) -> None:
+    expected = [text.encode() if isinstance(text, str) else text for text in texts]
+    assert [bytes(text) for text in made(texts)] == expected
+
+
 def test_strings_become_bytes() -> None:
     assert read(D.from_tensor_slices(["ab", "c"]).batch(2)) == [[b"ab", b"c"]]
 

@@ -101,6 +101,8 @@ def _array(leaf: object, called: str) -> np.ndarray:
             rule="a list in an element becomes one array, so its rows must have one length",
             remedy="use a tuple for a structure, or pad the rows to one length",
         ) from error
+    if array.dtype.kind in "US" and isinstance(leaf, list):
+        array = np.array(leaf, object)  # items of an array of dtype S or U lose NUL characters at their ends
     if array.dtype.kind in "UST" or (array.dtype.kind == "O" and _are_texts(array)):
         return np.array([_encoded(text) for text in array.ravel()], object).reshape(array.shape)
     if array.dtype.kind == "O" and array.size:
