@@ -170,6 +170,18 @@ def test_a_batch_with_an_error_is_ignored() -> None:
     assert first.element_spec.dtype == np.int32
 
 
+@pytest.mark.parametrize(("count", "expected"), [(1, []), (2, [1]), (4, [1, 3]), (-1, [])])
+def test_a_finite_repeat_goes_on_after_an_epoch_without_elements(count: int, expected: list[int]) -> None:
+    """As in TensorFlow, where only an infinite `repeat` ends there."""
+    calls: list[int] = []
+
+    def elements() -> Any:
+        calls.append(0)
+        yield from [np.int64(len(calls) - 1)] * ((len(calls) - 1) % 2)
+
+    assert read(Dataset.from_generator(elements).repeat(count)) == expected
+
+
 @pytest.mark.parametrize("cycle", [1, 2])
 @pytest.mark.parametrize("bad", [{0}, {1}, {1, 2}, {3, 4}])
 def test_inputs_that_cannot_be_opened_are_ignored(bad: set[int], cycle: int) -> None:

@@ -210,7 +210,7 @@ class Repeated(OneParent, CursorTransformation):
         def epoch(number: int) -> Cursor | None:
             return None if 0 <= self.count <= number else self.parent.cursor(run.epoch(number))
 
-        return SequenceCursor(epoch, needs_elements=True)
+        return SequenceCursor(epoch, needs_elements=self.count < 0)  # as in TensorFlow
 
 
 class _RepeatedRows:
