@@ -16,7 +16,7 @@ from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
-from mirrored.data.pipeline.nodes import ENDLESS, new_seed
+from mirrored.data.pipeline.nodes import ENDLESS, seed_of
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
 from mirrored.data.specs import elements_html
@@ -91,7 +91,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`.
             seed: An int. None: a random seed, which is saved with positions.
         """
-        known = new_seed() if seed is None else seed
+        known = seed_of(seed)
         return self._then(steps.RandomMapped(self._node, type(self).adapted(map_func), known))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
@@ -122,7 +122,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
         TensorFlow: The same algorithm, with different random numbers.
         """
-        known = new_seed() if seed is None else int(seed)
+        known = seed_of(seed)
         size = self._buffer_size(buffer_size)
         return self._then(shuffling.Shuffled(self._node, size, known, reshuffle_each_iteration is not False))
 
