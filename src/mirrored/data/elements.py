@@ -174,9 +174,9 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
     first = column[0]
     if isinstance(first, bytes):
         return np.array(column, object)
-    shape, dtype = np.shape(first), first.dtype
+    shape, dtype = np.shape(first), _dtype_with_room(column)
     for index, leaf in enumerate(column):
-        if np.shape(leaf) != shape or getattr(leaf, "dtype", None) != dtype:
+        if np.shape(leaf) != shape or not _is_alike(leaf, dtype):
             raise StructureError(
                 called,
                 found=f"the leaf element{name} is {described(first)} in element 0 of the batch "
@@ -186,6 +186,20 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
             )
     out = aligned_empty((len(column), *shape), dtype)
     return np.stack(column, out=out)
+
+
+def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
+    """Returns the dtype of the first value; if that is of texts, with the length of the longest text of all values."""
+    dtype: np.dtype[Any] = column[0].dtype
+    if dtype.kind not in "SU":
+        return dtype
+    return np.result_type(*[leaf.dtype for leaf in column if getattr(leaf, "dtype", dtype).kind == dtype.kind])
+
+
+def _is_alike(leaf: Any, dtype: np.dtype[Any]) -> bool:
+    """Returns whether a value is of a dtype; texts may be shorter, because NumPy's dtypes of texts have a length."""
+    own = getattr(leaf, "dtype", None)
+    return own == dtype or (own is not None and own.kind == dtype.kind and dtype.kind in "SU")
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -242,9 +256,9 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
     """Returns the values of a leaf as arrays; raises an error if their ranks or dtypes differ."""
     # An array of bytes would have the length of the first, and cut off the others.
     arrays = [np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf) for leaf in column]
-    first = arrays[0]
+    first, dtype = arrays[0], _dtype_with_room(arrays)
     for index, array in enumerate(arrays):
-        if array.dtype != first.dtype or array.ndim != first.ndim:
+        if not _is_alike(array, dtype) or array.ndim != first.ndim:
             raise StructureError(
                 called,
                 found=f"the leaf element{name} is {described(column[0])} in element 0 of the batch "
@@ -284,9 +298,12 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
                 rule="no dim of an element can be larger than in the padded shape",
                 remedy="pass None for that dim in padded_shapes, or a larger number",
             )
-    dtype = column[0].dtype
+    dtype = _dtype_with_room(column)
+    padding = _padding_of(dtype, value, called)
+    if dtype.kind in "SU":
+        dtype = np.result_type(dtype, np.asarray(padding))
     out = aligned_empty((len(column), *full), dtype)
-    out[...] = _padding_of(dtype, value, called)
+    out[...] = padding
     for row, leaf in enumerate(column):
         corner: tuple[Any, ...] = (row, *(slice(0, n) for n in leaf.shape))
         out[corner] = leaf
@@ -295,10 +312,10 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
 
 def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
     """Returns a padding value, by default 0 or the empty string; raises an error if a dtype cannot represent it."""
+    has_texts = dtype.hasobject or dtype.kind in "SU"
     if value is None:
-        return b"" if dtype.hasobject else 0
-    text = isinstance(value, str | bytes)
-    if (text != dtype.hasobject and dtype.kind != "S") or not (text or keeps_values(np.asarray(value), dtype)):
+        value = "" if has_texts else 0
+    if has_texts != isinstance(value, str | bytes) or not (has_texts or keeps_values(np.asarray(value), dtype)):
         raise ArgumentError(
             called,
             found=f"the padding value {value!r}, and a leaf of dtype {'bytes' if dtype.hasobject else dtype}",
@@ -306,7 +323,9 @@ def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
             remedy="pass one value per leaf in padding_values (None: zeros and empty strings), or map the leaf to the "
             "dtype of the value before it is padded",
         )
-    return _encoded(value) if isinstance(value, str | bytes) else value
+    if isinstance(value, str | bytes):
+        return _encoded(value).decode() if dtype.kind == "U" else _encoded(value)
+    return value
 
 
 def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
