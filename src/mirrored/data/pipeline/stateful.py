@@ -18,7 +18,7 @@ import numpy as np
 from mirrored._jax.trees import tree_map
 from mirrored.data import specs
 from mirrored.data.calling import call, naming_element, no_end
-from mirrored.data.cursors import Cursor, IterableCursor
+from mirrored.data.cursors import Cursor, IterableCursor, step_over
 from mirrored.data.elements import Element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
@@ -407,11 +407,8 @@ class _ForgivingCursor:
             except (StopIteration, *_FAULTS):
                 raise
             except Exception as error:
-                if self._parent.get_state() == before:
-                    if before.keys() != {"next_index"}:  # the parent would raise the same exception forever
-                        raise
-                    # A random-access parent remains at the element. Grain's threads are one element ahead of it.
-                    self._parent.set_state({"next_index": before["next_index"] + 1})
+                if not step_over(self._parent, before):  # it would raise the same exception forever
+                    raise
                 if self._log_warning:
                     _log.warning("Dataset.ignore_errors: left out an element: %r", error)
 
