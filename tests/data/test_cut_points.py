@@ -162,12 +162,70 @@ def test_errors_of_elements_are_ignored(prepared: Callable[[Dataset], Dataset], 
     assert_resumes_everywhere(mapped.ignore_errors())
 
 
+ZIPPED: dict[str, Callable[[Dataset, Dataset], Any]] = {
+    "the first": lambda bad, good: (bad, good),
+    "the last": lambda bad, good: (good, bad),
+    "both": lambda bad, good: (bad, good.map(lambda x: _even(x + (x == 2)))),
+}
+
+
+@pytest.mark.parametrize("order", ZIPPED)
+@pytest.mark.parametrize("good", ["indexed", "stream"])
+@pytest.mark.parametrize("bad", ["indexed", "in threads", "stream"])
+def test_zip_leaves_out_all_elements_at_the_place_of_an_error(order: str, good: str, bad: str) -> None:
+    """As in TensorFlow, which advances all datasets to keep them in step."""
+
+    def numbers(kind: str) -> Dataset:
+        return Dataset.range(7).filter(lambda x: True) if kind == "stream" else Dataset.range(7)
+
+    damaged = numbers(bad).map(_even, num_parallel_calls=2 if bad == "in threads" else None)
+    dataset = Dataset.zip(ZIPPED[order](damaged, numbers(good))).ignore_errors()
+    left = [0, 4, 6] if order == "both" else [0, 2, 4, 6]
+    expected = [(x, x) for x in left]
+    assert read(dataset) == expected
+    assert_resumes_everywhere(dataset)
+
+
+def test_a_batch_that_cannot_be_split_is_left_out() -> None:
+    batches = [([2, 3], [2]), ([0, 1], [0, 1]), ([2, 3], [2]), ([2], []), ([4, 5], [4, 5]), ([], [1])]
+    rows = Dataset.from_generator(lambda: iter([tuple(map(np.asarray, one)) for one in batches])).unbatch()
+    assert [a for a, _ in read(rows.ignore_errors())] == [0, 1, 4, 5]
+    assert_resumes_everywhere(rows.ignore_errors())
+    with pytest.raises(mr.errors.StructureError, match="the leaves before it 2"):
+        read(rows)
+
+
 def test_a_batch_with_an_error_is_ignored() -> None:
     """Recorded with TensorFlow 2.21: the rest of such a batch is left out, too."""
     numbers = Dataset.from_tensor_slices([0, 2, 3, 4, 6]).map(_even)
     assert read(numbers.batch(2).ignore_errors()) == [[0, 2], [6]]
     first = Dataset.from_tensor_slices([1, 2]).map(_even).ignore_errors()
     assert first.element_spec.dtype == np.int32
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, []), (2, [1]), (4, [1, 3]), (-1, [])])
+def test_a_finite_repeat_goes_on_after_an_epoch_without_elements(count: int, expected: list[int]) -> None:
+    """As in TensorFlow, where only an infinite `repeat` ends there."""
+    calls: list[int] = []
+
+    def elements() -> Any:
+        calls.append(0)
+        yield from [np.int64(len(calls) - 1)] * ((len(calls) - 1) % 2)
+
+    assert read(Dataset.from_generator(elements).repeat(count)) == expected
+
+
+@pytest.mark.parametrize("cycle", [1, 2])
+@pytest.mark.parametrize("bad", [{0}, {1}, {1, 2}, {3, 4}])
+def test_inputs_that_cannot_be_opened_are_ignored(bad: set[int], cycle: int) -> None:
+    def opened(number: Any) -> Dataset:
+        if int(number) in bad:
+            raise ValueError("damaged file")
+        return Dataset.range(10 * int(number), 10 * int(number) + 3)
+
+    dataset = Dataset.range(5).interleave(opened, cycle).ignore_errors()
+    assert sorted(read(dataset)) == [10 * n + i for n in range(5) if n not in bad for i in range(3)]
+    assert_resumes_everywhere(dataset)
 
 
 def test_faults_of_the_program_are_not_ignored(caplog: pytest.LogCaptureFixture) -> None:

@@ -118,6 +118,25 @@ def test_numbers_get_the_dtypes_of_tensorflow() -> None:
     assert next(iter(D.range(1))).dtype == np.int64
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        D.from_tensor_slices,
+        lambda texts: D.from_tensor_slices({"a": texts}).map(lambda element: element["a"]),
+        lambda texts: D.from_tensor_slices([texts, texts]).take(1).unbatch(),
+        lambda texts: D.from_tensors(texts).unbatch(),
+        lambda texts: D.from_generator(lambda: [(texts, 1)]).map(lambda texts, _: texts).unbatch(),
+        lambda texts: D.from_generator(lambda: [texts], output_types="string").unbatch(),
+        lambda texts: D.range(1).map(lambda _: texts).unbatch(),
+        lambda texts: D.range(1).scan(0, lambda state, _: (state, texts)).unbatch(),
+    ],
+)
+@pytest.mark.parametrize("texts", [[b"\x01\x00", b"\x02\x03"], ["a\0", "bc"], [b"\x00", b""]], ids=repr)
+def test_lists_of_texts_keep_null_characters(made: Callable[[Any], D], texts: list[Any]) -> None:
+    expected = [text.encode() if isinstance(text, str) else text for text in texts]
+    assert [bytes(text) for text in made(texts)] == expected
+
+
 def test_strings_become_bytes() -> None:
     assert read(D.from_tensor_slices(["ab", "c"]).batch(2)) == [[b"ab", b"c"]]
 
@@ -382,6 +401,15 @@ def test_reduce() -> None:
     assert D.from_tensor_slices([1.0, 2.0, 3.0]).reduce(0.0, lambda total, x: total * 2.0 + x) == 11.0
     pairs = D.from_tensor_slices(([1, 2], [3, 4]))
     assert pairs.reduce((0, 0), lambda state, pair: (state[0] + pair[0], state[1] + pair[1])) == (3, 7)
+
+
+@pytest.mark.parametrize("operation", ["reduce", "scan"])
+def test_a_state_function_gets_tuples_of_one_array_as_they_are(operation: str) -> None:
+    rows = D.from_tensor_slices((np.array([[1.0, 10.0], [2.0, 20.0]]),))
+    if operation == "reduce":
+        assert rows.reduce(np.float64(0), lambda state, element: state + element[0].sum()) == 33.0
+    else:
+        assert read(rows.scan(np.float64(0), lambda state, element: (state, element[0].sum()))) == [11.0, 22.0]
 
 
 def test_options_travel_with_the_dataset() -> None:

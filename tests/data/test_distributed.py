@@ -428,3 +428,17 @@ def test_arrays_of_dtypes_that_jax_does_not_have_stay_on_the_host(rows: np.ndarr
     for part, row in zip(batch.values, rows, strict=True):
         assert type(part) is np.ndarray
         assert part.tolist() == [row] if rows.dtype.fields is None else part["x"].tolist() == [row["x"]]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_numbers_beside_texts_are_on_the_devices_in_batches_of_every_size(replicas: int) -> None:
+    batches = [{"id": np.array([b"a"] * size, object), "x": np.linspace(0, 1, size)} for size in (4, 3)]
+    strategy = strategy_of(replicas)
+    for batch in strategy.experimental_distribute_dataset(batches):
+        parts = strategy.local_results(batch["x"])
+        assert [(isinstance(part, jax.Array), part.dtype) for part in parts] == [(True, np.float32)] * replicas
+        names = strategy.local_results(batch["id"])[0]
+        assert type(names) is np.ndarray
+    whole = next(iter(strategy.experimental_distribute_dataset(batches)))
+    sums = strategy.local_results(strategy.run(lambda element: element["x"].sum(), args=({"x": whole["x"]},)))
+    assert np.isclose(sum(map(float, sums)), 2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -157,3 +158,26 @@ def test_choices_are_a_dataset_and_classes_are_integers() -> None:
         D.choose_from_datasets(two(), [0, 1])  # type: ignore[arg-type]
     with pytest.raises(StructureError, match="class_func returned .* for element 1"):
         list(D.range(3).rejection_resample(lambda n: n, [1.0]))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda seed: Dataset.range(9).shuffle(9, seed),
+        lambda seed: Dataset.range(9).filter(lambda x: True).shuffle(4, seed),
+        lambda seed: Dataset.range(9).random_map(lambda x, rng: x + rng.integers(100), seed),
+        lambda seed: Dataset.random(seed).take(9),
+        lambda seed: Dataset.sample_from_datasets([Dataset.range(9), Dataset.range(9, 18)], seed=seed),
+        lambda seed: Dataset.range(9).rejection_resample(lambda x: x % 2, [0.5, 0.5], seed=seed),
+    ],
+    ids=["shuffle", "shuffle of a stream", "random_map", "random", "sample_from_datasets", "rejection_resample"],
+)
+@pytest.mark.parametrize("seed", [-1, -(2**63), np.int64(-7)], ids=int)
+def test_negative_seeds_give_an_order_of_their_own(made: Callable[[int], Dataset], seed: int) -> None:
+    assert read(made(seed)) == read(made(seed))
+    assert_resumes_everywhere(made(seed).take(3))
+
+
+def test_different_negative_seeds_give_different_orders() -> None:
+    orders = {str(read(Dataset.range(99).shuffle(99, seed))) for seed in (-2, -1, 1, 2)}
+    assert len(orders) == 4

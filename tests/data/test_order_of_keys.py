@@ -35,10 +35,16 @@ def _signed() -> Any:
     )
 
 
+def _typed() -> Dataset:
+    types = {"z": "float32", "a": {"y": "int32", "b": "float32"}}
+    return Dataset.from_generator(lambda: iter([{"a": {"b": np.ones(2), "y": 1}, "z": 1.0}] * 8), output_types=types)
+
+
 SOURCES = {
     "slices": _rows,
     "one element": lambda: Dataset.from_tensors({"z": 1.0, "a": {"y": 1, "b": np.ones(2)}}),
     "generator": _generated,
+    "generator of types": _typed,
     "in sequence": lambda: _rows().filter(lambda row: row["z"] >= 0),
     "file": None,
 }

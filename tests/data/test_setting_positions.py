@@ -375,6 +375,48 @@ def test_a_distributed_position_fits_another_grouping(changed: str) -> None:
     assert examples == expected[changed]
 
 
+@pytest.mark.parametrize(
+    ("steps", "read", "is_refused"),
+    [
+        (lambda d, n: d.batch(n, drop_remainder=True).repeat(2), 2, False),  # the first epoch
+        (lambda d, n: d.batch(n, drop_remainder=True).repeat(2), 3, True),
+        (lambda d, n: d.batch(n, drop_remainder=True).map(lambda x: x).repeat(), 3, True),
+        (lambda d, n: d.filter(lambda x: True).batch(n, drop_remainder=True).repeat(2), 3, True),
+        (lambda d, n: d.batch(2).rebatch(n, drop_remainder=True).repeat(2), 3, True),
+        (lambda d, n: d.batch(4, drop_remainder=True).repeat(2).rebatch(n), 3, False),
+        (
+            lambda d, n: (
+                d.batch(4, drop_remainder=True).repeat(2).rebatch(n)
+                if n == 5
+                else d.batch(4, drop_remainder=True).repeat(2)
+            ),
+            3,
+            False,
+        ),
+        (lambda d, n: d.repeat(2).batch(n, drop_remainder=True), 3, False),
+        (lambda d, n: d.take(0).concatenate(d).repeat(2).batch(n), 3, False),
+        (lambda d, n: d.concatenate(d).batch(n, drop_remainder=True).repeat(2), 6, False),  # 20 examples
+    ],
+)
+def test_another_batch_size_is_refused_after_examples_were_dropped(
+    steps: Callable[[Dataset, int], Dataset], read: int, is_refused: bool
+) -> None:
+    def reading(size: int) -> Any:
+        strategy = mr.MirroredStrategy(["CPU:0"])
+        return iter(strategy.experimental_distribute_dataset(steps(Dataset.range(10), size)))
+
+    iterator, restored = reading(4), reading(5)
+    before = [int(x) for _ in range(read) for x in np.asarray(next(iterator))]
+    if is_refused:
+        with pytest.raises(ArgumentError, match="another number of them in each epoch"):
+            restored.set_state(iterator.get_state())
+        return
+    restored.set_state(iterator.get_state())
+    after = [int(x) for batch in restored for x in np.asarray(batch)]
+    whole = [int(x) for batch in reading(5) for x in np.asarray(batch)]
+    assert before + after == whole
+
+
 EARLIER_KEYS = (
     "version",
     "pipeline",

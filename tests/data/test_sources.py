@@ -115,6 +115,32 @@ def test_a_loader_that_saves_its_own_position_is_asked_for_it(strategy: Any) -> 
     assert shown(elsewhere) == [[[20, 21], [22, 23]], [[30, 31], [32, 33]]]
 
 
+def test_a_position_of_a_loader_that_returns_its_own_dict(strategy: Any) -> None:
+    class Live:
+        def __init__(self) -> None:
+            self.state = {"place": 0}
+
+        def __iter__(self) -> Iterator[Any]:
+            while self.state["place"] < 8:
+                self.state["place"] += 1
+                yield np.full(4, self.state["place"])
+
+        def state_dict(self) -> dict[str, int]:
+            return self.state
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.state = state
+
+    reading = iter(strategy.experimental_distribute_dataset(Live()))
+    next(reading)
+    position = reading.get_state()
+    list(reading)  # as reading ahead does
+    for _ in range(2):
+        elsewhere = iter(strategy.experimental_distribute_dataset(Live()))
+        elsewhere.set_state(position)
+        assert shown(elsewhere)[0] == [[2, 2], [2, 2]]
+
+
 def test_arrays_with_a_batch_size(strategy: Any) -> None:
     arrays = {"x": np.arange(9), "y": np.arange(9) * 2}
     elements = list(strategy.experimental_distribute_dataset(arrays, InputOptions(batch_size=4)))

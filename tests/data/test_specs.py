@@ -73,6 +73,31 @@ def test_a_cast_to_integers_with_room_for_the_values() -> None:
         assert (found.dtype, found.tolist()) == (signature, [0, 255])
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (0.1, "float64"),
+        (1e300, "float64"),
+        ([0.1, 1e300], "float64"),
+        ((0.1, 1e300), "float64"),
+        (0.1 + 0.2j, "complex128"),
+        (2**40 + 5, "float64"),
+        (2**63 + 1, "uint64"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["output_signature", "output_types and output_shapes", "output_types"])
+def test_a_cast_to_64_bits_changes_no_value(value: Any, dtype: str, form: str) -> None:
+    if form == "output_signature":
+        options: dict[str, Any] = {form: ArraySpec(np.shape(value), np.dtype(dtype))}
+    else:
+        options = dict(zip(form.split(" and "), (dtype, np.shape(value)), strict=False))
+    if form == "output_types" and isinstance(value, tuple):
+        value = list(value)  # a tuple is a structure there
+    (found,) = Dataset.from_generator(lambda: iter([value]), **options)
+    assert (found.dtype, found.tolist()) == (dtype, list(value) if isinstance(value, tuple) else value)
+
+
 def test_a_range_has_only_numbers_of_its_dtype() -> None:
     for numbers, dtype in [((126, 130), "int8"), ((3, -2, -1), "uint8"), ((2**63 + 1,), "int64")]:
         with pytest.raises(ArgumentError, match=rf"output_type={dtype}\n.*every number of the range"):
@@ -85,3 +110,8 @@ def test_the_state_of_a_scan_stays_in_its_dtype() -> None:
     dataset = Dataset.range(3).scan(1, lambda state, n: (np.int64(state) * 2**20, state))
     with pytest.raises(StructureError, match=r"Dataset\.scan: scan_func changed the state"):
         list(dataset)
+
+
+def test_the_state_of_a_scan_of_64_bits_keeps_python_numbers() -> None:
+    dataset = Dataset.range(2).scan(np.float64(0), lambda state, _: (1e300, state))
+    assert [float(state) for state in dataset] == [0.0, 1e300]

@@ -59,6 +59,23 @@ def read_again(cursor: Any) -> Any:
         raise beyond_end() from None
 
 
+def step_over(cursor: Any, before: Any) -> bool:
+    """Moves an iterator past the element at which it has raised an exception; returns whether it could be moved.
+
+    A random-access iterator remains at such an element, others are past it. Grain's threads are one element ahead of
+    the position.
+
+    Args:
+        cursor: The iterator, which has raised the exception.
+        before: Its position before that.
+    """
+    if cursor.get_state() == before:
+        if before.keys() != {"next_index"}:
+            return False
+        cursor.set_state({"next_index": before["next_index"] + 1})
+    return True
+
+
 class Iterators:
     """A factory of iterators over a Python iterable: each pass over the dataset gets a new iterator.
 
@@ -263,9 +280,9 @@ class InterleaveCursor:
         except StopIteration:
             self._ended = True
             return None
-        slot = (value, self._opened, self._open_input(value, self._opened))
-        self._slots[self._turn] = slot
-        self._opened += 1
+        number = self._opened
+        self._opened += 1  # also if opening it raises: `ignore_errors` goes on with the next input
+        slot = self._slots[self._turn] = (value, number, self._open_input(value, number))
         return slot
 
     def get_state(self) -> Any:

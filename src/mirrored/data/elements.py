@@ -37,11 +37,16 @@ def _is_mapped(array: object) -> bool:
     return False
 
 
-def as_element(value: PyTree, called: str) -> Element:
+def as_element(value: PyTree, called: str, narrow: bool = True) -> Element:
     """Converts a value from user code to a dataset element (a pytree of NumPy arrays), without copying arrays.
 
     Arrays, numbers and lists become NumPy arrays. Python floats become float32 and ints int32, as in TensorFlow and
     JAX; strings become UTF-8 bytes.
+
+    Args:
+        value: A pytree of arrays, numbers, lists and strings.
+        called: The function that the user called, for messages.
+        narrow: If False, Python numbers have 64 bits: the caller casts them, and 32 bits would change values before.
 
     Raises:
         StructureError: A leaf is not an array.
@@ -56,12 +61,12 @@ def as_element(value: PyTree, called: str) -> Element:
             rule="an element must be a pytree of arrays",
             remedy="return the arrays; use .filter(predicate) to drop elements",
         )
-    return tree_map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
+    return tree_map(lambda leaf: _leaf(leaf, called, narrow), value, is_leaf=lambda part: isinstance(part, list))
 
 
-def own_element(value: PyTree, called: str) -> Element:
-    """Converts a value to a dataset element, and copies arrays that user code may overwrite later (reused buffers)."""
-    element = as_element(value, called)
+def own_element(value: PyTree, called: str, narrow: bool = True) -> Element:
+    """Converts a value like `as_element`, and copies arrays that user code may overwrite later (reused buffers)."""
+    element = as_element(value, called, narrow)
     if isinstance(element, np.ndarray):
         return owned(element)
     return element if isinstance(element, np.generic | bytes) else tree_map(owned, element)
@@ -74,14 +79,15 @@ def handed_out(element: Element) -> Element:
     return element
 
 
-def _leaf(leaf: object, called: str) -> Any:
+def _leaf(leaf: object, called: str, narrow: bool) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | bytes) or getattr(leaf, "is_dataset", False):
         refuse_masked(leaf)
         return leaf
     if isinstance(leaf, str):
         return leaf.encode()
     if isinstance(leaf, bool | int | float | complex | list):
-        return narrowed(_array(leaf, called))
+        array = _array(leaf, called)
+        return narrowed(array) if narrow else array
     return _array(leaf, called)
 
 
@@ -95,6 +101,8 @@ def _array(leaf: object, called: str) -> np.ndarray:
             rule="a list in an element becomes one array, so its rows must have one length",
             remedy="use a tuple for a structure, or pad the rows to one length",
         ) from error
+    if array.dtype.kind in "US" and isinstance(leaf, list):
+        array = np.array(leaf, object)  # items of an array of dtype S or U lose NUL characters at their ends
     if array.dtype.kind in "UST" or (array.dtype.kind == "O" and _are_texts(array)):
         return np.array([_encoded(text) for text in array.ravel()], object).reshape(array.shape)
     if array.dtype.kind == "O" and array.size:
@@ -166,9 +174,9 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
     first = column[0]
     if isinstance(first, bytes):
         return np.array(column, object)
-    shape, dtype = np.shape(first), first.dtype
+    shape, dtype = np.shape(first), _dtype_with_room(column)
     for index, leaf in enumerate(column):
-        if np.shape(leaf) != shape or getattr(leaf, "dtype", None) != dtype:
+        if np.shape(leaf) != shape or not _is_alike(leaf, dtype):
             raise StructureError(
                 called,
                 found=f"the leaf element{name} is {described(first)} in element 0 of the batch "
@@ -178,6 +186,20 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
             )
     out = aligned_empty((len(column), *shape), dtype)
     return np.stack(column, out=out)
+
+
+def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
+    """Returns the dtype of the first value; if that is of texts, with the length of the longest text of all values."""
+    dtype: np.dtype[Any] = column[0].dtype
+    if dtype.kind not in "SU":
+        return dtype
+    return np.result_type(*[leaf.dtype for leaf in column if getattr(leaf, "dtype", dtype).kind == dtype.kind])
+
+
+def _is_alike(leaf: Any, dtype: np.dtype[Any]) -> bool:
+    """Returns whether a value is of a dtype; texts may be shorter, because NumPy's dtypes of texts have a length."""
+    own = getattr(leaf, "dtype", None)
+    return own == dtype or (own is not None and own.kind == dtype.kind and dtype.kind in "SU")
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -234,9 +256,9 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
     """Returns the values of a leaf as arrays; raises an error if their ranks or dtypes differ."""
     # An array of bytes would have the length of the first, and cut off the others.
     arrays = [np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf) for leaf in column]
-    first = arrays[0]
+    first, dtype = arrays[0], _dtype_with_room(arrays)
     for index, array in enumerate(arrays):
-        if array.dtype != first.dtype or array.ndim != first.ndim:
+        if not _is_alike(array, dtype) or array.ndim != first.ndim:
             raise StructureError(
                 called,
                 found=f"the leaf element{name} is {described(column[0])} in element 0 of the batch "
@@ -276,9 +298,12 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
                 rule="no dim of an element can be larger than in the padded shape",
                 remedy="pass None for that dim in padded_shapes, or a larger number",
             )
-    dtype = column[0].dtype
+    dtype = _dtype_with_room(column)
+    padding = _padding_of(dtype, value, called)
+    if dtype.kind in "SU":
+        dtype = np.result_type(dtype, np.asarray(padding))
     out = aligned_empty((len(column), *full), dtype)
-    out[...] = _padding_of(dtype, value, called)
+    out[...] = padding
     for row, leaf in enumerate(column):
         corner: tuple[Any, ...] = (row, *(slice(0, n) for n in leaf.shape))
         out[corner] = leaf
@@ -287,10 +312,10 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
 
 def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
     """Returns a padding value, by default 0 or the empty string; raises an error if a dtype cannot represent it."""
+    has_texts = dtype.hasobject or dtype.kind in "SU"
     if value is None:
-        return b"" if dtype.hasobject else 0
-    text = isinstance(value, str | bytes)
-    if (text != dtype.hasobject and dtype.kind != "S") or not (text or keeps_values(np.asarray(value), dtype)):
+        value = "" if has_texts else 0
+    if has_texts != isinstance(value, str | bytes) or not (has_texts or keeps_values(np.asarray(value), dtype)):
         raise ArgumentError(
             called,
             found=f"the padding value {value!r}, and a leaf of dtype {'bytes' if dtype.hasobject else dtype}",
@@ -298,7 +323,9 @@ def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
             remedy="pass one value per leaf in padding_values (None: zeros and empty strings), or map the leaf to the "
             "dtype of the value before it is padded",
         )
-    return _encoded(value) if isinstance(value, str | bytes) else value
+    if isinstance(value, str | bytes):
+        return _encoded(value).decode() if dtype.kind == "U" else _encoded(value)
+    return value
 
 
 def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:

@@ -9,7 +9,6 @@ import grain
 from grain import experimental
 
 from mirrored.data.cursors import Cursor
-from mirrored.data.elements import Element
 
 _MAX_THREADS = 16
 _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
@@ -91,24 +90,9 @@ def batch(
     return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
 
 
-def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
-    """Returns a Grain dataset of the single examples of all batches; `rows(batch)` splits a batch into examples."""
-
-    class GrainRows(experimental.FlatMapTransform):  # type: ignore[misc]
-        def flat_map(self, element: Element) -> list[Any]:
-            return rows(element)
-
-    return experimental.FlatMapIterDataset(parent, GrainRows())
-
-
 def limit(parent: grain.IterDataset, count: int) -> Any:
     """Returns a Grain dataset of the first `count` elements (`count` must be at least 1)."""
     return experimental.LimitIterDataset(parent, count)
-
-
-def zip_shortest(parents: Sequence[Any]) -> Any:
-    """Returns a Grain dataset of tuples with one element of each input dataset; ends with the shortest input."""
-    return experimental.ZipIterDataset(parents, strict=False)
 
 
 def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:

@@ -224,7 +224,7 @@ class Placer:
         )
         even = bool(count) and count % shared_by == 0
         if even and self.to_device and not self.own_batches:
-            return treedef.unflatten(self._stacked(leaves, shared_by, count // shared_by))
+            return treedef.unflatten([self._stacked(leaf, shared_by, count // shared_by) for leaf in leaves])
         bounds = share_bounds(count, shared_by)
         if not self.own_batches:
             bounds = [bounds[replica] for replica in self.device_assignment.addressable_replicas]
@@ -241,20 +241,20 @@ class Placer:
             return tree_map(lambda leaf: self._put(leaf, 0), elements[0])
         return tree_map(lambda *leaves: self._components(leaves), *elements)
 
-    def _stacked(self, leaves: list[Any], shared_by: int, size: int) -> list[Any]:
+    def _stacked(self, leaf: Any, shared_by: int, size: int) -> PerReplica:
         assert self.device_assignment is not None
-        sharding = self.device_assignment.sharded
-        if any(is_host_dtype(leaf.dtype) for leaf in leaves):
+        if is_host_dtype(leaf.dtype):
+            parts = np.split(owned(leaf), shared_by)
             here = self.device_assignment.addressable_replicas
-            parts = [np.split(owned(leaf), shared_by) for leaf in leaves]
-            return [PerReplica([part[r] for r in here], self.device_assignment) for part in parts]
-        rows = [leaf.reshape(shared_by, size, *leaf.shape[1:]) for leaf in leaves]
+            return PerReplica([parts[replica] for replica in here], self.device_assignment)
+        sharding = self.device_assignment.sharded
+        rows = leaf.reshape(shared_by, size, *leaf.shape[1:])
         if sharding.is_fully_addressable:
-            placed = [put_parts(self._parts(leaf), sharding, self.device_assignment.devices) for leaf in rows]
+            placed = put_parts(self._parts(rows), sharding, self.device_assignment.devices)
         else:
-            copies = [self.device_assignment.slots.stacked(owned(canonical(leaf))) for leaf in rows]
-            placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in copies]
-        return [PerReplica.from_stacked(array, self.device_assignment) for array in placed]
+            copy = self.device_assignment.slots.stacked(owned(canonical(rows)))
+            placed = jax.make_array_from_callback(copy.shape, sharding, copy.__getitem__)
+        return PerReplica.from_stacked(placed, self.device_assignment)
 
     def _parts(self, rows: HostArray) -> list[HostArray]:
         """Returns each device's rows of an array ``[replicas, ...]``: one per slot, without a copy where possible."""

@@ -7,6 +7,7 @@ of batches, and the kinds of datasets that a layer above registers (`Dataset`, b
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -360,10 +361,11 @@ class _ForeignCursor(IterableCursor):
         self._data: Any = data
 
     def get_state(self) -> Any:
-        return {"loader": self._data.state_dict()} if hasattr(self._data, "state_dict") else None
+        # A copy: reading ahead changes a dict that the loader returns and goes on using.
+        return {"loader": copy.deepcopy(self._data.state_dict())} if hasattr(self._data, "state_dict") else None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._data.load_state_dict(state["loader"])
+        self._data.load_state_dict(copy.deepcopy(state["loader"]))
 
 
 def _converted(value: PyTree, index: int) -> Element:

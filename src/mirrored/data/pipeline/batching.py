@@ -17,6 +17,7 @@ from mirrored.data.pipeline import (
     storing,
     streams,
     transformations,
+    zipping,
 )
 from mirrored.data.pipeline.nodes import Node
 from mirrored.data.specs import ArraySpec, NoElementError
@@ -40,7 +41,7 @@ _LIKE_PARENTS: Final = (
     transformations.Prefetched,
     transformations.Repeated,
     transformations.Sliced,
-    transformations.Zipped,
+    zipping.Zipped,
 )
 
 

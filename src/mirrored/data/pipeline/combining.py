@@ -14,7 +14,7 @@ from mirrored._typing import PyTree, StaticInts
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element
 from mirrored.data.options import AUTOTUNE
-from mirrored.data.pipeline import indexed_sources, stateful, streams, transformations
+from mirrored.data.pipeline import indexed_sources, stateful, streams, transformations, zipping
 from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.data.pipeline.nodes import Members, Node
 from mirrored.errors import ArgumentError, StructureError
@@ -43,7 +43,7 @@ class Combining(Steps):
                 remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
             )
         parts = [member._node for member in members]
-        return cls(transformations.Zipped(Members(parts), treedef))
+        return cls(zipping.Zipped(Members(parts), treedef))
 
     def concatenate(self, dataset: Steps) -> Self:
         """Appends the elements of another dataset to the elements of this dataset."""

@@ -11,12 +11,12 @@ from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
-from mirrored.data.pipeline import caching, shuffling, storing, streams
+from mirrored.data.pipeline import caching, shuffling, stateful, storing, streams
 from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
-from mirrored.data.pipeline.nodes import ENDLESS, new_seed
+from mirrored.data.pipeline.nodes import ENDLESS, seed_of
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
 from mirrored.data.specs import elements_html
@@ -91,7 +91,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`.
             seed: An int. None: a random seed, which is saved with positions.
         """
-        known = new_seed() if seed is None else seed
+        known = seed_of(seed)
         return self._then(steps.RandomMapped(self._node, type(self).adapted(map_func), known))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
@@ -122,7 +122,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
         TensorFlow: The same algorithm, with different random numbers.
         """
-        known = new_seed() if seed is None else int(seed)
+        known = seed_of(seed)
         size = self._buffer_size(buffer_size)
         return self._then(shuffling.Shuffled(self._node, size, known, reshuffle_each_iteration is not False))
 
@@ -294,7 +294,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         state, function = own_element(initial_state, "Dataset.reduce"), type(self).adapted(reduce_func)
         with self.iterator(lambda element: element) as elements:
             for index, element in enumerate(elements):
-                state = transformed(_WithState(function, state), element, "Dataset.reduce", index)
+                state = transformed(stateful.Given(function, state, element), element, "Dataset.reduce", index)
         return type(self).hand_out(state)
 
     def __repr__(self) -> str:
@@ -305,15 +305,6 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     def _repr_html_(self) -> str:
         """Returns a table for notebooks: the leaves of an element, with their dtypes and shapes."""
         return elements_html(repr(self).strip("<>"), lambda: self._node.spec)
-
-
-@dataclasses.dataclass(frozen=True)
-class _WithState:
-    function: Callable[[Any, Any], Any]
-    state: Any
-
-    def __call__(self, *parts: Element) -> Any:
-        return self.function(self.state, parts[0] if len(parts) == 1 else parts)
 
 
 TextLineDataset = Dataset.from_text_lines

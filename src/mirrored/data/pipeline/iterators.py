@@ -15,7 +15,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
-from mirrored.data.pipeline.positions import outline, recorded_of
+from mirrored.data.pipeline.positions import may_have_dropped, outline, recorded_of
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
@@ -201,12 +201,17 @@ class DatasetIterator:
 
         Returns:
             Whether the position itself was restored.
+
+        Raises:
+            ArgumentError: The order has changed, or other examples are dropped at the end of each epoch.
         """
         own = self._recorded
         if state.get("pipeline") == self._outline and state.get("grouping", own["grouping"]) == own["grouping"]:
             self.set_state(state)
             return True
         self._check_same(state.get("order", own["order"]), own["order"])
+        if may_have_dropped(state, self._node):
+            raise _refuse_dropped(str(state.get("pipeline")), self._outline)
         changed = {"pipeline": self._outline, "grouping": own["grouping"], "replayed": own["replayed"]}
         self.set_state({**state, **changed, "position": None, "count": 0})
         return False
@@ -407,3 +412,13 @@ def at_least(least: int, value: int, called: str, name: str) -> int:
             called, found=f"{name}={value}", rule=f"{name} must be at least {least}", remedy=f"pass a larger {name}"
         )
     return value
+
+
+def _refuse_dropped(saved: str, own: str) -> ArgumentError:
+    return ArgumentError(
+        "DatasetIterator.set_state",
+        found=f"the position was saved with {saved}, this dataset is {own}",
+        rule="with another batch size a position counts examples; drop_remainder=True before `repeat` drops another "
+        "number of them in each epoch, so that some would be used twice and others never",
+        remedy="restore the position with the saved batch size; .repeat() before .batch(...) fits every batch size",
+    )

@@ -219,8 +219,8 @@ def _signature(types: PyTree, shapes: PyTree, signature: PyTree) -> Any:
 
 def _typed(generator: Callable[..., Any], types: PyTree) -> Callable[..., Any]:
     """Wraps a generator function to cast the parts of its elements to dtypes, whatever their shapes."""
-    dtypes, structure = jax.tree.flatten(types)
-    treedef: Any = structure
+    dtypes, structure = tree_flatten(types)
+    treedef: Any = structure.treedef
 
     @functools.wraps(generator)
     def elements(*args: Any) -> Iterator[Any]:
@@ -234,7 +234,7 @@ def _typed(generator: Callable[..., Any], types: PyTree) -> Callable[..., Any]:
                     rule=f"elements must have the structure of output_types, {treedef}",
                     remedy="yield elements of this structure, or change output_types",
                 ) from error
-            yield treedef.unflatten([_cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)])
+            yield structure.unflatten([_cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)])
 
     return elements
 

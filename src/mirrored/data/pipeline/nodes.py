@@ -311,6 +311,16 @@ def new_seed() -> DrawnSeed:
     return DrawnSeed(secrets.randbits(31))
 
 
+def seed_of(given: int | None) -> int:
+    """Returns the seed that a user passed to an operation as an unsigned number, as NumPy requires; draws one for None.
+
+    TensorFlow takes all integers of 64 bits.
+    """
+    if given is None:
+        return new_seed()
+    return int(given) % 2**64 if given < 0 else int(given)
+
+
 def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     """Returns the `Run` of a dataset that a user function (e.g. of `flat_map`) has returned, with reproducible seeds.
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any, Final
+
 from mirrored.data.pipeline.nodes import Node, nodes
-from mirrored.data.pipeline.transformations import Mapping, Prefetched, Sliced
+from mirrored.data.pipeline.transformations import Batched, Mapping, Prefetched, Repeated, Sliced
+
+_DROPS: Final = "drop_remainder=True"  # in `Node.grouping`
 
 
 def outline(node: Node) -> str:
@@ -58,3 +63,45 @@ def _grouping_of(node: Node) -> list[str]:
     while isinstance(last, Mapping | Prefetched):
         last = last.parent
     return [step.grouping for step in nodes(node) if step.grouping and step is not last]
+
+
+def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
+    """Returns whether examples may have been dropped before a position, so that a count of examples does not give it.
+
+    `batch` and others with ``drop_remainder=True`` drop examples at the end of each epoch of a later `repeat`, another
+    number with another batch size. False if the position is in the first epoch, in which nothing has been dropped.
+
+    Args:
+        state: The position, of a dataset with other batch sizes.
+        node: The dataset.
+    """
+    steps = [step for step in nodes(node) if not isinstance(step, Prefetched)]
+    saved = str(state.get("pipeline")).split(" < ")
+    grouping = state.get("grouping", _grouping_of(node))  # positions of earlier versions have none
+    dropped_then = any(_DROPS in one for one in grouping)
+    for repeat in steps:
+        inner = list(nodes(repeat.parent)) if isinstance(repeat, Repeated) and repeat.count != 1 else []
+        for step in inner:
+            if _DROPS not in step.grouping and not (dropped_then and isinstance(step, Batched)):
+                continue
+            place = len(steps) - steps.index(step)  # from the source: another strategy can add a step at the end
+            then = saved[-place] if place <= len(saved) else ""
+            if then == f"{step.name}{_size(step)}" and step.grouping in grouping:  # it dropped the same examples
+                continue
+            size = re.fullmatch(rf"{step.name}(\d+)", then)
+            if not _drops_nothing(state["count"], int(size[1]) if size else 0, repeat, step):
+                return True
+    return False
+
+
+def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
+    """Returns whether no examples are known to be dropped in the first `count` batches of `size`, or of `step.size`."""
+    while isinstance(repeat, Repeated | Mapping | Prefetched):
+        repeat = repeat.parent
+    if not count or not isinstance(step, Batched) or repeat is not step or not size:
+        return not count
+    examples = step.parent.cardinality
+    kept = step.cardinality * step.size if step.drop_remainder else examples
+    if examples >= 0 and examples % size == examples % step.size == 0:
+        return True
+    return 0 <= examples and count * size <= min(examples, kept)

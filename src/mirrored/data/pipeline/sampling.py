@@ -17,7 +17,7 @@ from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, own_element
 from mirrored.data.pipeline import indexed_sources, shuffling, stateful, transformations
 from mirrored.data.pipeline.iterators import Steps
-from mirrored.data.pipeline.nodes import Node, new_seed
+from mirrored.data.pipeline.nodes import Node, seed_of
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 
 if TYPE_CHECKING:
@@ -388,7 +388,7 @@ def _filled(shape: Sequence[int | None], size: int) -> tuple[int, ...]:
 
 
 def _uniform(seed: int | None, rerandomize: bool | None) -> shuffling.Uniform:
-    return shuffling.Uniform(new_seed() if seed is None else int(seed), bool(rerandomize))
+    return shuffling.Uniform(seed_of(seed), bool(rerandomize))
 
 
 def _weighed(weights: npt.ArrayLike, uniform: np.floating[Any]) -> np.int64:

@@ -18,7 +18,7 @@ import numpy as np
 from mirrored._jax.trees import tree_map
 from mirrored.data import specs
 from mirrored.data.calling import call, naming_element, no_end
-from mirrored.data.cursors import Cursor, IterableCursor
+from mirrored.data.cursors import Cursor, IterableCursor, step_over
 from mirrored.data.elements import Element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
@@ -75,7 +75,7 @@ class Scanned(StatefulStep):
         state, called = tree_map(_copied, self.initial_state), "Dataset.scan"
         for index, element in enumerate(elements):
             handed_out(state)
-            pair = call(_Given(self.function, state, element), element, called, index)
+            pair = call(Given(self.function, state, element), element, called, index)
             with naming_element(called, index):
                 state, out = self._checked(pair, state)
             yield out
@@ -88,11 +88,12 @@ class Scanned(StatefulStep):
                 rule="scan_func must return a pair: the next state and the output element",
                 remedy="return (state, element)",
             )
-        return _like(old, own_element(pair[0], "Dataset.scan")), own_element(pair[1], "Dataset.scan")
+        state = _like(old, own_element(pair[0], "Dataset.scan", narrow=False))
+        return state, own_element(pair[1], "Dataset.scan")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
+class Given:
     """Adapts a function of (state, element) to `call`, which passes the items of a tuple as separate arguments."""
 
     function: Callable[[Any, Any], Any]
@@ -406,11 +407,8 @@ class _ForgivingCursor:
             except (StopIteration, *_FAULTS):
                 raise
             except Exception as error:
-                if self._parent.get_state() == before:
-                    if before.keys() != {"next_index"}:  # the parent would raise the same exception forever
-                        raise
-                    # A random-access parent remains at the element. Grain's threads are one element ahead of it.
-                    self._parent.set_state({"next_index": before["next_index"] + 1})
+                if not step_over(self._parent, before):  # it would raise the same exception forever
+                    raise
                 if self._log_warning:
                     _log.warning("Dataset.ignore_errors: left out an element: %r", error)
 

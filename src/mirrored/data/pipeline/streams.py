@@ -17,6 +17,7 @@ from mirrored.data.cursors import (
     Iterators,
     RebatchCursor,
     WindowCursor,
+    step_over,
 )
 from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
@@ -79,8 +80,9 @@ class IterableSource(CursorNode):
 
     def _convert(self, value: PyTree, index: int) -> Element:
         try:
-            element = own_element(value, self.called)
-            return element if self.signature is None else specs.check(self.signature, element, self.called)
+            if self.signature is None:
+                return own_element(value, self.called)
+            return specs.check(self.signature, own_element(value, self.called, narrow=False), self.called)
         except StructureError as error:
             error.add_note(f"{self.called}: at element {index}")
             raise
@@ -159,7 +161,7 @@ class Rebatched(StreamStep, CursorNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unbatched(StreamStep):
+class Unbatched(StreamStep, CursorNode):
     """The operation `unbatch`: splits every batch into its examples."""
 
     @property
@@ -170,8 +172,55 @@ class Unbatched(StreamStep):
     def spec(self) -> Any:
         return specs.map_specs(lambda leaf: leaf.unbatched(), self.parent.spec)
 
-    def stream(self, run: Run) -> Any:
-        return engine().unbatch(self.parent.stream(run), _rows_of)
+    def open_cursor(self, run: Run) -> Cursor:
+        return UnbatchCursor(self.parent.cursor(run))
+
+
+class UnbatchCursor:
+    """An iterator over the examples of the batches of another iterator.
+
+    Saved positions have the format of Grain's FlatMapIterDataset, which returns the examples of a batch again if the
+    next one cannot be split.
+    """
+
+    def __init__(self, parent: Cursor) -> None:
+        self._parent, self._before = parent, parent.get_state()
+        self._rows: list[Element] = []
+        self._next = 0
+
+    def __next__(self) -> Element:
+        while self._next >= len(self._rows):
+            self._read()
+        element = self._rows[self._next]
+        self._next += 1
+        return element
+
+    def _read(self) -> None:
+        self._before, self._rows, self._next = self._parent.get_state(), [], 0
+        try:
+            self._rows = _rows_of(next(self._parent))
+        except StopIteration:
+            raise
+        except Exception:
+            step_over(self._parent, self._before)
+            self._before = self._parent.get_state()
+            raise
+
+    def get_state(self) -> Any:
+        return {"parent": self._before, "next_index_in_buffer": self._next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["parent"])
+        self._before, self._rows, self._next = state["parent"], [], 0
+        if state["next_index_in_buffer"]:
+            try:
+                self._read()
+            except StopIteration:  # positions of earlier versions at the end of the data have the last batch's index
+                return
+            self._next = state["next_index_in_buffer"]
+
+    def close(self) -> None:
+        self._parent.close()
 
 
 def _rows_of(element: Element) -> list[Element]:

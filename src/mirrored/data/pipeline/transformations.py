@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrored._jax.trees import Structure, tree_flatten, tree_map
+from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
@@ -210,7 +210,7 @@ class Repeated(OneParent, CursorTransformation):
         def epoch(number: int) -> Cursor | None:
             return None if 0 <= self.count <= number else self.parent.cursor(run.epoch(number))
 
-        return SequenceCursor(epoch, needs_elements=True)
+        return SequenceCursor(epoch, needs_elements=self.count < 0)  # as in TensorFlow
 
 
 class _RepeatedRows:
@@ -267,43 +267,6 @@ class Several(Transformation):
     @property
     def parents(self) -> tuple[Node, ...]:
         return self.members
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Zipped(Several):
-    """The operation `zip`: combines elements at the same index into a pytree."""
-
-    treedef: Any
-
-    @property
-    def cardinality(self) -> int:
-        known = [member.cardinality for member in self.members]
-        if UNKNOWN_CARDINALITY in known:
-            return UNKNOWN_CARDINALITY
-        return min((count for count in known if count >= 0), default=INFINITE_CARDINALITY)
-
-    @property
-    def spec(self) -> Any:
-        return self.treedef.unflatten([member.spec for member in self.members])
-
-    def open(self, run: Run) -> Rows:
-        return _ZippedRows([rows_of(member, own) for member, own in self.members.with_runs(run)], self.treedef)
-
-    def in_sequence(self, run: Run) -> Any:
-        zipped = engine().zip_shortest([member.stream(own) for member, own in self.members.with_runs(run)])
-        return engine().map_with_index(zipped, lambda _, parts: self.treedef.unflatten(parts))
-
-
-class _ZippedRows:
-    def __init__(self, members: list[Rows], treedef: Structure) -> None:
-        self._members, self._treedef = members, treedef
-        self.length = min(member.length for member in members)
-
-    def item(self, index: int) -> Element:
-        return self._treedef.unflatten([member.item(index) for member in self._members])
-
-    def rows(self, positions: range | np.ndarray) -> Element:
-        return self._treedef.unflatten([member.rows(positions) for member in self._members])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
