@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
+import gc
 import math
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.compilation.signature import static_key
+from mirrored.compilation.static_keys import static_key
 
 
 @dataclasses.dataclass
@@ -42,6 +45,29 @@ class Undecided(Comparable):
     __hash__ = None
 
 
+class Named(Comparable):
+    def __hash__(self):
+        return hash("Named")
+
+
+class Slotted(Comparable):
+    __slots__ = ("value",)
+
+    def __hash__(self):
+        return hash("Slotted")
+
+
+class Mapped(dict):
+    pass
+
+
+class Listed(list):
+    pass
+
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
 def _mutate_set(value):
     value.add(7)
 
@@ -68,6 +94,10 @@ def _mutate_attribute(value):
         (lambda: Config(1.0, np.zeros(2)), _mutate_array),
         (lambda: Comparable(1), _mutate_attribute),
         (lambda: Config(Comparable(1), [{1}]), lambda value: value.layers[0].add(7)),
+        (lambda: Named(1), _mutate_attribute),
+        (lambda: Slotted(1), _mutate_attribute),
+        (lambda: types.SimpleNamespace(value=1), _mutate_attribute),
+        (lambda: Mapped(a=1), lambda value: setattr(value, "scale", 2)),
     ],
 )
 def test_what_has_been_mutated_is_another_argument(make, mutate):
@@ -116,9 +146,49 @@ def test_variables_and_arrays_inside_are_themselves():
 
 
 @pytest.mark.parametrize(
-    "kind", [collections.deque, lambda one: collections.OrderedDict(a=one[0])], ids=["deque", "dict"]
+    "kind",
+    [
+        collections.deque,
+        lambda one: collections.OrderedDict(a=one[0]),
+        lambda one: Mapped(a=one[0]),
+        Listed,
+        lambda one: Config(Pair(one[0], 1), []),
+        lambda one: types.SimpleNamespace(a=one[0]),
+        lambda one: argparse.Namespace(a=one[0]),
+        lambda one: types.MappingProxyType({"a": one[0]}),
+        lambda one: collections.UserDict(a=one[0]),
+        lambda one: Comparable(one[0]),
+        lambda one: Named(one[0]),
+        lambda one: Slotted(one[0]),
+        lambda one: np.array([one[0], None]),
+    ],
 )
-def test_containers_of_the_standard_library_are_compared_by_the_bits_of_their_elements(kind):
+def test_contents_are_compared_by_the_type_and_the_bits_of_their_elements(kind):
     keys = [static_key(kind([number])) for number in (2, 2.0, True, 0.0, -0.0)]
     assert len(set(keys)) == len(keys)
     assert static_key(kind([2.0])) == static_key(kind([2.0]))
+
+
+def test_the_numbers_of_numpy_inside_are_compared_by_their_bits():
+    keys = [static_key([number]) for number in (np.float32(0.0), np.float32(-0.0), np.float64(0.0), np.int32(0))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_an_object_that_contains_itself():
+    lists = [[1], [1], [2]]
+    for one in lists:
+        one.append(one)
+    one, same, other = map(static_key, lists)
+    assert one == same != other
+
+
+def test_variables_whose_shape_may_change_are_not_mistaken_for_each_other():
+    first = mr.Variable(jnp.zeros(2), shape=(None,))
+    v = mr.Variable(jnp.asarray([1.0, 2.0, 3.0]), shape=(None,))
+    size = mr.function(lambda: v.read_value().shape[0])
+    assert size() == 3
+    del first
+    gc.collect()
+    v.assign(jnp.zeros(2))
+    last = mr.Variable(jnp.zeros(3), shape=(None,))
+    assert (size(), last.shape.rank) == (2, 1)

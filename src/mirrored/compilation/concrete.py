@@ -15,6 +15,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import as_array
 from mirrored._jax.inlining import stage
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace
+from mirrored.compilation.input_signature import from_python
 from mirrored.compilation.program import Program
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import within
@@ -158,7 +159,9 @@ class ConcreteFunction:
         if isinstance(value, DistributedValues):
             return value
         dtype = _dtype_of(wanted)
-        array = value if hasattr(value, "dtype") else jnp.asarray(value, dtype)
+        array = value if hasattr(value, "dtype") else from_python(value, dtype)
+        if array is None:
+            raise self._misfit(f"{value!r} was passed")
         sizes = None if wanted.shape is None else _sizes(wanted.shape)
         shape = tuple(array.shape)
         fits = sizes is None or (

@@ -14,6 +14,7 @@ from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
+from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
 from mirrored.compilation.ragged import RunScales, check_eager_call
@@ -21,7 +22,6 @@ from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
     Ragged,
-    check_signature,
     difference,
     flatten_arguments,
     flatten_steps,

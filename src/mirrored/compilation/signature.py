@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import collections
-import copy
 import dataclasses
-import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,195 +14,15 @@ from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
 from mirrored._jax.trees import Structure
 from mirrored._typing import Leaf, PyTree
-from mirrored.errors import ArgumentError, SignatureError
+from mirrored.compilation.static_keys import Identity, static_key
+from mirrored.errors import ArgumentError
 from mirrored.runtime.component_reads import stacked_of
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
-from mirrored.values.operators import ArrayOperators
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
 
-
-# Cache keys of static arguments, which are constants of a program.
-
-
-class Identity:
-    """A cache key that compares an object by identity and keeps it alive."""
-
-    __slots__ = ("_object",)
-
-    def __init__(self, value: object) -> None:
-        self._object = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self._object is other._object
-
-    def __hash__(self) -> int:
-        return id(self._object)
-
-    def __repr__(self) -> str:
-        return repr(self._object)
-
-
-class _Content:
-    """A cache key for an unhashable object: a deep copy of its current state, compared by ``==``."""
-
-    __slots__ = ("_copy",)
-
-    def __init__(self, value: object) -> None:
-        self._copy = copy.deepcopy(value)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Content):
-            return False
-        try:
-            return bool(self._copy == other._copy)
-        except Exception:  # `==` fails: treat as unequal, so that the function is traced again, which is always correct
-            return False
-
-    def __hash__(self) -> int:
-        return hash(type(self._copy))
-
-    def __repr__(self) -> str:
-        return repr(self._copy)
-
-
-def static_key(value: Any) -> tuple[Any, ...]:
-    """Returns the cache key of a non-array argument, computed from the argument's content even if it is mutable.
-
-    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. A hashable object is compared by
-    its own ``==``. An object that hashes by identity is assumed not to change.
-    """
-    kind = type(value)
-    if isinstance(value, (float, complex)):
-        return (kind, Number(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and kind.__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
-        fields = (one.name for one in dataclasses.fields(value) if one.compare)
-        return (kind, tuple((name, static_key(getattr(value, name))) for name in fields))
-    if kind in (list, tuple, collections.deque):
-        return (kind, tuple(static_key(one) for one in value))
-    if isinstance(value, Mapping) and kind in (dict, collections.OrderedDict, collections.defaultdict):
-        return (kind, tuple((static_key(name), static_key(one)) for name, one in value.items()))
-    if kind in (set, frozenset):
-        return (kind, frozenset(static_key(one) for one in value))
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return (kind, (str(value.dtype), value.shape, value.tobytes()))
-    return (kind, _opaque(value))
-
-
-def _opaque(value: object) -> Hashable:
-    # Variables and arrays are keyed by identity, because their `==` compares values elementwise.
-    if isinstance(value, (ArrayOperators, jax.Array)) or type(value).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
-        return Identity(value)
-    try:
-        hash(value)
-    except TypeError:
-        return _copied(value)
-    return value  # type: ignore[no-any-return]
-
-
-def _copied(value: object) -> Hashable:
-    try:
-        return _Content(value)
-    except Exception:  # an object that cannot be copied is assumed not to change
-        return Identity(value)
-
-
-class Number:
-    """A cache key for a float or complex number, compared by bits, with all NaNs equal."""
-
-    __slots__ = ("_bits", "_value")
-
-    def __init__(self, value: complex) -> None:
-        self._value = value
-        parts = (value.real, value.imag) if isinstance(value, complex) else (value,)
-        self._bits = tuple(part.hex() for part in parts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Number) and self._bits == other._bits
-
-    def __hash__(self) -> int:
-        return hash(self._bits)
-
-    def __repr__(self) -> str:
-        return repr(self._value)
-
-
-# Checks arguments against an `input_signature`.
-
-
-def check_signature(
-    function: Callable[..., Any], signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Converts the arguments of a call to positional arrays that match the `input_signature`.
-
-    Raises:
-        SignatureError: The number of arguments, a structure, a shape or a dtype does not match.
-    """
-    name = getattr(function, "__name__", "function")
-    if kwargs:
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        args = bound.args
-    if len(args) != len(signature):
-        raise _misfit(name, f"{len(args)} arguments were passed", f"{len(signature)} arguments")
-    return tuple(_fit(name, i, spec, arg) for i, (spec, arg) in enumerate(zip(signature, args, strict=True))), {}
-
-
-def _fit(name: str, place: int, spec: object, arg: object) -> Any:
-    if _is_spec(spec) and isinstance(arg, (list, tuple)):
-        arg = np.asarray(arg, _dtype_of(spec))
-    specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
-    leaves, treedef = structures.flatten(arg)
-    if treedef != spec_tree:
-        raise _misfit(name, f"argument {place} has the structure {treedef}", str(spec_tree))
-    return treedef.unflatten([_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)])
-
-
-def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
-    if isinstance(leaf, PerReplica):
-        return leaf
-    dtype = _dtype_of(spec)
-    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf).astype(dtype)
-    shape, wanted = tuple(array.shape), _sizes(spec)
-    fits = wanted is None or (
-        len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
-    )
-    if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
-        raise _misfit(name, f"argument {place} is {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
-    return array
-
-
-def _dtype_of(spec: Any) -> Any:
-    """Returns the dtype that arrays of a spec have: JAX has 64-bit dtypes only if they are enabled."""
-    return jax.dtypes.canonicalize_dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
-
-
-def _sizes(spec: Any) -> tuple[int | None, ...] | None:
-    """Returns the sizes that a spec requires; None for an unknown rank, also that of a TensorFlow shape."""
-    unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
-    return None if unknown else tuple(spec.shape)
-
-
-def _dims(shape: Sequence[int | None] | None) -> str:
-    return "..." if shape is None else ",".join("any" if size is None else str(size) for size in shape)
-
-
-def _is_spec(value: object) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _misfit(name: str, found: str, wanted: str) -> SignatureError:
-    return SignatureError(
-        name,
-        found=found,
-        rule=f"its input_signature requires {wanted}",
-        remedy="cast or reshape the argument, or omit input_signature (a new shape then causes a new trace)",
-    )
-
-
-# Flattens the arguments of a compiled function and computes their key: everything about them that a trace depends on.
 
 _PLAIN = frozenset({bool, int, str, type(None)})
 
@@ -418,8 +235,6 @@ def _type_of(array: Any) -> tuple[Hashable, ...]:
 
 
 def _static_key(leaf: object) -> Hashable:
-    if leaf is None or isinstance(leaf, (bool, int, str, bytes)):
-        return (type(leaf), leaf)
     if isinstance(leaf, DistributedValues):
         return (type(leaf), Identity(leaf))
     return static_key(leaf)

@@ -139,12 +139,12 @@ def note_resizable(variable: VariableStorage) -> None:
     _resizable.append(weakref.ref(variable, _resizable.remove))
 
 
-def sizes_of_resizables() -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes of all variables whose shape may change, for the cache keys of compiled programs."""
+def sizes_of_resizables() -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Returns the serials and shapes of all variables whose shape may change, for the cache keys of programs."""
     if not _resizable:
         return ()
     variables = [one() for one in list(_resizable)]
-    return tuple(one.component_shape for one in variables if one is not None)
+    return tuple((one.serial, one.component_shape) for one in variables if one is not None)
 
 
 class VariableStorage(Awaiting):

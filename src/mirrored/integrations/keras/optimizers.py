@@ -14,7 +14,7 @@ from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.compilation.signature import Identity
+from mirrored.compilation.static_keys import Identity
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, StructureError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import (

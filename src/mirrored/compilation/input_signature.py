@@ -1,0 +1,151 @@
+"""Checks the arguments of a compiled function against its `input_signature`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._typing import Leaf
+from mirrored.compilation.static_keys import static_key
+from mirrored.errors import SignatureError
+from mirrored.values import structures
+from mirrored.values.distributed_values import PerReplica
+
+_KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def check_signature(
+    function: Callable[..., Any], signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Converts the arguments of a call to positional arrays that match the `input_signature`.
+
+    Parameters that the signature does not describe keep their defaults, as in TensorFlow.
+
+    Raises:
+        SignatureError: The number of arguments, a structure, a shape, a dtype or a number does not match.
+    """
+    name = getattr(function, "__name__", "function")
+    if kwargs or len(args) != len(signature):
+        args = _covered(name, function, len(signature), args, kwargs)
+    return tuple(_fit(name, i, spec, arg) for i, (spec, arg) in enumerate(zip(signature, args, strict=True))), {}
+
+
+def _covered(
+    name: str, function: Callable[..., Any], count: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Returns the values of the first `count` parameters, which the specs describe.
+
+    Raises:
+        SignatureError: There are fewer values, or another parameter gets a value that is not its default.
+    """
+    found = f"{len(args) + len(kwargs)} arguments were passed"
+    parameters = inspect.signature(function)
+    try:
+        bound = parameters.bind(*args, **kwargs)
+    except TypeError as error:
+        raise _misfit(name, f"{found}, {error}", f"{count} arguments") from None
+    bound.apply_defaults()
+    if len(bound.args) < count:
+        raise _misfit(name, found, f"{count} arguments")
+    default = parameters.bind_partial(*bound.args[:count])
+    default.apply_defaults()
+    if static_key((bound.args[count:], bound.kwargs)) != static_key((default.args[count:], default.kwargs)):
+        raise SignatureError(
+            name,
+            found=f"{found}, of which its input_signature describes {count}",
+            rule="a parameter that the input_signature does not describe keeps its default",
+            remedy="omit the argument, or fix its value with functools.partial before the function is compiled; or "
+            "omit input_signature",
+        )
+    return bound.args[:count]
+
+
+def _fit(name: str, place: int, spec: object, arg: object) -> Any:
+    if _is_spec(spec) and isinstance(arg, (list, tuple)):
+        arg = _converted(name, place, spec, arg)
+    specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
+    leaves, treedef = structures.flatten(arg)
+    if treedef != spec_tree:
+        raise _misfit(name, f"argument {place} has the structure {treedef}", str(spec_tree))
+    return treedef.unflatten([_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)])
+
+
+def _converted(name: str, place: int, spec: Any, value: object) -> Any:
+    dtype = _dtype_of(spec)
+    array = from_python(value, dtype)
+    if array is None:
+        raise _misfit(name, f"argument {place} is {value!r}", f"{dtype}[{_dims(_sizes(spec))}]")
+    return array
+
+
+def from_python(value: object, dtype: Any) -> Any:
+    """Converts a Python number, or a list of numbers and arrays, to an array of a declared dtype.
+
+    Returns:
+        The array; None if `value` is something else, or if the cast would lose fractions, imaginary parts or magnitude.
+    """
+    try:
+        on_device = any(isinstance(leaf, jax.Array) for leaf in structures.flatten(value)[0])
+        array: Any = jnp.asarray(value) if on_device else np.asarray(value)
+    except (TypeError, ValueError, OverflowError):  # rows of several lengths, or not only numbers
+        return None
+    if _rank(array.dtype) is None or _rank(dtype) is None:
+        return None
+    if array.size and _rank(array.dtype) > _rank(dtype):
+        return None
+    cast = array.astype(dtype)
+    if on_device or not jnp.issubdtype(dtype, jnp.integer):
+        return cast
+    return cast if np.array_equal(cast, array) else None
+
+
+def _rank(dtype: Any) -> Any:
+    """Returns the position of a dtype's kind: a number can be cast to its own kind or a later one."""
+    return next((rank for rank, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), None)
+
+
+def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
+    if isinstance(leaf, PerReplica):
+        return leaf
+    dtype = _dtype_of(spec)
+    array = leaf if hasattr(leaf, "dtype") else _converted(name, place, spec, leaf)
+    shape, wanted = tuple(array.shape), _sizes(spec)
+    fits = wanted is None or (
+        len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
+    )
+    if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
+        raise _misfit(name, f"argument {place} is {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
+    return array
+
+
+def _dtype_of(spec: Any) -> Any:
+    """Returns the dtype that arrays of a spec have: JAX has 64-bit dtypes only if they are enabled."""
+    return jax.dtypes.canonicalize_dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+
+
+def _sizes(spec: Any) -> tuple[int | None, ...] | None:
+    """Returns the sizes that a spec requires; None for an unknown rank, also that of a TensorFlow shape."""
+    unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
+    return None if unknown else tuple(spec.shape)
+
+
+def _dims(shape: Sequence[int | None] | None) -> str:
+    return "..." if shape is None else ",".join("any" if size is None else str(size) for size in shape)
+
+
+def _is_spec(value: object) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _misfit(name: str, found: str, wanted: str) -> SignatureError:
+    return SignatureError(
+        name,
+        found=found,
+        rule=f"its input_signature requires {wanted}",
+        remedy="cast or reshape the argument, or omit input_signature (a new shape then causes a new trace)",
+    )

@@ -1,0 +1,158 @@
+"""Cache keys of static arguments, which are constants of a program."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import dataclasses
+import pathlib
+import types
+from collections.abc import Hashable
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from mirrored.values.operators import ArrayOperators
+
+_EXACT: Final = frozenset({bool, int, str, bytes, types.NoneType})
+_CONTAINERS: Final = frozenset(
+    {list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, np.ndarray}
+)
+# The `==` of these classes compares the attributes.
+_BY_STATE: Final[tuple[object, ...]] = (types.SimpleNamespace.__eq__, argparse.Namespace.__eq__)
+
+
+class Identity:
+    """A cache key that compares an object by identity and keeps it alive."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, value: object) -> None:
+        self._object = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self._object is other._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+    def __repr__(self) -> str:
+        return repr(self._object)
+
+
+class _Content:
+    """A cache key for an unhashable object: a deep copy of its current state, compared by ``==``."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, value: object) -> None:
+        self._copy = copy.deepcopy(value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Content):
+            return False
+        try:
+            return bool(self._copy == other._copy)
+        except Exception:  # `==` fails: treat as unequal, so that the function is traced again, which is always correct
+            return False
+
+    def __hash__(self) -> int:
+        return hash(type(self._copy))
+
+    def __repr__(self) -> str:
+        return repr(self._copy)
+
+
+def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """Returns the cache key of a non-array argument, computed from the argument's content even if it is mutable.
+
+    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. The content of an object with
+    its own ``==`` is its attributes and elements: ``==`` alone finds 2 equal to 2.0, also inside the object. An object
+    that hashes by identity is assumed not to change.
+
+    Args:
+        value: The argument.
+        around: The ids of the objects that contain it.
+    """
+    kind = type(value)
+    if kind in _EXACT:
+        return (kind, value)
+    if isinstance(value, (float, complex)):
+        return (kind, Number(value))
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        return (kind, (str(value.dtype), value.shape, value.tobytes()))
+    if id(value) in around:
+        return (kind, around.index(id(value)))  # an object that contains itself
+    around = (*around, id(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and kind.__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
+        fields = (one.name for one in dataclasses.fields(value) if one.compare)
+        return (kind, tuple((name, static_key(getattr(value, name), around)) for name in fields))
+    elements = _elements(value, around)
+    if elements is None:
+        return (kind, _opaque(value, around))
+    state = None if kind in _CONTAINERS else _state(value, around)
+    return (kind, elements if state is None else (elements, state))
+
+
+def _elements(value: object, around: tuple[int, ...]) -> Hashable | None:
+    """Returns the key of the elements of a container, also of a subclass; None for other objects."""
+    if isinstance(value, (list, tuple, collections.deque)):
+        return tuple(static_key(one, around) for one in value)
+    if isinstance(value, (dict, types.MappingProxyType)):
+        return tuple((static_key(name, around), static_key(one, around)) for name, one in value.items())
+    if isinstance(value, (set, frozenset)):
+        return frozenset(static_key(one, around) for one in value)
+    if isinstance(value, np.ndarray):
+        return (value.shape, *(static_key(one, around) for one in value.flat))
+    return None
+
+
+def _opaque(value: object, around: tuple[int, ...]) -> Hashable:
+    # Variables and arrays are keyed by identity, because their `==` compares values elementwise.
+    equals: object = type(value).__eq__
+    if isinstance(value, (ArrayOperators, jax.Array, type)) or equals is object.__eq__:
+        return Identity(value)
+    if equals in _BY_STATE:
+        return _state(value, around)
+    try:
+        hash(value)
+        own: Hashable = value
+    except TypeError:
+        own = _copied(value)
+    state = None if isinstance(value, pathlib.PurePath) else _state(value, around)  # the slots of a path are caches
+    return own if state is None else (own, state)
+
+
+def _state(value: object, around: tuple[int, ...]) -> Hashable | None:
+    """Returns the key of an object's attributes, also of those in slots; None if it has none."""
+    state = object.__getstate__(value)  # type: ignore[attr-defined]
+    return None if state is None else static_key(state, around)
+
+
+def _copied(value: object) -> Hashable:
+    try:
+        return _Content(value)
+    except Exception:  # an object that cannot be copied is assumed not to change
+        return Identity(value)
+
+
+class Number:
+    """A cache key for a float or complex number, compared by bits, with all NaNs equal."""
+
+    __slots__ = ("_bits", "_value")
+
+    def __init__(self, value: complex) -> None:
+        self._value = value
+        parts = (value.real, value.imag) if isinstance(value, complex) else (value,)
+        self._bits = tuple(part.hex() for part in parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and self._bits == other._bits
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
+    def __repr__(self) -> str:
+        return repr(self._value)

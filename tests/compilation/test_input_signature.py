@@ -1,0 +1,88 @@
+"""Arguments of functions with an `input_signature`, and of concrete functions."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+X = jnp.float32(2.0)
+SPEC = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "python_function",
+    [
+        lambda x, scale=1.0: x * scale,
+        lambda x, *, scale=1.0: x * scale,
+        lambda x, **options: x * options.get("scale", 1.0),
+        lambda x, *, other=None, scale=1.0: x * scale,
+    ],
+)
+def test_parameters_that_it_does_not_describe_keep_their_defaults(python_function):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    scaled = mr.function(python_function, input_signature=[SPEC])
+    assert [float(scaled(X)), float(scaled(x=X))] == [2.0, 2.0]
+    with pytest.raises(mr.errors.SignatureError, match="keeps its default"):
+        scaled(X, scale=3.0)
+    with pytest.raises(mr.errors.SignatureError, match="keeps its default"):
+        strategy.run(scaled, args=(X,), kwargs={"scale": 3.0})
+    assert scaled.trace_count == 1
+
+
+def test_arguments_equal_to_the_defaults_are_taken():
+    step = mr.function(lambda x, training=False, *, mode="a": x * 1.0, input_signature=[SPEC])
+    assert float(step(X, False)) == float(step(X, training=False)) == float(step(x=X, mode="a")) == 2.0
+    added = mr.function(lambda x, y=1.0: x + y, input_signature=[SPEC, SPEC])
+    assert float(added(X)) == float(added(x=X)) == 3.0
+    assert float(added(y=X, x=X)) == 4.0
+    with pytest.raises(mr.errors.SignatureError, match="unexpected keyword"):
+        added(X, z=X)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        (1.5, jnp.int32, ()),
+        ([1.5], jnp.int32, (1,)),
+        ([jnp.float32(1.5)], jnp.int32, (1,)),
+        (300, jnp.uint8, ()),
+        (-1, jnp.uint8, ()),
+        (3_000_000_000, jnp.int32, ()),
+        (2**70, jnp.int32, ()),
+        (2, jnp.bool_, ()),
+        (None, jnp.float32, ()),
+        ("2.5", jnp.float32, ()),
+        ("2", jnp.int32, ()),
+        (1 + 2j, jnp.float32, ()),
+        ([[1.0], [1.0, 2.0]], jnp.float32, (2, 1)),
+    ],
+)
+def test_python_values_that_a_cast_would_change_are_refused(value, dtype, shape):
+    spec = jax.ShapeDtypeStruct(shape, dtype)
+    step = mr.function(lambda x: x, input_signature=[spec])
+    for call in (step, mr.function(lambda x: x).get_concrete_function(spec) if shape == () else step):
+        with pytest.raises(TypeError, match=re.escape(repr(value)) if shape == () else "is "):
+            call(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(1, "float32"), (1.5, "bfloat16"), (True, "int32"), (255, "uint8"), (1, "complex64"), (False, "bool")],
+)
+def test_python_values_of_the_same_or_a_narrower_kind_are_cast(value, dtype):
+    spec = jax.ShapeDtypeStruct((), jnp.dtype(dtype))
+    step = mr.function(lambda x: x, input_signature=[spec])
+    for call in (step, step.get_concrete_function()):
+        assert (call(value).dtype.name, call(value)) == (dtype, value)
+
+
+def test_lists_of_numbers_and_arrays():
+    step = mr.function(lambda x: x, input_signature=[mr.data.ArraySpec((None,), np.dtype("float32"))])
+    assert step([1, 2.5]).tolist() == step([jnp.float32(1), np.float64(2.5)]).tolist() == [1.0, 2.5]
+    assert step([]).tolist() == []
