@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -78,3 +81,112 @@ def test_a_function_that_closes_over_each_batch_runs_eagerly_after_a_while() -> 
 
     assert epoch(dataset) == sum(2 * i for i in range(12))
     assert epoch.trace_count <= 8
+
+
+class Model:
+    """A callable object that is compared by identity."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return x.sum() * self.factor
+
+
+@dataclasses.dataclass
+class Unhashable:
+    """A callable object without a hash."""
+
+    factor: float
+
+    def __call__(self, x: Any) -> Any:
+        return x.sum() * self.factor
+
+
+def of_method(factor: float) -> Any:
+    forward = Model(factor).forward
+    return lambda x: forward(x)
+
+
+def of_default(factor: float) -> Any:
+    return lambda x, own=factor: x.sum() * own
+
+
+def of_keyword_default(factor: float) -> Any:
+    def replica(x: Any, *, own: float = factor) -> Any:
+        return x.sum() * own
+
+    return replica
+
+
+def of_helper_with_default(factor: float) -> Any:
+    helper = of_default(factor)
+    return lambda x: helper(x)
+
+
+def of_partial(factor: float) -> Any:
+    return functools.partial(lambda own, x, other: x.sum() * own * other, factor, other=1.0)
+
+
+def of_decorated(factor: float) -> Any:
+    @functools.wraps(of_decorated)
+    def replica(x: Any) -> Any:
+        return x.sum() * factor
+
+    return replica
+
+
+def of_recursive_helper(factor: float) -> Any:
+    def total(tree: Any) -> Any:
+        return sum(map(total, tree)) if isinstance(tree, list) else tree.sum() * factor
+
+    return lambda x: total([x * 0.5, [x * 0.5]])
+
+
+BY_VALUE = [of_default, of_keyword_default, of_helper_with_default, of_partial, of_decorated, of_recursive_helper]
+
+
+@pytest.mark.parametrize("make", [*BY_VALUE, of_method, Unhashable], ids=lambda make: make.__name__)
+def test_a_replica_function_is_compiled_for_each_of_its_values(make: Callable[[float], Any]) -> None:
+    """The programs of the first values ran with all others, silently."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+
+    @mr.function
+    def epoch(iterator: Any, factors: list[float]) -> list[float]:
+        results = []
+        for factor, x in zip(factors, iterator, strict=False):
+            result = strategy.run(make(factor), args=(x,))
+            results.append(float(strategy.reduce("SUM", result, axis=None)))
+        return results
+
+    factors = [1.0, 2.0, 3.0]
+    dataset = strategy.distribute_dataset([np.ones((2, 1), np.float32)] * len(factors))
+    for _ in range(2):
+        found = epoch(iter(dataset), factors)
+        assert found == [2.0, 4.0, 6.0]
+    if make in BY_VALUE:
+        assert epoch.trace_count == len(factors)
+
+
+def test_objects_in_the_key_of_a_program_are_kept_alive() -> None:
+    """Their identities are in the key: the next object can have the identity of one that has been deleted."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    dataset = strategy.distribute_dataset([np.ones((2, 1), np.float32)] * 6)
+
+    @mr.function
+    def epoch(dataset: Any) -> list[float]:
+        factors: Any = None
+        found: list[float] = []
+
+        def replica(x: Any) -> Any:
+            return x.sum() * factors[0]
+
+        for _ in range(6):
+            factors = None
+            factors = [float(len(found))]
+            for x in dataset:
+                found.append(float(strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)))
+                break
+        return found
+
+    assert epoch(dataset) == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]

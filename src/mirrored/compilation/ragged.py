@@ -13,6 +13,7 @@ from mirrored.compilation.program import Program
 from mirrored.compilation.signature import flatten_arguments
 from mirrored.errors import LossScaleWarning
 from mirrored.runtime.ambient import within
+from mirrored.runtime.closure_key import code_of
 from mirrored.runtime.hooks import Driver
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -70,7 +71,7 @@ class RunScales(Driver):
         Warns:
             LossScaleWarning: As when the run is compiled.
         """
-        code = getattr(function, "__code__", function)
+        code = code_of(function)
         given = (tuple(args), dict(kwargs))
         if code not in self._checked and any(map(_is_ragged, structures.flatten(given)[0])):
             self._checked.add(code)

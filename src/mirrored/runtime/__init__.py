@@ -9,6 +9,7 @@
   raises.
 - `replica_runner`, `lockstep`: the interface of what executes a run, and the threads of local replicas.
 - `component_reads`, `function_key`: reads of components that tapes record; functions compared between replicas.
+- `closure_key`: the functions that a function driven from Python passes to `run`, compared between calls.
 - `entry_point`: restores the thread's state when a public function raises.
 - `hooks`: what upper layers register here, so that this layer does not import them.
 

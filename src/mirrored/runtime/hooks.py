@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import ambient
+from mirrored.runtime.closure_key import closure_key, code_of
 
 # Hook for `mirrored.tf`: programs for TensorFlow catch errors about shapes by TensorFlow's class.
 
@@ -268,7 +269,7 @@ class Driver:
     """Compiles and caches the functions that a `mirrored.function` running as Python passes to `Strategy.run`.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
-    code and the identities of the objects that it closes over.
+    code and the values that it closes over, has as defaults, or is bound to (`closure_key`).
 
     Args:
         compile_function: Compiles a replica function.
@@ -279,8 +280,8 @@ class Driver:
 
     def __init__(self, compile_function: Callable[[Callable[..., Any]], Any]) -> None:
         self._compile = compile_function
-        self._compiled: dict[Hashable, tuple[Any, Any]] = {}
-        self._variants: dict[Any, int] = {}
+        self._compiled: dict[Hashable, tuple[Any, list[object]]] = {}
+        self._variants: dict[Hashable, int] = {}
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
         """Returns the function that `strategy.run(function, args, kwargs)` calls in place of `function`."""
@@ -288,31 +289,18 @@ class Driver:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function` compiled, or uncompiled if its code was compiled too often with different closures."""
-        code = getattr(function, "__code__", function)
-        key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
+        code = code_of(function)
+        kept: list[object] = [function]
+        # An object with a hash is compared by its own `==`, such as two equal frozen dataclasses.
+        key = (code, None if code is function else closure_key(function, kept))
         if key not in self._compiled:
             self._variants[code] = self._variants.get(code, 0) + 1
             if self._variants[code] > _MAX_VARIANTS:
                 return function
-            # The entry keeps the function alive, so that no other object can take over an identity in the key.
-            self._compiled[key] = (self._compile(function), function)
+            self._compiled[key] = (self._compile(function), kept)
         return self._compiled[key][0]  # type: ignore[no-any-return]
 
     @property
     def trace_count(self) -> int:
         """The number of times that this driver's compiled replica functions have been traced."""
         return sum(compiled.trace_count for compiled, _ in self._compiled.values())
-
-
-def _closed_over(function: Callable[..., Any]) -> tuple[Hashable, ...]:
-    cells = getattr(function, "__closure__", None) or ()
-    contents = []
-    for cell in cells:
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            continue
-        # A nested function is a new object at each call, too: it is identified by its code and closure.
-        inner = (value.__code__, _closed_over(value)) if hasattr(value, "__code__") else id(value)
-        contents.append(inner)
-    return tuple(contents)
