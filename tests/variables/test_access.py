@@ -336,6 +336,36 @@ def test_custom_aggregation(way, aggregation, expected):
     assert float(v) == pytest.approx(2 * expected(way.num_replicas))
 
 
+@few
+@pytest.mark.parametrize("aggregation", [VariableAggregation.SUM, lambda stacked: jnp.sum(stacked, axis=0)])
+@pytest.mark.parametrize("place", ["replica", "cross-replica"])
+@pytest.mark.parametrize(
+    ("initial", "value"), [(0, jnp.uint8(200)), (0.0, jnp.float16(40000.0)), (0.0, jnp.int8(100))], ids=str
+)
+def test_values_of_a_narrower_dtype_are_aggregated_in_the_variables_dtype(way, initial, value, place, aggregation):
+    v = make(way, initial, aggregation=aggregation)
+    if place == "replica":
+        way.compile(lambda: way.strategy.run(lambda: v.assign(value)))()
+    else:
+        v.assign(mr.PerReplica([value] * way.num_replicas))
+    assert float(v.numpy()) == way.num_replicas * float(value)
+
+
+@few
+@pytest.mark.parametrize("aggregation", ["ONLY_FIRST_REPLICA", "SUM", lambda stacked: stacked[0]])
+@pytest.mark.parametrize("place", ["replica", "cross-replica"])
+@pytest.mark.parametrize("value", [np.array([300, 1], np.int32), [300, 1]], ids=["array", "list"])
+def test_integers_of_the_host_are_in_the_variables_range(way, value, place, aggregation):
+    v = make(way, np.zeros(2, np.uint8), aggregation=aggregation, trainable=False)
+    steps = {
+        "replica": way.compile(lambda: way.strategy.run(lambda: v.assign(value))),
+        "cross-replica": lambda: v.assign(mr.PerReplica([np.asarray(value)] * way.num_replicas)),
+    }
+    with pytest.raises(VariableError, match="the value 300 for variable"):
+        steps[place]()
+    assert v.numpy().tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("aggregation", "message"),
     [
