@@ -557,3 +557,20 @@ def test_a_sharded_array_that_a_merge_assigns_is_read_whole(method):
     doubled = strategy.experimental_local_results(strategy.run(replica))
     assert [one.tolist() for one in doubled] == [[0.0, 2.0, 4.0, 6.0]] * 4
     assert v.numpy().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@few
+def test_a_plain_variable_takes_a_key_in_a_run(way):
+    v, key = mr.Variable(jax.random.key(0), trainable=False), jax.random.key(7)
+    way.compile(lambda: way.strategy.run(lambda: v.assign(key)))()
+    assert jax.random.key_data(v.read_value()).tolist() == jax.random.key_data(key).tolist()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_value_of_a_variable_of_an_open_shape_is_assigned(compiled):
+    u, v = mr.Variable([5.0, 6.0], shape=(None,)), mr.Variable([1.0, 2.0])
+    (mr.function if compiled else lambda fn: fn)(lambda: v.assign(u))()
+    assert v.numpy().tolist() == [5.0, 6.0]
+    u.assign([1.0, 2.0, 3.0])
+    with pytest.raises(VariableError, match=r"the value has shape \(3,\)"):
+        v.assign(u)

@@ -79,7 +79,8 @@ class Assignment:
             VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
         """
         variable = self.variable
-        shape = np.shape(value)
+        # A variable may have a declared shape with unknown dimensions, and its value a definite one.
+        shape = getattr(getattr(value, "container", value), "component_shape", None) or np.shape(value)
         if shape != variable.component_shape and not (self.replaces and variable.may_become(shape)):
             raise VariableError(
                 self.called,
