@@ -39,6 +39,16 @@ def test_constants_are_computed_on_the_host():
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(state))
 
 
+def test_a_function_with_a_callback_is_called(capfd: Any):
+    def init(tree: Any) -> Any:
+        jax.debug.print("starts")
+        return jax.tree.map(jnp.zeros_like, tree)
+
+    assert not with_constants(init, PARAMETERS)["w"].any()
+    jax.effects_barrier()
+    assert "starts" in capfd.readouterr().out
+
+
 def pointers(array: jax.Array) -> list[int]:
     return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
 

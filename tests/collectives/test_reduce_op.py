@@ -134,6 +134,28 @@ def test_median_and_trimmed_mean_against_numpy(count: int) -> None:
     np.testing.assert_allclose(TrimmedMean(0)(jnp.asarray(stacked)), stacked.mean(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32"])
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_medians_and_trimmed_means_of_integers_are_exact(dtype: str, count: int) -> None:
+    limits = np.iinfo(dtype)
+    random = np.random.default_rng(count).integers(limits.min, limits.max, (count, 50), dtype, endpoint=True)
+    high, low = (np.full((count, 1), one, dtype) for one in (limits.max, limits.min))
+    values = np.concatenate([random, high, low, high - 1, low + 1], 1)
+    ordered = np.sort(values, 0).astype(object)
+
+    def mean(rows: Any) -> Any:
+        return [int(total / abs(total) * (abs(total) // len(rows))) if total else 0 for total in rows.sum(0)]
+
+    for op, kept in (
+        (Median(), ordered[(count - 1) // 2 : count // 2 + 1]),
+        (TrimmedMean(1), ordered[1:-1]),
+        (TrimmedMean(0), ordered),
+    ):
+        result = op(jnp.asarray(values))
+        assert result.dtype == dtype
+        assert result.tolist() == mean(kept)
+
+
 @pytest.mark.parametrize("k", [-1, 0.5, True])
 def test_trimmed_mean_checks_k(k: Any) -> None:
     with pytest.raises(ArgumentError, match="k="):

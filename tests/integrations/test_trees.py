@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -114,6 +115,64 @@ def test_gradients_of_another_structure_are_refused() -> None:
     tree = mr.mirror({"w": jnp.ones(2)})
     with pytest.raises(mr.errors.StructureError, match="a tree of 2 gradients was passed for a tree of 1 variables"):
         mr.optimizers.SGD(0.1).apply([jnp.ones(2), jnp.ones(2)], tree)
+
+
+class Pair(NamedTuple):
+    w: Any
+    b: Any
+
+
+OTHER_PLACES = [
+    (lambda w, b: [w, b], lambda w, b: {"w": w, "b": b}),
+    (lambda w, b: {"w": w, "b": b}, lambda w, b: [w, b]),
+    (lambda w, b: {"scale": w, "offset": b}, lambda w, b: {"a": w, "z": b}),
+    (lambda w, b: OrderedDict([(2, w), (1, b)]), lambda w, b: OrderedDict([(1, b), (2, w)])),
+    (lambda w, b: [[w], [b, b]], lambda w, b: [[w, b], [mr.Variable(0.0)]]),
+]
+SAME_PLACES = [
+    (lambda w, b: (w, b), lambda w, b: [w, b]),
+    (lambda w, b: (w, b), lambda w, b: Pair(w, b)),
+    (lambda w, b: {"0": w, "1": b}, lambda w, b: [w, b]),
+]
+
+
+@pytest.mark.parametrize(("values", "tree"), OTHER_PLACES)
+def test_leaves_are_not_matched_by_position_alone(values: Any, tree: Any) -> None:
+    w, b = mr.Variable(0.0), mr.Variable(0.0)
+    two, ten = jnp.float32(2.0), jnp.float32(10.0)
+    with pytest.raises((StructureError, mr.errors.ArgumentError)):
+        mr.optimizers.SGD(1.0).apply(values(two, ten), tree(w, b))
+    with pytest.raises(StructureError, match=r"the gradient at .* was passed for the variable at"):
+        mr.optimizers.SGD(1.0).apply_gradients([(values(two, ten), tree(w, b))])
+    with pytest.raises(StructureError, match="one value for each leaf"):
+        mr.assign(tree(w, b), values(two, ten))
+    assert (float(w), float(b)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("values", "tree"), SAME_PLACES)
+def test_containers_of_other_types_match_in_the_same_places(values: Any, tree: Any) -> None:
+    w, b = mr.Variable(0.0), mr.Variable(0.0)
+    mr.optimizers.SGD(1.0).apply_gradients([(values(jnp.float32(2.0), jnp.float32(10.0)), tree(w, b))])
+    assert (float(w), float(b)) == (-2.0, -10.0)
+    mr.assign(tree(w, b), values(jnp.float32(1.0), jnp.float32(2.0)))
+    assert (float(w), float(b)) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("array", [jnp.ones(2), np.ones(2), np.float32(1.0)])
+def test_a_gradient_of_an_array_next_to_variables_is_refused(array: Any) -> None:
+    tree = {"w": mr.Variable(1.0), "b": array}
+    with pytest.raises(StructureError, match="a gradient for an array of shape"):
+        mr.optimizers.SGD(0.5).apply_gradients([({"w": jnp.float32(1.0), "b": jnp.asarray(array)}, tree)])
+    mr.optimizers.SGD(0.5).apply_gradients([({"w": jnp.float32(1.0), "b": None}, tree)])
+    assert float(tree["w"]) == 0.5
+
+
+@pytest.mark.parametrize("number", [0.5, np.float32(0.5), np.int32(1), np.bool_(True)])
+def test_a_new_value_for_a_number_is_refused(number: Any) -> None:
+    tree = mr.mirror({"w": jnp.ones(2), "rate": number})
+    mr.assign(tree, {"w": jnp.zeros(2), "rate": type(number)(number)})
+    with pytest.raises(StructureError, match="is not a variable"):
+        mr.assign(tree, {"w": jnp.zeros(2), "rate": type(number)(0)})
 
 
 def test_optimizers_take_trees() -> None:

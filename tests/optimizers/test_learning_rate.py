@@ -82,13 +82,24 @@ def test_iterations_can_be_set_to_continue():
     assert int(optimizer.iterations.numpy()) == 11
 
 
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), [0.1, 0.2]])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), [0.1, 0.2], None, "0.1", object()])
 def test_a_rate_is_a_finite_number(value):
     with pytest.raises(ArgumentError, match="finite, nonnegative number"):
         SGD(value)
     optimizer = SGD(0.1)
     with pytest.raises(ArgumentError, match="finite, nonnegative number"):
         optimizer.learning_rate = value
+
+
+def test_a_schedule_cannot_be_assigned():
+    optimizer = SGD(0.1)
+    with pytest.raises(ArgumentError, match="the function cosine was assigned"):
+        optimizer.learning_rate = cosine
+    assert float(optimizer.learning_rate) == np.float32(0.1)
+
+
+def cosine(step):
+    return jnp.cos(step)
 
 
 def test_a_schedule_cannot_be_overwritten():

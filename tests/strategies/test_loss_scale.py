@@ -245,6 +245,21 @@ def test_means_over_two_examples_are_warned_of(name, make):
         run(make, WRONG_FOR_TWO[name], strategy_of(4), size=8)
 
 
+@pytest.mark.parametrize(
+    "show",
+    [lambda loss: jax.debug.print("{}", loss), lambda loss: jax.debug.callback(lambda _: None, loss)],
+    ids=["print", "callback"],
+)
+def test_a_step_may_have_equations_without_results(show):
+    def loss_of(w: Any, x: Any, y: Any) -> Any:
+        loss = entropies(w, x, y)
+        show(loss)
+        jax.jit(show)(loss)
+        return jnp.sum(loss) / BATCH
+
+    run(taped, loss_of, strategy_of(2))
+
+
 @pytest.mark.parametrize("make", [by_nnx, by_keras, by_equinox])
 @pytest.mark.first(1)
 def test_every_optimizer_that_sums_warns(make):

@@ -13,7 +13,7 @@ import pytest
 
 import mirrored as mr
 import mirrored.tf as tf
-from mirrored.variables.slicing import slice_of
+from mirrored.variables.slicing import Slice, slice_of
 
 SLICES = [
     (np.s_[1:], [5.0, 6.0], [[1.0, 2.0], [5.0, 6.0], [5.0, 6.0]]),
@@ -55,6 +55,36 @@ def test_a_value_that_does_not_fit_a_slice():
     with pytest.raises(mr.errors.VariableError, match="int32"):
         whole[1:].assign([0.5])
     assert v.numpy().tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("index", "found"),
+    [
+        (3, "slice index 3 of dimension 0"),
+        (-4, "slice index -4 of dimension 0"),
+        (np.s_[..., 2], "slice index 2 of dimension 1"),
+        (np.s_[tf.newaxis, 0, 5], "slice index 5 of dimension 1"),
+        (np.s_[[0, 7], 1], "slice index 7 of dimension 0"),
+        (np.s_[:, np.array([0, 2])], "slice index 2 of dimension 1"),
+        (np.s_[np.array([True, False, True]), 2], "slice index 2 of dimension 1"),
+    ],
+    ids=str,
+)
+def test_an_index_outside_of_the_variable_is_not_assigned(index, found, compiled):
+    v = matrix()
+    with pytest.raises(mr.errors.ArgumentError, match=found):
+        (tf.function if compiled else lambda f: f)(lambda: Slice(v, index).assign(1.0))()
+    assert v.numpy().tolist() == matrix().numpy().tolist()
+
+
+def test_a_computed_index_outside_of_the_variable_is_not_assigned():
+    v = matrix()
+    with pytest.raises(mr.errors.ArgumentError, match="slice index 4 of dimension 0"):
+        v[tf.constant([0, 4])].assign(1.0)
+    v[-3, -1].assign(8.0)
+    v[5:].assign(9.0)
+    assert v.numpy().tolist() == [[1.0, 8.0], [3.0, 4.0], [5.0, 6.0]]
 
 
 def test_only_slices_of_variables_have_assign():

@@ -336,6 +336,36 @@ def test_custom_aggregation(way, aggregation, expected):
     assert float(v) == pytest.approx(2 * expected(way.num_replicas))
 
 
+@few
+@pytest.mark.parametrize("aggregation", [VariableAggregation.SUM, lambda stacked: jnp.sum(stacked, axis=0)])
+@pytest.mark.parametrize("place", ["replica", "cross-replica"])
+@pytest.mark.parametrize(
+    ("initial", "value"), [(0, jnp.uint8(200)), (0.0, jnp.float16(40000.0)), (0.0, jnp.int8(100))], ids=str
+)
+def test_values_of_a_narrower_dtype_are_aggregated_in_the_variables_dtype(way, initial, value, place, aggregation):
+    v = make(way, initial, aggregation=aggregation)
+    if place == "replica":
+        way.compile(lambda: way.strategy.run(lambda: v.assign(value)))()
+    else:
+        v.assign(mr.PerReplica([value] * way.num_replicas))
+    assert float(v.numpy()) == way.num_replicas * float(value)
+
+
+@few
+@pytest.mark.parametrize("aggregation", ["ONLY_FIRST_REPLICA", "SUM", lambda stacked: stacked[0]])
+@pytest.mark.parametrize("place", ["replica", "cross-replica"])
+@pytest.mark.parametrize("value", [np.array([300, 1], np.int32), [300, 1]], ids=["array", "list"])
+def test_integers_of_the_host_are_in_the_variables_range(way, value, place, aggregation):
+    v = make(way, np.zeros(2, np.uint8), aggregation=aggregation, trainable=False)
+    steps = {
+        "replica": way.compile(lambda: way.strategy.run(lambda: v.assign(value))),
+        "cross-replica": lambda: v.assign(mr.PerReplica([np.asarray(value)] * way.num_replicas)),
+    }
+    with pytest.raises(VariableError, match="the value 300 for variable"):
+        steps[place]()
+    assert v.numpy().tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("aggregation", "message"),
     [
@@ -527,3 +557,20 @@ def test_a_sharded_array_that_a_merge_assigns_is_read_whole(method):
     doubled = strategy.experimental_local_results(strategy.run(replica))
     assert [one.tolist() for one in doubled] == [[0.0, 2.0, 4.0, 6.0]] * 4
     assert v.numpy().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@few
+def test_a_plain_variable_takes_a_key_in_a_run(way):
+    v, key = mr.Variable(jax.random.key(0), trainable=False), jax.random.key(7)
+    way.compile(lambda: way.strategy.run(lambda: v.assign(key)))()
+    assert jax.random.key_data(v.read_value()).tolist() == jax.random.key_data(key).tolist()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_value_of_a_variable_of_an_open_shape_is_assigned(compiled):
+    u, v = mr.Variable([5.0, 6.0], shape=(None,)), mr.Variable([1.0, 2.0])
+    (mr.function if compiled else lambda fn: fn)(lambda: v.assign(u))()
+    assert v.numpy().tolist() == [5.0, 6.0]
+    u.assign([1.0, 2.0, 3.0])
+    with pytest.raises(VariableError, match=r"the value has shape \(3,\)"):
+        v.assign(u)

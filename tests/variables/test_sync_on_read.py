@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -229,6 +230,31 @@ def test_custom_aggregation_of_components():
 
 
 # One component
+
+
+@pytest.mark.parametrize("aggregation", ["MEAN", "ONLY_FIRST_REPLICA"])
+@pytest.mark.parametrize("method", ["assign", "assign_add"])
+def test_a_merge_assigns_an_array_of_all_devices(way, method, aggregation):
+    with way.strategy.scope():
+        v = mr.Variable(0.0, synchronization="ON_READ", aggregation=aggregation)
+
+    def replica():
+        def merged(strategy, own):
+            getattr(v, method)(strategy.reduce("SUM", own, axis=None))
+
+        mr.get_replica_context().merge_call(merged, args=(jnp.float32(1.0),))
+
+    way.compile(lambda: way.strategy.run(replica))()
+    assert [float(one) for one in v.values] == [way.num_replicas] * way.num_replicas
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("method", ["assign", "assign_add"])
+def test_a_component_takes_an_array_of_any_device(device, method):
+    with mr.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        v = mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+    getattr(v.values[1], method)(jax.device_put(jnp.float32(4.0), jax.devices()[device]))
+    assert [float(one) for one in v.values] == [0.0, 4.0]
 
 
 def test_assigning_one_component():

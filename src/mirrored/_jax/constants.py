@@ -40,6 +40,8 @@ def _filled(jaxpr: Any, constants: int) -> list[np.ndarray[Any, Any]] | None:
         return None
     known: dict[Any, np.ndarray[Any, Any]] = {}
     for equation in jaxpr.eqns:
+        if len(equation.outvars) != 1:  # a callback, such as `jax.debug.print`, has no results
+            return None
         operand: Any = equation.invars[0] if equation.invars else None
         is_fill = equation.primitive.name == _FILLS and len(equation.invars) == 1 and isinstance(operand, Literal)
         aval: Any = equation.outvars[0].aval

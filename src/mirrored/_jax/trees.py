@@ -76,6 +76,29 @@ def tree_map(
     return in_order_of(value, jax.tree.map(function, value, *rest, is_leaf=is_leaf))
 
 
+def is_same_place(path: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Returns whether two leaves of trees, given by their paths, have the same place.
+
+    A field may have a position in place of its name (a tuple for a NamedTuple), because the order of fields is fixed.
+    A key of a dict may not: JAX flattens dicts in the order of their sorted keys, and lists in the order of elements.
+    The longer path may go on inside the leaf of the other one, as in a Flax variable around an array.
+    """
+    return all(map(_is_same_key, path, other))
+
+
+def _is_same_key(key: Any, other: Any) -> bool:
+    kinds = {type(key), type(other)}
+    # A class that is registered without keys has positions, whatever its children are.
+    is_unnamed = len(kinds) > 1 and jax.tree_util.FlattenedIndexKey in kinds
+    is_field = kinds == {jax.tree_util.GetAttrKey, jax.tree_util.SequenceKey}
+    return is_unnamed or is_field or _label(key) == _label(other)
+
+
+def _label(key: Any) -> str:
+    """Returns the key, name or position of one step of a path."""
+    return next((str(getattr(key, kind)) for kind in ("key", "name", "idx") if hasattr(key, kind)), str(key))
+
+
 def in_order_of(like: PyTree, value: PyTree) -> Any:
     """Returns `value` with the keys of each dict ordered as in the same dict of `like`, a pytree of equal structure.
 

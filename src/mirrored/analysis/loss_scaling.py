@@ -176,6 +176,8 @@ class LossScaling:
 
     def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], calls: Sequence[JaxprEqn]) -> None:
         for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, self._axis), strict=True):
+            if not eqn.outvars:  # `jax.debug.print` and other callbacks: nothing is computed from them
+                continue
             operands = [
                 _number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in eqn.invars
             ]
@@ -198,7 +200,7 @@ class LossScaling:
         return [_number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in jaxpr.outvars]
 
     def _apply(self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]) -> _Value:
-        name, shape = eqn.primitive.name, _shape(eqn.outvars[0]) if eqn.outvars else ()
+        name, shape = eqn.primitive.name, _shape(eqn.outvars[0])
         constant = _computed(name, operands)
         if constant is not None:
             divisor = self._divisor(name, operands)

@@ -149,7 +149,8 @@ def digest(value: Operand) -> str:
     array = np.asarray(key_data(value))
     hasher = hashlib.blake2b(digest_size=16)
     hasher.update(f"{array.dtype}{array.shape}".encode())
-    hasher.update(repr(value).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes())
+    # The text of a list has every element; that of a long array has only the first and last ones.
+    hasher.update(repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes())
     return hasher.hexdigest()
 
 

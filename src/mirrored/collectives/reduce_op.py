@@ -300,7 +300,7 @@ def _describe(array: jax.Array | jax.ShapeDtypeStruct) -> str:
 class Median(ReduceOp):
     """A reduction to the element-wise median over replicas.
 
-    For an even number of replicas, it is the mean of the middle two values.
+    For an even number of replicas, it is the mean of the middle two values, rounded toward zero if they are integers.
 
     Source: coordinate-wise median, D. Yin, Y. Chen, K. Ramchandran, P. Bartlett, "Byzantine-robust distributed
     learning: towards optimal statistical rates", ICML 2018.
@@ -315,6 +315,9 @@ class Median(ReduceOp):
 
     def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces over axis 0, and keeps the dtype of the components."""
+        if jnp.issubdtype(per_replica.dtype, jnp.integer):
+            count = per_replica.shape[0]
+            return _mean(jnp.sort(per_replica, axis=0)[(count - 1) // 2 : count // 2 + 1])
         return jnp.median(per_replica, axis=0).astype(per_replica.dtype)
 
 
@@ -361,7 +364,22 @@ class TrimmedMean(ReduceOp):
                 remedy=f"use a k of at most {(count - 1) // 2}, or more replicas",
             )
         kept = jnp.sort(per_replica, axis=0)[self.k : count - self.k]
-        return jnp.mean(kept, axis=0).astype(per_replica.dtype)
+        return _mean(kept)
+
+
+def _mean(values: jax.Array) -> jax.Array:
+    """Returns the mean over axis 0 in the dtype of the values; that of integers is exact, and rounded toward zero.
+
+    `jnp.mean` of integers computes in float32, which has 24 bits. The sum of the quotients by the number of values does
+    not overflow, and that of the remainders is small.
+    """
+    dtype, count = values.dtype, values.shape[0]
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return jnp.mean(values, axis=0).astype(dtype)
+    wide = values.astype(jnp.int32 if dtype.itemsize < 4 else dtype)
+    rests = jnp.sum(wide % count, axis=0, dtype=wide.dtype)
+    floor = jnp.sum(wide // count, axis=0, dtype=wide.dtype) + rests // count
+    return jnp.where((floor < 0) & (rests % count != 0), floor + 1, floor).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)

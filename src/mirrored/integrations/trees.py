@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key_dtype
 from mirrored._jax.traces import Tracer
-from mirrored._jax.trees import in_order_of
+from mirrored._jax.trees import in_order_of, is_same_place
 from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
@@ -48,6 +48,7 @@ class Bridge(Protocol):
 
 # Bridges of frameworks that the program has not imported are not loaded: the tree cannot contain their objects.
 _BRIDGES: Final = {"equinox": "mirrored.integrations.equinox", "flax.nnx": "mirrored.integrations.flax"}
+_NUMBERS: Final = (int, float, complex, np.number, np.bool_)
 
 
 def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
@@ -140,7 +141,7 @@ def assign(tree: PyTree, values: PyTree) -> None:
         values: A tree of the same structure. Values at leaves of `tree` that are not variables are ignored.
 
     Raises:
-        StructureError: The structures differ, or `values` has a value for None, or a new value for a Python number.
+        StructureError: The structures differ, or `values` has a value for None, or a new value for a number.
 
     Example:
         >>> import mirrored as mr
@@ -154,7 +155,7 @@ def assign(tree: PyTree, values: PyTree) -> None:
     places, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     given, other = jax.tree_util.tree_flatten_with_path(values, is_leaf=_is_leaf)
     both = zip(places, given, strict=False)
-    if len(places) != len(given) or not all(_is_same_place(path, other_path) for (path, _), (other_path, _) in both):
+    if len(places) != len(given) or not all(is_same_place(path, other_path) for (path, _), (other_path, _) in both):
         raise StructureError(
             "mirrored.assign",
             found=f"values has the structure {other}, the tree has {structure}",
@@ -174,14 +175,8 @@ def assign(tree: PyTree, values: PyTree) -> None:
         assign_all(variables, now)  # If it raises, the run undoes all assignments.
 
 
-def _is_same_place(path: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Returns whether two leaves have the same names; containers of other types may have positions instead."""
-    names, others = ([getattr(key, "key", getattr(key, "name", None)) for key in one] for one in (path, other))
-    return all(a == b for a, b in zip(names, others, strict=False) if isinstance(a, str) and isinstance(b, str))
-
-
 def _check_kept(leaf: object, value: object) -> None:
-    """Raises an error for assigning a Python number or None in a tree, which would be lost."""
+    """Raises an error for assigning a number or None in a tree, which would be lost."""
     if leaf is None and value is not None:
         raise StructureError(
             "mirrored.assign",
@@ -189,14 +184,14 @@ def _check_kept(leaf: object, value: object) -> None:
             rule="only variables can be assigned; equinox.filter(model, equinox.is_array) has None for each variable",
             remedy="pass the tree that mirror has returned: assign(model, values)",
         )
-    if not isinstance(leaf, (int, float, complex)) or value is leaf:
+    if not isinstance(leaf, _NUMBERS) or value is leaf:
         return
-    if isinstance(value, (int, float, complex)) and value == leaf:
+    if isinstance(value, _NUMBERS) and value == leaf:
         return
     raise StructureError(
         "mirrored.assign",
-        found=f"the Python number {leaf!r} has the new value {value!r}, and is not a variable",
-        rule="only variables can be assigned; mirror converts arrays to variables, but not Python numbers",
+        found=f"the number {leaf!r} has the new value {value!r}, and is not a variable",
+        rule="only variables can be assigned; mirror converts arrays to variables, but not numbers of Python and NumPy",
         remedy="make it an array before mirroring: state.replace(step=jnp.zeros((), jnp.int32)) for a TrainState",
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 from mirrored._jax import arrays
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
+from mirrored._jax.trees import is_same_place
 from mirrored._typing import Operand, PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
@@ -51,13 +52,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
             and _has_arrays(pair[1])
             and not isinstance(pair[0], Variable)
         ):
-            raise StructureError(
-                called,
-                found=f"{_kind(pair)} at position {position}: arrays in place of variables",
-                rule="an optimizer updates variables in place; arrays cannot be updated",
-                remedy="convert the parameters first, params = mirrored.mirror(params) in strategy.scope(), "
-                "and differentiate with respect to the resulting variables",
-            )
+            raise _arrays_for_variables(f"{_kind(pair)} at position {position}: arrays in place of variables", called)
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
             raise StructureError(
                 called,
@@ -109,25 +104,40 @@ def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
     gradient.
 
     Raises:
-        StructureError: The trees have different structures.
+        StructureError: The trees have different structures, or an array in place of a variable has a gradient.
     """
-    leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
-    if not any(isinstance(leaf, Variable) for leaf in leaves):
+    places = jax.tree_util.tree_flatten_with_path(variables, is_leaf=_is_leaf)[0]
+    if not any(isinstance(leaf, Variable) for _, leaf in places):
         return []
-    given = [None] * len(leaves) if gradients is None else jax.tree.leaves(gradients, is_leaf=_is_leaf)
-    if len(given) != len(leaves):
-        raise StructureError(
-            called,
-            found=f"a tree of {len(given)} gradients was passed for a tree of {len(leaves)} variables",
-            rule="the tree of gradients must have the structure of the tree of variables",
-            remedy="pass what tape.gradient(loss, variables) returned, with the same variables",
-        )
-    pairs = zip(given, leaves, strict=True)
+    pairs = [(None, leaf) for _, leaf in places] if gradients is None else _paired(gradients, places, called)
+    for gradient, leaf in pairs:
+        if gradient is not None and _is_parameter(leaf):
+            raise _arrays_for_variables(f"a gradient for an array of shape {np.shape(leaf)}", called)
     return [
         (gradient, variable)
         for gradient, variable in pairs
         if isinstance(variable, Variable) and (variable.trainable or gradient is not None)
     ]
+
+
+def _paired(gradients: PyTree, places: Sequence[tuple[Any, Any]], called: str) -> list[tuple[Any, Any]]:
+    """Pairs gradients with the leaves of a tree, given with their paths."""
+    given = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=_is_leaf)[0]
+    found = f"a tree of {len(given)} gradients was passed for a tree of {len(places)} variables"
+    if len(given) == len(places):
+        both = ((path, other) for (path, _), (other, _) in zip(given, places, strict=True))
+        differing = next(((path, other) for path, other in both if not is_same_place(path, other)), None)
+        if differing is None:
+            return [(gradient, leaf) for (_, gradient), (_, leaf) in zip(given, places, strict=True)]
+        found = "the gradient at {} of its tree was passed for the variable at {} of its tree".format(
+            *map(jax.tree_util.keystr, differing)
+        )
+    raise StructureError(
+        called,
+        found=found,
+        rule="the tree of gradients must have the structure of the tree of variables",
+        remedy="pass what tape.gradient(loss, variables) returned, with the same variables",
+    )
 
 
 def as_variables(variables: PyTree) -> list[Any]:
@@ -171,6 +181,21 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
                 rule="an optimizer can update only mirrored variables of floating-point or complex numbers",
                 remedy="exclude it from the trained variables (trainable=False)",
             )
+
+
+def _arrays_for_variables(found: str, called: str) -> StructureError:
+    return StructureError(
+        called,
+        found=found,
+        rule="an optimizer updates variables in place; arrays cannot be updated",
+        remedy="convert the parameters first, params = mirrored.mirror(params) in strategy.scope(), "
+        "and differentiate with respect to the resulting variables",
+    )
+
+
+def _is_parameter(leaf: object) -> bool:
+    """Whether a leaf is an array of a kind that is trained."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _has_arrays(tree: PyTree) -> bool:

@@ -41,6 +41,13 @@ class _Named(Optimizer):
         options: OptimizerOptions,
     ) -> None:
         _check_settings(type(self).__name__, settings)
+        if learning_rate is None:
+            raise ArgumentError(
+                type(self).__name__,
+                found="learning_rate=None",
+                rule="a learning rate must be a finite, nonnegative number or a function of the step",
+                remedy="omit learning_rate to use its default",
+            )
         bounds: dict[str, Any] = {key: options.get(key) for key in ("clipnorm", "global_clipnorm", "clipvalue")}
         unknown = set(options) - set(OptimizerOptions.__annotations__)
         if unknown:

@@ -95,6 +95,13 @@ class LearningRate:
             )
         if isinstance(value, Variable):
             value = value.read_value()
+        if callable(value):
+            raise ArgumentError(
+                "Optimizer.learning_rate",
+                found=f"the function {getattr(value, '__name__', type(value).__name__)} was assigned",
+                rule="only a number can be assigned: an optimizer that was created with a number has no schedule",
+                remedy="create the optimizer with the schedule, or assign schedule(step) before each step",
+            )
         number = None if isinstance(value, Tracer) else _checked_number(value)
         store = ambient().store
         # In a trace, a number that is only kept in Python would change once, and not at every call of the program.
@@ -113,7 +120,10 @@ class LearningRate:
 
 
 def _checked_number(value: Operand) -> float:
-    number = float(value) if np.ndim(value) == 0 else math.nan
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) or np.ndim(value) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
     if not (math.isfinite(number) and number >= 0):
         raise ArgumentError(
             "Optimizer.learning_rate",

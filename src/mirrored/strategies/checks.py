@@ -182,7 +182,7 @@ class OutSpecs:
 
     def __init__(self, specs: PyTree = None) -> None:
         self.is_given = specs is not None
-        self._specs, self._treedef = jax.tree.flatten(specs, is_leaf=_is_spec)
+        self._specs, self._treedef = jax.tree.flatten(specs, is_leaf=lambda one: _is_spec(one) or one is None)
         for spec in self._specs if self.is_given else ():
             if spec not in (PartitionSpec(), PartitionSpec(DECLARED_AXIS)) or not _is_spec(spec):
                 raise ArgumentError(

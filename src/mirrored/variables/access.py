@@ -79,7 +79,8 @@ class Assignment:
             VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
         """
         variable = self.variable
-        shape = np.shape(value)
+        # A variable may have a declared shape with unknown dimensions, and its value a definite one.
+        shape = getattr(getattr(value, "container", value), "component_shape", None) or np.shape(value)
         if shape != variable.component_shape and not (self.replaces and variable.may_become(shape)):
             raise VariableError(
                 self.called,
@@ -92,6 +93,15 @@ class Assignment:
         check_kind(value, variable.dtype, self.called, variable.name)
         new = _COMBINE[self.method](old, as_array(value, variable.dtype))
         return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
+
+    def term(self, value: object) -> Any:
+        """Returns a replica's value as an array to aggregate: in the variable's dtype, or in its own if that is wider.
+
+        The sum of values of a narrower dtype would overflow before it is cast to the variable's dtype.
+        """
+        dtype, given = self.variable.dtype, getattr(value, "dtype", None)
+        check_kind(value, dtype, self.called, self.variable.name)
+        return as_array(value, dtype if given in (None, dtype) else jnp.promote_types(jnp.result_type(value), dtype))
 
 
 # Resolves the variable store of the current context, and refuses reads and writes that the context does not allow.
@@ -315,16 +325,20 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
             rule="a mirrored variable must be equal on all replicas, so values that differ must be aggregated",
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
+    if (
+        here.store is None and not value.is_stacked
+    ):  # stacking makes arrays of the host's integers, whose range is unknown
+        for component in value.values:
+            check_kind(component, variable.dtype, assignment.called, variable.name)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         if here.store is not None:
             return value.values[0]
         return first_stacked(value.stacked(variable.device_assignment), variable.device_assignment)
-    op, runner = reduction_of(aggregation), here.runner
+    op, runner, layout = reduction_of(aggregation), here.runner, variable.device_assignment
     if runner is not None and (isinstance(value, LocalPerReplica) or here.store is not None):
-        return runner.reduce(op, [[runner.component(value, k) for k in range(runner.num_local)]])[0]
-    return reduce_stacked(
-        variable.strategy.cross_device_ops, op, [value.stacked(variable.device_assignment)], variable.device_assignment
-    )[0]
+        return runner.reduce(op, [[assignment.term(runner.component(value, k)) for k in range(runner.num_local)]])[0]
+    stacked = assignment.term(value.stacked(layout))
+    return reduce_stacked(variable.strategy.cross_device_ops, op, [stacked], layout)[0]
 
 
 # Assignments in replica context
@@ -343,7 +357,9 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
         return _write_alone(assignment, value) if runner is None else _write_shared(assignment, value, runner, index)
     alone = runner is None or runner.device_assignment.num_replicas == 1
     if runner is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
-        new = assignment.combined(store.local(variable, index), _aggregated_alone(variable, value) if alone else value)
+        new = assignment.combined(
+            store.local(variable, index), _aggregated_alone(assignment, value) if alone else value
+        )
         store.set_local(variable, index, new, assignment.where)
         return store.local(variable, index)
     if variable.device_assignment is None and variable.is_sum_of_components:
@@ -352,12 +368,13 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
     return store.local(variable, index)
 
 
-def _aggregated_alone(variable: Variable, value: object) -> Any:
+def _aggregated_alone(assignment: Assignment, value: object) -> Any:
     """Returns the aggregate of the value of a single replica: custom reductions are applied even to one value."""
+    variable = assignment.variable
     is_custom = not isinstance(variable.aggregation, VariableAggregation)
     if variable.device_assignment is None or variable.per_replica or not is_custom:
         return value
-    return reduced_alone(as_reduce_op(variable.aggregation), as_array(value))
+    return reduced_alone(as_reduce_op(variable.aggregation), assignment.term(value))
 
 
 def _without_components(assignment: Assignment) -> ContextError:
@@ -374,7 +391,7 @@ def _without_components(assignment: Assignment) -> ContextError:
 def _write_alone(assignment: Assignment, value: object) -> Any:
     """Assigns a variable's storage directly, in a run with a single replica, which needs no merge."""
     variable = assignment.variable
-    value = _aggregated_alone(variable, value)
+    value = _aggregated_alone(assignment, value)
     with turn(), lock:
         old = assignment.old()
         first = old[0] if variable.per_replica and old is not None else old
@@ -409,7 +426,7 @@ def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunn
     is_number = not hasattr(first, "dtype") and not isinstance(first, (list, tuple))
     if is_number and all(payload == first for payload in payloads):
         return _one_number(assignment, first)
-    arrays = [as_array(payload) for payload in payloads]
+    arrays = [assignment.term(payload) for payload in payloads]
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return runner.first(arrays)
     return runner.reduce(reduction_of(aggregation), [arrays])[0]

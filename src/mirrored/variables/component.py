@@ -201,7 +201,8 @@ def _store_component(assignment: Assignment, replica: int, value: object) -> Any
         variable.store(stack_components(parts, variable.device_assignment))
         return new
     whole, row = variable.stored(), variable.device_assignment.slots.of(replica)
-    new = assignment.combined(whole[row], value)
+    old = whole[row]
+    new = assignment.combined(old, near(value, old))
     variable.store(jax.device_put(whole.at[row].set(new), variable.device_assignment.sharded))
     return new
 

@@ -151,8 +151,13 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
             rule="a variable takes its shape and dtype from its initial value",
             remedy="write Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
         )
-    with eager(), caches.using(None), within(store=None, listeners=()):
+    store = ambient().store
+    if store is not None and store.captures:  # its values are tracers; the store of an eager run has current values
+        store = None
+    with eager(), caches.using(None), within(store=store, listeners=()):
         value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
+        if store is not None and hasattr(value, "stored_component"):
+            value = value.read_value()
         if isinstance(value, PerReplica):
             raise ValuesError(
                 "Variable",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+import jax
+import numpy as np
+
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
-from mirrored.errors import NotSupportedError, VariableError
+from mirrored.errors import ArgumentError, NotSupportedError, VariableError
 from mirrored.runtime.ambient import ambient
+from mirrored.values.index_checks import values_now
 from mirrored.variables.rules import VariableAggregation, check_kind
 from mirrored.variables.state_lock import turn
 
 if TYPE_CHECKING:
-    import jax
-
     from mirrored.variables.variable import Variable
 
 _PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
@@ -43,6 +45,7 @@ class Slice:
 
         Raises:
             VariableError: The value has another kind of dtype, or cannot be broadcast to the shape of the slice.
+            ArgumentError: An index whose value is known on the host is outside of the variable.
             NotSupportedError: The replicas' values would be aggregated: the sum or mean is over whole variables.
         """
         variable = self._variable()
@@ -56,6 +59,7 @@ class Slice:
         called = f"{variable.name}[...].assign"
         _check_aggregation(variable, called)
         check_kind(value, variable.dtype, called, variable.name)
+        _check_index(self.index, variable.component_shape, called)
         new = as_array(value, variable.dtype)
         with turn():
             place = variable.read_value().at[self.index]
@@ -86,6 +90,51 @@ def slice_of(part: jax.Array) -> Slice | None:
     array = payload_of(part)
     found = _slices.get(id(array))
     return found[1] if found is not None and found[0]() is array else None
+
+
+def _check_index(index: Any, shape: tuple[int, ...], called: str) -> None:
+    """Raises an error for an integer that selects no element, because JAX drops an update at such an index."""
+    parts = index if isinstance(index, tuple) else (index,)
+    omitted = max(len(shape) - sum(map(_num_axes, parts)), 0)  # the axes that `...` stands for
+    axis = 0
+    for part in parts:
+        if part is Ellipsis:
+            axis += omitted
+            continue
+        if _num_axes(part) == 1 and not isinstance(part, slice) and axis < len(shape):
+            _check_integers(part, axis, shape[axis], called)
+        axis += _num_axes(part)
+
+
+def _num_axes(part: Any) -> int:
+    """Returns the number of axes to which one element of an index applies."""
+    if part is None or part is Ellipsis:
+        return 0
+    if isinstance(part, slice):
+        return 1
+    array = _as_array(part)
+    return array.ndim if array.dtype == np.bool_ else 1
+
+
+def _as_array(part: Any) -> Any:
+    """Returns an index as an array: of NumPy if it consists of Python or NumPy numbers, also in a trace."""
+    is_on_host = all(isinstance(one, (int, np.generic, np.ndarray)) for one in jax.tree.leaves(part))
+    return np.asarray(part) if is_on_host else as_array(part)
+
+
+def _check_integers(part: Any, axis: int, size: int, called: str) -> None:
+    array = _as_array(part)
+    values = array if isinstance(array, np.ndarray) else values_now(array)
+    if values is None or values.dtype.kind not in "iu":
+        return
+    wrong = values[(values < -size) | (values >= size)]
+    if wrong.size:
+        raise ArgumentError(
+            called,
+            found=f"slice index {wrong.flat[0]} of dimension {axis} is out of bounds: the dimension has size {size}",
+            rule=f"an index of this dimension is from {-size} to {size - 1}",
+            remedy="correct the index; a slice such as [5:] may select nothing",
+        )
 
 
 def _check_aggregation(variable: Variable, called: str) -> None:

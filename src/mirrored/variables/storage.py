@@ -103,9 +103,14 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 def near(value: Any, other: Any) -> Any:
     """Moves an array to the device of the array `other`, so that the two can be combined.
 
-    The array is returned unchanged if `other` is None, or if it is not committed to a device.
+    The array is returned unchanged if `other` is None or a tracer, or if it is not committed to a device.
     """
-    if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
+    if (
+        other is None
+        or isinstance(other, Tracer)
+        or not _is_committed(value)
+        or value.sharding.device_set == other.sharding.device_set
+    ):
         return value
     return jax.device_put(value, other.device)
 
@@ -118,8 +123,10 @@ def own(value: object) -> Any:
         return new_array(value)
 
 
-def uncommitted(value: object) -> Any:
+def uncommitted(value: Any) -> Any:
     """Returns a copy of an array that is not committed to a device, so that JAX may move it to any device."""
+    if is_key(value):  # NumPy cannot hold typed keys
+        return jax.random.wrap_key_data(uncommitted(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     return jnp.asarray(np.array(value))
 
 

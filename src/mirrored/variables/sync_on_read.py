@@ -164,7 +164,8 @@ def _stage_locals(assignment: Assignment, value: object, store: VariableStore, r
             part = runner.component(value, k)
         else:
             part = _share(assignment, value, _replica_index(runner, k))
-        store.set_local(variable, k, assignment.combined(store.local(variable, k), part), assignment.where)
+        old = store.local(variable, k)
+        store.set_local(variable, k, assignment.combined(old, near(part, old)), assignment.where)
 
 
 def _replica_index(runner: ReplicaRunner, local: int) -> Any:
