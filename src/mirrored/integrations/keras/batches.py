@@ -60,7 +60,7 @@ def on_host(batch: Array | HostArray) -> HostArray:
     Raises:
         ArgumentError: Integers of 64 bits do not fit into 32.
     """
-    host = owned(np.asarray(batch))
+    host: HostArray = owned(np.asarray(batch))
     check_fit(host)
     return host
 
