@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import jax
 
+from mirrored._jax.division import connect_division
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import lib_utils as _logging
 from mirrored._jax.private import mesh as _mesh
@@ -235,11 +236,11 @@ def adopt_thread_state(state: ThreadState) -> None:
 # Compiles programs as written: XLA does not merge equal computations, so results are bit-identical.
 #
 # The number of users of a value determines which compiler rewrites apply to it: `a / broadcast(b)` becomes a product
-# with 1 / b if the broadcast has two users. If equal computations of the virtual replicas of one device are merged,
-# bits therefore depend on the number of replicas per device. Two parts of XLA merge them: the pass `cse`, and the round
-# trip through Shardy, which merges constants and broadcast scalars and runs only for several devices *(seen in the
-# passes' dumps: 64 broadcasts before Shardy, 50 after)*. Such programs are therefore partitioned by GSPMD, and `cse` is
-# disabled.
+# with 1 / b if the broadcast is the only user of b (`division` gives each division a divisor of its own). If equal
+# computations of the virtual replicas of one device are merged, bits therefore depend on the number of replicas per
+# device. Two parts of XLA merge them: the pass `cse`, and the round trip through Shardy, which merges constants and
+# broadcast scalars and runs only for several devices *(seen in the passes' dumps: 64 broadcasts before Shardy, 50
+# after)*. Such programs are therefore partitioned by GSPMD, and `cse` is disabled.
 #
 # On CPUs, the pass `small-while-loop-hoisting` turns a small loop without collectives into one function, in which LLVM
 # contracts products and sums across operations. The loop over the steps of one call has collectives only on several
@@ -250,6 +251,8 @@ def adopt_thread_state(state: ThreadState) -> None:
 #
 # Supports JAX 0.10 to 0.12, where GSPMD is deprecated. XLA logs a warning for every such program, which is silenced
 # around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
+
+connect_division()
 
 _COMPILER_OPTIONS: Final = "compiler_options_kvs"
 _AS_WRITTEN = {"xla_disable_hlo_passes": "cse,small-while-loop-hoisting", "xla_allow_excess_precision": False}

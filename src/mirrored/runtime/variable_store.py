@@ -63,6 +63,11 @@ class VariableStore(abc.ABC):
     differentiated: Set[int] = frozenset()
     _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
 
+    def note_reduction(self, *, as_written: bool) -> None:
+        """Records that the traced code reduces values over replicas, and whether it must be compiled as written."""
+        if self.outer is not None:
+            self.outer.note_reduction(as_written=as_written)
+
     def or_undone(self, call: Callable[[], T]) -> T:
         """Calls a function and returns its result; after an exception, drops the function's assignments.
 
@@ -187,6 +192,10 @@ class FunctionStore(VariableStore):
         self.new = Created()
         self.as_written = False
         self.device_assignment: Any = None
+
+    def note_reduction(self, *, as_written: bool) -> None:
+        """See `VariableStore`."""
+        self.as_written |= as_written
 
     def whole(self, variable: VariableLike) -> Any:
         if id(variable) in self.staged:

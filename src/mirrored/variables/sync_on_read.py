@@ -61,6 +61,8 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
             as_reduce_op(reduction_of(aggregation)), first_stacked(stacked, variable.device_assignment)
         )
     algorithm = variable.strategy.cross_device_ops
+    if store is not None:
+        store.note_reduction(as_written=algorithm.as_written)
     return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]
 
 

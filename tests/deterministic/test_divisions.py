@@ -1,0 +1,110 @@
+"""Division by a value that the replicas share has the same bits on any number of devices.
+
+XLA replaces it by a product with the inverse if the value has no other user, which depends on the number of replicas
+per device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+X = np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)
+VECTOR = np.linspace(0.3, 1.7, 32).astype(np.float32)
+
+
+def by_an_argument(strategy: Any) -> Any:
+    (batch,) = strategy.distribute_dataset([X])
+
+    @mr.function
+    def divided(x: Any, t: Any) -> Any:
+        return strategy.gather(strategy.run(lambda x, t: x / t, args=(x, t)), axis=0)
+
+    return divided(batch, jnp.float32(1.7))
+
+
+def by_a_captured_vector(strategy: Any) -> Any:
+    (batch,) = strategy.distribute_dataset([X])
+
+    @mr.function
+    def divided(x: Any, t: Any) -> Any:
+        return strategy.gather(strategy.run(lambda x: x / t, args=(x,)), axis=0)
+
+    return divided(batch, VECTOR)
+
+
+def by_a_variable(strategy: Any) -> Any:
+    with strategy.scope():
+        w = mr.Variable(np.linspace(-1, 1, 160).astype(np.float32).reshape(32, 5))
+        std = mr.Variable(1.7, trainable=False)
+        optimizer = mr.optimizers.SGD(0.1)
+
+    @mr.function
+    def step(x: Any) -> Any:
+        def replica_step(x: Any) -> Any:
+            with mr.GradientTape() as tape:
+                loss = mr.losses.average_loss(-jax.nn.log_softmax((x / std) @ w)[:, 1])
+            optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+            return loss
+
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+    for batch in strategy.distribute_dataset([X] * 3):
+        step(batch)
+    return w.numpy()
+
+
+def by_a_sum_over_replicas(strategy: Any) -> Any:
+    (batch,) = strategy.distribute_dataset([X])
+
+    @mr.function
+    def centered(x: Any) -> Any:
+        def replica_fn(x: Any) -> Any:
+            context = mr.get_replica_context()
+            assert context is not None
+            total, count = context.all_reduce("SUM", (x.sum(0), jnp.float32(x.shape[0] * 1.7)))
+            return x - total / count
+
+        return strategy.gather(strategy.run(replica_fn, args=(x,)), axis=0)
+
+    return centered(batch)
+
+
+def by_a_count_outside_of_a_run(strategy: Any) -> Any:
+    options = {"synchronization": "ON_READ", "aggregation": "SUM"}
+    with strategy.scope():
+        sums, squares, count = (mr.Variable(np.zeros(shape, np.float32), **options) for shape in (32, 32, ()))
+
+    def replica_fn(x: Any) -> None:
+        sums.assign_add(x[0])
+        squares.assign_add(x[0] ** 2)
+        count.assign_add(3.0)
+
+    for batch in strategy.distribute_dataset([X]):
+        mr.function(lambda x: strategy.run(replica_fn, args=(x,)))(batch)
+
+    @mr.function
+    def moments() -> Any:
+        return sums.read_value() / count.read_value(), squares.read_value() / count.read_value()
+
+    return jnp.stack(moments())
+
+
+PROGRAMS = [by_an_argument, by_a_captured_vector, by_a_variable, by_a_sum_over_replicas, by_a_count_outside_of_a_run]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_division_has_the_same_bits_on_any_number_of_devices(program: Callable[[Any], Any]) -> None:
+    def bits(devices: int) -> bytes:
+        names = [f"CPU:{index}" for index in range(devices)]
+        return np.asarray(program(mr.MirroredStrategy(names, num_replicas=4, deterministic=True))).tobytes()
+
+    one = bits(1)
+    assert [devices for devices in (2, 3, 4) if bits(devices) != one] == []
