@@ -85,3 +85,10 @@ def test_refuses_replicas_with_batches_of_different_shapes() -> None:
     step = mr.function(lambda x: strategy.run(lambda x: x.sum(), args=(x,)), steps_per_call=2)
     with pytest.raises(mr.errors.ArgumentError, match="per-replica batches of a global batch differ in shape"):
         step(batches)
+
+
+def test_a_replica_function_of_several_steps_is_refused():
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    step = mr.function(lambda x: x + 1, steps_per_call=2)
+    with pytest.raises(mr.errors.ArgumentError, match=r"Strategy.run(.|\n)*steps_per_call=2"):
+        strategy.run(step, args=(jnp.ones(2),))

@@ -208,9 +208,9 @@ def test_a_step_counter_that_is_no_array_is_not_lost_silently():
     first, _ = linen_train_state(averaged)
     state = mr.mirror(first)
     mr.assign(state, first)
-    with pytest.raises(StructureError, match="Python number 0"):
+    with pytest.raises(StructureError, match="the number 0"):
         mr.assign(state, first.replace(step=first.step + 1))
-    with pytest.raises(StructureError, match="Python number 0"):
+    with pytest.raises(StructureError, match="the number 0"):
         mr.assign(state, first.replace(step=jnp.ones((), jnp.int32)))
 
 

@@ -23,7 +23,8 @@ from mirrored._jax.private import hlo as _hlo
 from mirrored._jax.private import mlir as _mlir
 
 _CONSTANT, _BROADCAST = "stablehlo.constant", "stablehlo.broadcast_in_dim"
-_rule: Final[Any] = _mlir._lowerings[lax.div_p].rule
+_lowerings: Final[Any] = _mlir._lowerings
+_rule: Final[Any] = _lowerings[lax.div_p].rule
 
 
 def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
@@ -41,14 +42,16 @@ def _own(divisor: Any, rank: int) -> Any:
         value = owner.operands[0]
         if getattr(value.owner, "name", None) == _CONSTANT:
             return divisor
-        return _hlo.BroadcastInDimOp(divisor.type, _apart(value), owner.attributes["broadcast_dimensions"]).result
+        broadcast = _hlo.BroadcastInDimOp(divisor.type, _apart(value), owner.attributes["broadcast_dimensions"])
+        return broadcast.result
     if name == _CONSTANT or len(divisor.type.shape) == rank:
         return divisor
     return _apart(divisor)  # JAX broadcasts scalars in the rule
 
 
 def _apart(value: Any) -> Any:
-    return _hlo.OptimizationBarrierOp([value]).results[0]
+    barrier = _hlo.OptimizationBarrierOp([value])
+    return barrier.results[0]
 
 
 def connect_division() -> None:

@@ -47,6 +47,7 @@ class Function(Code):
         python_function: The function that it compiles.
         trace_count: The number of times it has been traced.
         retrace_reason: The reason for the last retrace, in one line; None before the second trace.
+        steps_per_call: The number of steps that one call runs; None if it runs the function once.
 
     Example:
         >>> import jax.numpy as jnp
@@ -77,7 +78,7 @@ class Function(Code):
         self._traces = self._retraces = 0
         self.retrace_reason: str | None = None
         self._donate = donate
-        self._steps = steps_per_call
+        self.steps_per_call = steps_per_call
         self._input_signature = input_signature
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
@@ -100,8 +101,8 @@ class Function(Code):
         """Runs the program for the signature of these arguments; traces and compiles it at the first call."""
         here = ambient()
         if here.store is not None or here.runner is not None or functions_run_eagerly():
-            return self._inline(here, args, kwargs) if self._steps is None else self._steps_eagerly(*args)
-        if self._steps is not None:
+            return self._inline(here, args, kwargs) if self.steps_per_call is None else self._steps_eagerly(*args)
+        if self.steps_per_call is not None:
             return self._call_steps(*args, **kwargs)
         if self._driver is not None:
             return self._driven(args, kwargs)
@@ -160,11 +161,11 @@ class Function(Code):
     def _call_steps(self, batches: Sequence[Any]) -> Any:
         """Runs `steps_per_call` steps, one per batch, in one dispatch."""
         here = ambient()
-        steps = flatten_steps(steps_of(batches, self._steps, self._name), here.device_assignment, self._name)
+        steps = flatten_steps(steps_of(batches, self.steps_per_call, self._name), here.device_assignment, self._name)
         return self._undriven(steps[0], here)([array for step in steps for array in step.arrays])
 
     def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
-        results = [self.python_function(*args) for args in steps_of(batches, self._steps, self._name)]
+        results = [self.python_function(*args) for args in steps_of(batches, self.steps_per_call, self._name)]
         return tree_map(lambda *leaves: jnp.stack(leaves), *results)
 
     def _alike(self, function: Callable[..., Any]) -> Function:
@@ -229,7 +230,9 @@ class Function(Code):
         here, trace = ambient(), current_trace()
         try:
             with explaining_uses(self._name):
-                program = Program(self.traced_function, arguments, donate=self._donate, steps=self._steps, owner=self)
+                program = Program(
+                    self.traced_function, arguments, donate=self._donate, steps=self.steps_per_call, owner=self
+                )
         except IteratedWhileTracing:
             python_state.put_back()
             python_state.check_generators()
@@ -343,7 +346,7 @@ class Function(Code):
             donate=self._donate,
             input_signature=self._input_signature,
             name=self._name,
-            steps_per_call=self._steps,
+            steps_per_call=self.steps_per_call,
             conversion=self._conversion._replace(code=lambda _: to_trace),
         )
 

@@ -198,6 +198,14 @@ class Strategy(DistributesInput, OlderNames):
         if here.driver is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
             fn = here.driver.of_run(self, fn, args, kwargs)
         if isinstance(fn, Function):
+            if fn.steps_per_call is not None:
+                raise ArgumentError(
+                    "Strategy.run",
+                    found=f"the function compiles steps_per_call={fn.steps_per_call} steps",
+                    rule="a replica function is one step; several steps per call belong to the function around the run",
+                    remedy="call the run in the step: mirrored.function(lambda x: strategy.run(step, args=(x,)), "
+                    "steps_per_call=k)",
+                )
             if here.store is None and here.runner is None and not functions_run_eagerly():
                 return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
             fn = fn.python_function
