@@ -26,7 +26,7 @@ from jax._src.interpreters import ad, mlir, partial_eval, pxla
 from jax._src.lax import lax as lax_operations
 from jax._src.lib import _jax as jaxlib  # type: ignore[attr-defined]
 from jax._src.lib import utils as lib_utils  # type: ignore[attr-defined]
-from jax._src.lib.mlir.dialects import hlo
+from jax._src.lib.mlir.dialects import hlo  # type: ignore[attr-defined]
 from jax._src.numpy import array_methods, indexing
 from jax._src.state import types as state_types
 
