@@ -7,6 +7,7 @@ compiled as written (`AsWritten`), each division therefore has a copy of the div
 barrier, which XLA removes after this rewrite.
 
 Supports JAX 0.10 to 0.12: a primitive's lowering rule is in `mlir._lowerings`, and gets the operands as MLIR values.
+JAX does not export their classes (hence `Any`).
 
 Source: `AlgebraicSimplifierVisitor::HandleDivide` in XLA's `algebraic_simplifier.cc`.
 """
