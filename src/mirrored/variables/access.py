@@ -325,9 +325,8 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
             rule="a mirrored variable must be equal on all replicas, so values that differ must be aggregated",
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
-    if (
-        here.store is None and not value.is_stacked
-    ):  # stacking makes arrays of the host's integers, whose range is unknown
+    # Checked before stacking, which makes arrays of the host's integers, whose range is then unknown.
+    if here.store is None and not value.is_stacked:
         for component in value.values:
             check_kind(component, variable.dtype, assignment.called, variable.name)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
