@@ -41,17 +41,10 @@ class Piece:
     cached: bool = False
 
 
-def _bits(name: str, flags: str, title: str, order: str = "rising") -> Piece:
-    environment = {**SHARED_MEMORY, "XLA_FLAGS": flags}
-    return Piece(name, "bits", title, 100, 130, (order,), environment, together=True)
-
-
 PIECES: Final = (
     Piece("suite", "suite", "tests marked gpu", 80, 130, together=True),
-    _bits("bits", "", "bit-identity, XLA as it is", "falling"),
-    _bits("bits-again", "", "the same in another process, counts of replicas in rising order"),
-    _bits("bits-ops", "--xla_gpu_deterministic_ops=true", "bit-identity with deterministic operations"),
-    _bits("bits-tuning", "--xla_gpu_autotune_level=0", "bit-identity without autotuning"),
+    Piece("bits", "bits", "bit-identity", 90, 160, ("falling",), together=True),
+    Piece("bits-again", "bits", "in another process, counts of replicas rising", 90, 160, ("rising",), together=True),
     Piece("warm", "warming", "programs compiled ahead for later pieces", 90, 130, together=True, cached=True),
     Piece("w5", "gpt2", "GPT-2 124M as specified", 110, 150, cached=True),
     Piece("w5-public", "gpt2_public", "GPT-2 124M at the public setting", 110, 150, (), ALL_MEMORY, cached=True),
