@@ -162,3 +162,15 @@ def test_the_name_scope_is_part_of_the_state() -> None:
     in_scope, outside = jax.make_jaxpr(traced)(1.0).eqns
     assert str(in_scope.source_info.name_stack) == "outer"
     assert str(outside.source_info.name_stack) == ""
+
+
+@pytest.mark.parametrize(("flags", "level"), [("", 0), ("--xla_gpu_autotune_level=4", None)])
+def test_programs_compiled_as_written_are_not_autotuned_unless_xla_flags_say_so(flags, level, monkeypatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    given = {}
+    monkeypatch.setattr(jax, "jit", lambda function, **options: given.update(options))
+    jit(lambda x: x, as_written=True)
+    found = given["compiler_options"]
+    assert found.get("xla_gpu_autotune_level") == level
+    assert found["xla_gpu_deterministic_ops"]
+    assert {"cse", "dot-merger"} <= set(str(found["xla_disable_hlo_passes"]).split(","))

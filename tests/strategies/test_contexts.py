@@ -11,7 +11,6 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import ArgumentError, ContextError, DeviceError, MergeError
-from mirrored.strategies.mirrored import _tell_limit
 from strategies.programs import fid
 
 
@@ -259,12 +258,3 @@ def test_one_device_strategy():
     assert strategy.num_replicas_in_sync == 1
     with pytest.raises(DeviceError, match="CPU:77"):
         mr.OneDeviceStrategy("CPU:77")
-
-
-@pytest.mark.parametrize(("platform", "told"), [("cpu", False), ("cuda", True)])
-def test_the_limit_of_deterministic_programs_is_told_on_other_platforms_than_cpus(platform, told, caplog):
-    _tell_limit.cache_clear()
-    for _ in range(2):
-        _tell_limit(platform)
-    mr.MirroredStrategy(["CPU:0"], num_replicas=2, deterministic=True)
-    assert sum("on CPUs only" in record.message for record in caplog.records) == told

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Final
@@ -249,15 +249,33 @@ def adopt_thread_state(state: ThreadState) -> None:
 # XLA computes 16-bit floats in float32, and by default (`xla_allow_excess_precision`) omits the rounding between two
 # operations that it fuses. Such programs round after every operation.
 #
+# On GPUs, the pass `dot-merger` merges the matrix products of a device's replicas that share an operand, such as a
+# weight, into one product of another shape, for which XLA selects another kernel. It is disabled. Autotuning selects
+# kernels by measured times, which differ between processes, so it is off as well, unless `XLA_FLAGS` sets its level.
+# Some kernels, such as scatter-adds with atomic operations, are not reproducible; `xla_gpu_deterministic_ops` excludes
+# them. Fusion remains: a reduction's order of sums depends on the operations that are fused into it, and these are the
+# same for each replica, because the boundaries in `mirrored.collectives.summation` keep out whatever replicas share.
+#
 # Supports JAX 0.10 to 0.12, where GSPMD is deprecated. XLA logs a warning for every such program, which is silenced
 # around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
 
 connect_division()
 
 _COMPILER_OPTIONS: Final = "compiler_options_kvs"
-_AS_WRITTEN = {"xla_disable_hlo_passes": "cse,small-while-loop-hoisting", "xla_allow_excess_precision": False}
+_AUTOTUNING: Final = "xla_gpu_autotune_level"
+_AS_WRITTEN: Final[Mapping[str, str | bool | int]] = {
+    "xla_disable_hlo_passes": "cse,small-while-loop-hoisting,dot-merger",
+    "xla_allow_excess_precision": False,
+    "xla_gpu_deterministic_ops": True,
+    _AUTOTUNING: 0,
+}
 _LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
 _ONLY_ERRORS = 2
+
+
+def _as_written() -> dict[str, str | bool | int]:
+    left = {_AUTOTUNING} if _AUTOTUNING in os.environ.get("XLA_FLAGS", "") else set()
+    return {name: value for name, value in _AS_WRITTEN.items() if name not in left}
 
 
 class AsWritten:
@@ -272,7 +290,7 @@ class AsWritten:
     """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        self.jitted = jax.jit(function, compiler_options=_AS_WRITTEN, **options)
+        self.jitted = jax.jit(function, compiler_options=_as_written(), **options)
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function. Compiles it first if necessary."""

@@ -239,7 +239,15 @@ def isolate_lists(
         results_per_list: The number of results per list.
     """
     never_taken = _firsts(results_per_list)
-    return list(lax.cond(opaque_false(operands[0][0]), never_taken, function, [list(arrays) for arrays in operands]))
+    return _conditional(operands[0][0], never_taken, function, [list(arrays) for arrays in operands])
+
+
+def _conditional(
+    any_array: Any, never_taken: Callable[[Any], list[Any]], function: Callable[[Any], Sequence[Any]], operands: Any
+) -> list[Any]:
+    # The barriers are for GPUs, where XLA turns a conditional with cheap branches into a select and fuses it.
+    operands = lax.optimization_barrier(operands)
+    return list(lax.optimization_barrier(list(lax.cond(opaque_false(any_array), never_taken, function, operands))))
 
 
 @functools.cache
@@ -271,7 +279,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     def never_taken(_: object) -> list[Any]:
         return [jnp.zeros(result.shape, result.dtype) for result in results]
 
-    return list(lax.cond(opaque_false(operands[0]), never_taken, function, list(operands)))
+    return _conditional(operands[0], never_taken, function, list(operands))
 
 
 @jax.custom_vjp

@@ -100,7 +100,7 @@ class _Run:
         self._outermost = here.store.outermost()
         self._runner.store.outer = here.store
         self._runner.store.under_tape = is_under_tape(here) or self._outermost.under_tape
-        self._as_written = self._runner.as_written and self._device_assignment.num_replicas > 1
+        self._as_written = self._runner.as_written
         self._fixed_order = self._as_written and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
 

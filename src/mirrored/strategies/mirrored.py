@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Sequence
 
 import jax
@@ -13,8 +11,6 @@ from mirrored.errors import ArgumentError
 from mirrored.strategies.strategy import Strategy
 from mirrored.topology.device_assignment import make_device_assignment
 from mirrored.topology.independent_processes import warn_if_independent
-
-_log = logging.getLogger("mirrored")
 
 
 class MirroredStrategy(Strategy):
@@ -29,10 +25,10 @@ class MirroredStrategy(Strategy):
         num_replicas: The number of replicas, at least the number of devices. Several replicas on one device are virtual
             replicas. Default: one per device. If it is not divisible by the number of devices, the first devices have
             one replica more than the others, and a compiled step takes as long as if every device had this many.
-        deterministic: Whether sums have one fixed order, so that results are bit-identical on any number of CPU
-            devices. On GPUs they are not (a log line says so): XLA's kernels depend on the rest of the program. Keras'
-            `fit` then computes each batch whole, on the first device. A known limit, with the flag that removes
-            it, is in docs/architecture.md, "Why results are bit-identical on any number of devices".
+        deterministic: Whether sums have one fixed order, so that results are bit-identical on any number of devices of
+            one kind. On GPUs, XLA then selects kernels without autotuning, which makes convolutions slower. Keras'
+            `fit` then computes each batch whole, on the first device. The known limits are in docs/architecture.md,
+            "Why results are bit-identical on any number of devices".
 
     Raises:
         DeviceError: A device is unknown, named twice or of another kind, or `num_replicas` is smaller than the number
@@ -77,24 +73,12 @@ class MirroredStrategy(Strategy):
         device_assignment = make_device_assignment(devices, num_replicas)
         if not device_assignment.spans_processes:
             warn_if_independent(type(self).__name__)
-        if deterministic and device_assignment.num_replicas > 1:
-            _tell_limit(device_assignment.devices[0].platform)
         super().__init__(device_assignment, OrderedTree() if deterministic else cross_device_ops or AllReduce())
 
     @property
     def deterministic(self) -> bool:
         """Whether results are bit-identical for any number of devices."""
         return self._deterministic
-
-
-@functools.cache  # one line per process and platform
-def _tell_limit(platform: str) -> None:
-    if platform != "cpu":
-        _log.warning(
-            "deterministic=True fixes the order of sums over replicas, but results have been shown to be bit-identical "
-            "on any number of devices on CPUs only. On one NVIDIA H200 the gradients of the same replicas depended on "
-            "the number of replicas per device, because XLA chose other kernels."
-        )
 
 
 class OneDeviceStrategy(Strategy):

@@ -219,12 +219,7 @@ class TracingRunner(ReplicaRunner):
         values = super().components_each(value)
         first = values[0]
         is_one = structures.identical(values) if len(values) > 1 else not isinstance(value, PerReplica)
-        if (
-            not is_one
-            or not self.as_written
-            or self.device_assignment.num_replicas == 1
-            or not _is_inexact_tracer(first)
-        ):
+        if not is_one or not self.as_written or not _is_inexact_tracer(first):
             return self._apart_in_padding(self.isolated(values))
         return fan_out_once(self.group_info, self.isolated([first])[0])
 
@@ -236,7 +231,7 @@ class TracingRunner(ReplicaRunner):
     def isolated(self, values: Sequence[Any]) -> list[Any]:
         # A merge computes once per device what all of the device's replicas read, and its backward pass likewise.
         # Without boundaries, XLA may compute it inside the replicas' kernels, with bits that depend on their number.
-        if not self.as_written or self.device_assignment.num_replicas == 1:
+        if not self.as_written:
             return list(values)
         places = [i for i, value in enumerate(values) if _is_inexact_tracer(value)]
         results = list(values)
