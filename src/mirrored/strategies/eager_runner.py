@@ -261,7 +261,7 @@ class EagerRunner(ReplicaRunner):
         wholes = [self._outer_by_copy.get(id(component), (None, None))[1] for component in components]
         if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
-        value = PerReplica(self._movable(components), self.device_assignment)
+        value = PerReplica.of_components(self._movable(components), self.device_assignment)
         value.of_uneven_batch = self._uneven
         return value
 
