@@ -352,8 +352,8 @@ def _refuse_differentiated(results: Sequence[Any]) -> None:
             found="an eager run on several devices was called under jax.grad, jax.vjp or jax.jvp",
             rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
             "different devices",
-            remedy="record with mirrored.GradientTape, compile the whole step with mirrored.function, or call jax.grad "
-            "inside the function given to run",
+            remedy="record with mirrored.GradientTape, call jax.grad inside the function given to run, or compile the "
+            "whole step with mirrored.function, on per-replica batches of equal shapes: a step on others runs eagerly",
         )
 
 
