@@ -71,3 +71,21 @@ def test_an_interrupt_in_jaxs_caches_stays_an_interrupt(monkeypatch, comes, comp
     monkeypatch.setattr(Key, "comes", comes)
     with pytest.raises(KeyboardInterrupt if comes is KeyboardInterrupt else ValueError):
         use(jnp.ones(2))
+
+
+@pytest.mark.parametrize("where", ["cache", "C"])
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_an_interrupt_in_an_assignment_outside_of_a_run_stays_an_interrupt(monkeypatch, method, where):
+    """It was the ValueError of JAX's cache, or the SystemError of code in C that Ctrl-C interrupts."""
+    v = mr.Variable(jnp.ones(2))
+    jitted = jax.jit(lambda key, x: x, static_argnums=0)
+
+    def interrupted(*_):
+        if where == "C":
+            raise SystemError("a function returned a result with an exception set") from KeyboardInterrupt()
+        return jitted(Key(), 1.0) + jitted(Key(), 1.0)
+
+    monkeypatch.setattr(Key, "comes", KeyboardInterrupt)
+    monkeypatch.setattr("mirrored.variables.access._write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(v, method)(jnp.ones(2))

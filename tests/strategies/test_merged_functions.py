@@ -57,6 +57,35 @@ def bound(value: Any) -> Any:
     return functools.partial(lambda strategy, own: own * 10.0, own=value)
 
 
+def decorator(value: Any) -> Any:
+    def scaled(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(strategy: Any) -> Any:
+            return function(strategy) * value
+
+        return wrapper
+
+    return scaled(lambda strategy: 10.0)
+
+
+def jitted(value: Any) -> Any:
+    helper = jax.jit(lambda number: number * value)
+    return lambda strategy: helper(10.0)
+
+
+class Decorator:
+    def __init__(self, function: Any, value: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.value = function, value
+
+    def __call__(self, strategy: Any) -> Any:
+        return self.function(strategy) * self.value
+
+
+def decorator_object(value: Any) -> Any:
+    return Decorator(lambda strategy: 10.0, value)
+
+
 class Attribute:
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -65,7 +94,7 @@ class Attribute:
         return self.value * 10.0
 
 
-KINDS = [closure, nested, contained, default, bound, Attribute]
+KINDS = [closure, nested, contained, default, bound, decorator, jitted, decorator_object, Attribute]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 

@@ -171,3 +171,22 @@ def test_the_jacobian_of_a_run_on_several_devices(form):
         return
     found = (mr.function(jacobian) if form == "compiled" else jacobian)()
     np.testing.assert_array_equal(found, [[4.0, 0.0], [0.0, 8.0]])
+
+
+def test_the_error_in_a_compiled_step_on_an_uneven_batch_names_a_remedy_that_works():
+    """It advised to compile the step, which was compiled."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(jnp.ones(2))
+    data = mr.data.Dataset.from_tensor_slices(jnp.ones((5, 2))).batch(5)
+    batch = next(iter(strategy.experimental_distribute_dataset(data)))
+
+    def step(batch, use_pfor):
+        with mr.GradientTape() as tape:
+            y = strategy.reduce("SUM", strategy.run(lambda x: (x * v).sum(0), args=(batch,)), axis=None)
+        return tape.jacobian(y, v, experimental_use_pfor=use_pfor)
+
+    compiled = mr.function(step)
+    with pytest.raises(TapeError, match=r"experimental_use_pfor=False(.|\n)*equal shapes \(last_batch='pad'"):
+        compiled(batch, True)
+    assert compiled(batch, False).tolist() == [[5.0, 0.0], [0.0, 5.0]]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.errors import ArgumentError
 from mirrored.testing import assert_close_by_norm, assert_copies_equal, assert_same_bits
 
 
@@ -76,3 +77,73 @@ def test_copies_of_a_mirrored_variable_are_compared():
         AssertionError, match=r"variable 'w' on .*: 1 of 3 elements differ in their bits, first at \(2,\)"
     ):
         assert_copies_equal([w])
+
+
+def forge(variable):
+    """Stores an array whose copies differ in their last element."""
+    sharding = variable.read_value().sharding
+    copies = [jax.device_put(np.float32([0, 0, k]), device) for k, device in enumerate(jax.devices()[:2])]
+    variable.assign(jax.make_array_from_single_device_arrays((3,), sharding, copies))
+
+
+def keras_variable(scope):
+    import keras
+
+    with scope:
+        variable = keras.Variable(np.zeros(3, np.float32))
+    return variable, variable.mirrored
+
+
+def keras_model(scope):
+    import keras
+
+    with scope:
+        layer = keras.layers.Dense(3)
+        layer.build((None, 2))
+    return layer, layer.bias.mirrored
+
+
+def nnx_variable(scope):
+    from flax import nnx
+
+    with scope:
+        variable = nnx.Param(jnp.zeros(3))
+    return variable, nnx_leaf(variable)
+
+
+def nnx_model(scope):
+    from flax import nnx
+
+    with scope:
+        model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    return model, nnx_leaf(model.bias)
+
+
+def nnx_leaf(variable):
+    return jax.tree.leaves(variable, is_leaf=lambda one: isinstance(one, mr.Variable))[0]
+
+
+@pytest.mark.parametrize("make", [keras_variable, keras_model, nnx_variable, nnx_model])
+def test_copies_of_variables_of_frameworks_are_compared(make):
+    """Keras' variables and models were skipped, silently."""
+    owner, variable = make(mr.MirroredStrategy(jax.devices()[:2]).scope())
+    tree = {
+        "owner": [owner],
+        "functions": [jnp.sin, jax.nn.relu, mr.function(len), len],
+        "array": np.ones(2),
+        "name": "x",
+        "none": None,
+    }
+    assert_copies_equal(tree)
+    forge(variable)
+    with pytest.raises(AssertionError, match="1 of 3 elements differ in their bits"):
+        assert_copies_equal(tree)
+
+
+def test_objects_whose_variables_are_unknown_are_refused():
+    class Model:
+        def __init__(self):
+            self.w = mr.Variable(1.0)
+
+    with pytest.raises(ArgumentError, match="a leaf of type Model(.|\n)*pass a list of the variables"):
+        assert_copies_equal([Model()])

@@ -87,6 +87,25 @@ def test_values_without_devices_are_used_by_every_strategy_with_as_many_replicas
             strategy.reduce("SUM", value, axis=None)
 
 
+def test_values_without_devices_are_used_by_compiled_runs_of_several_strategies():
+    """The value stayed on the devices of the first, and the next raised an error that called it that strategy's."""
+    value = mr.PerReplica([jnp.asarray(1.0), jnp.asarray(2.0)])
+    for devices in (FOUR[:2], FOUR[2:], FOUR[:1]):
+        strategy = mr.MirroredStrategy(devices, num_replicas=2)
+        doubled = mr.function(lambda one: strategy.run(lambda x: x * 2, args=(one,)))(value)  # noqa: B023
+        assert [float(one) for one in strategy.experimental_local_results(doubled)] == [2.0, 4.0]
+        assert {device for one in doubled.values for device in one.devices()} == set(strategy.device_assignment.devices)
+        assert value.device_assignment is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_values_without_devices_must_have_one_component_per_replica_also_in_a_scope(count):
+    """The components after the strategy's last replica were dropped, silently."""
+    strategy, value = STRATEGIES["2 on 2"](), mr.PerReplica([jnp.ones(3)] * count)
+    with strategy.scope(), pytest.raises(ValuesError, match=f"with {count} components? was given to"):
+        mr.function(lambda one: strategy.run(jnp.sum, args=(one,)))(value)
+
+
 def test_values_of_one_replica_are_used_by_every_strategy_with_one():
     one = mr.OneDeviceStrategy("CPU:0")
     value = per_replica(one, [3.0])

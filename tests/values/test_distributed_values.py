@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import StructureError, ValuesError
+from mirrored import tf
+from mirrored.errors import ArgumentError, StructureError, ValuesError
 from mirrored.topology.device_assignment import make_device_assignment
 from mirrored.values import structures
 from mirrored.values.stacking import stack_components
@@ -32,7 +33,7 @@ def components():
 
 
 def test_components_and_stacked_form_are_the_same_value(layout):
-    value = mr.PerReplica(components())
+    value = mr.PerReplica(components(), layout)
     assert not value.is_stacked
     stacked = value.stacked(layout)
     assert value.is_stacked
@@ -210,3 +211,48 @@ def test_a_mirrored_value_has_a_numpy_array():
     total = two.extended.reduce_to("SUM", two.run(lambda: jnp.ones(2)), destinations=two.extended.worker_devices)
     assert isinstance(total.numpy(), np.ndarray)
     assert total.numpy().tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", ["constructor", "on devices", "broadcast_to", "broadcast_to of a list", "broadcast"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "<U4"])
+def test_later_writes_to_numpy_arrays_do_not_change_values(kind, dtype):
+    """The components were the caller's arrays, which it refilled for the next step."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    given = np.zeros(64, dtype)
+    value = {
+        "constructor": lambda: mr.PerReplica([given, given]),
+        "on devices": lambda: mr.PerReplica([given, given], strategy.device_assignment),
+        "broadcast_to": lambda: strategy.extended.broadcast_to(given, None),
+        "broadcast_to of a list": lambda: strategy.extended.broadcast_to([given], None),
+        "broadcast": lambda: tf.distribute.NcclAllReduce().broadcast(given, mr.PerReplica([1, 2])),
+    }[kind]()
+    given[:] = 7
+    components = [one[0] if kind.endswith("list") else one for one in value.values]
+    assert [np.asarray(one).tolist() for one in components] == [np.zeros(64, dtype).tolist()] * 2
+    with pytest.raises(ValueError, match="read-only"):
+        components[0][:] = 7
+
+
+@pytest.mark.parametrize("form", ["array", "scalar", "list"])
+@pytest.mark.parametrize("kind", ["per replica", "broadcast_to", "mirrored", "closure"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_integers_of_64_bits_do_not_wrap_around(kind, form, compiled):
+    if form == "list" and not compiled:
+        pytest.skip("only a compiled run makes arrays of lists")
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    given = {"array": lambda x: x, "scalar": lambda x: x[0], "list": lambda x: [x]}[form](np.asarray([2**40 + 5]))
+
+    def use():
+        value = {
+            "per replica": lambda: mr.PerReplica([given, given]),
+            "broadcast_to": lambda: strategy.extended.broadcast_to(given, None),
+            "mirrored": lambda: mr.Mirrored(given, 2),
+            "closure": lambda: None,
+        }[kind]()
+        if not compiled:
+            return strategy.reduce("SUM", value if kind != "closure" else given, axis=None)
+        run = lambda x: strategy.run(lambda x: given if kind == "closure" else x, args=(x,))  # noqa: E731
+        return mr.function(run)(value)
+
+    with pytest.raises(ArgumentError, match="do not fit into int32"):
+        use()

@@ -149,7 +149,12 @@ _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Returns whether an exception is the ValueError by which JAX's caches report Ctrl-C (a KeyboardInterrupt)."""
+    """Returns whether an exception is that by which code in C reports Ctrl-C (a KeyboardInterrupt).
+
+    It is a ValueError of JAX's caches, or the SystemError of a function in C that returns although Ctrl-C was raised.
+    """
+    if isinstance(error, SystemError):
+        return isinstance(error.__cause__, KeyboardInterrupt)
     if not isinstance(error, ValueError) or not _COMPARING.search(str(error)):
         return False
     cause: BaseException | None = error

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import has_host_dtype
+from mirrored._jax.arrays import as_array, has_host_dtype
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.dispatch import dispatch_of, jit
 from mirrored._jax.inlining import (
@@ -146,7 +146,7 @@ class Program:
             return leaf.value
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not has_host_dtype(leaf):
             self._results.append(Result(is_array=True))
-            return jnp.asarray(leaf)
+            return as_array(leaf)
         if isinstance(leaf, np.ndarray):  # strings: every call returns this array, so it is read-only
             leaf = leaf.copy()
             leaf.flags.writeable = False

@@ -38,7 +38,7 @@ class Result(Bookkeeping):
         """Returns the shape and dtype of this leaf (per component of a per-replica value), given those of its array."""
         if not self.is_per_replica:
             return array
-        return PerReplica([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components)
+        return PerReplica.of_components([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components, None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from mirrored.compilation.static_keys import Identity, static_key
 from mirrored.errors import ArgumentError
 from mirrored.runtime.component_reads import stacked_of
 from mirrored.values import structures
+from mirrored.values.belonging import has_one_each
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 
 if TYPE_CHECKING:
@@ -97,13 +98,15 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
     arrays: list[Any] = []
     key: list[Hashable] = [treedef]
     for place, leaf in enumerate(leaves):
-        array = _array_of(leaf, device_assignment)
+        if isinstance(leaf, PerReplica) and not leaf.is_placed and has_one_each(leaf, device_assignment):
+            leaf = leaves[place] = PerReplica.of_components(leaf.values, device_assignment)
+        array = _array_of(leaf)
         if array is None:
             key.append(_static_key(leaf))
             continue
         dynamic.append(place)
         arrays.append(array)
-        key.append((_layout_of(leaf, device_assignment), array.shape, *_type_of(array)))
+        key.append((_layout_of(leaf), array.shape, *_type_of(array)))
     return Arguments(treedef, leaves, dynamic, arrays, tuple(key), (args, kwargs))
 
 
@@ -199,7 +202,7 @@ def _quick_keys(kind: type, values: Sequence[Any], arrays: list[Any]) -> Hashabl
     return tuple(keys)
 
 
-def _array_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Any:
+def _array_of(leaf: Leaf) -> Any:
     """Returns the leaf as an array, or None if it is static."""
     if isinstance(leaf, jax.Array):
         return leaf
@@ -210,21 +213,21 @@ def _array_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Any:
         check_fit(leaf)
         return owned(np.asarray(leaf, canonical_dtype(leaf.dtype)))
     if isinstance(leaf, PerReplica):
-        where = leaf.device_assignment or device_assignment
+        where = leaf.device_assignment
         if where is None:
             return None
         if not leaf.is_stacked and leaf.component_shape is None:
             raise Ragged
         return stacked_of(leaf, where)
     if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray)):
-        return leaf.value
+        return _array_of(leaf.value)
     return None
 
 
-def _layout_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Hashable:
+def _layout_of(leaf: Leaf) -> Hashable:
     """Returns the part of the key that says of which replicas an argument holds the values."""
     if isinstance(leaf, PerReplica):
-        return leaf.device_assignment or device_assignment
+        return leaf.device_assignment
     return leaf.num_replicas if isinstance(leaf, Mirrored) else None
 
 

@@ -246,7 +246,7 @@ class Placer:
         if is_host_dtype(leaf.dtype):
             parts = np.split(owned(leaf), shared_by)
             here = self.device_assignment.addressable_replicas
-            return PerReplica([parts[replica] for replica in here], self.device_assignment)
+            return PerReplica.of_components([parts[replica] for replica in here], self.device_assignment)
         sharding = self.device_assignment.sharded
         rows = leaf.reshape(shared_by, size, *leaf.shape[1:])
         if sharding.is_fully_addressable:
@@ -270,7 +270,7 @@ class Placer:
         assert self.device_assignment is not None
         replicas = self.device_assignment.addressable_replicas
         placed = [self._put(batch, replica) for batch, replica in zip(batches, replicas, strict=True)]
-        return PerReplica(placed, self.device_assignment, is_ragged=is_ragged)
+        return PerReplica.of_components(placed, self.device_assignment, is_ragged=is_ragged)
 
     def _put(self, leaf: HostArray | np.generic | bytes, replica: int) -> Any:
         if is_host_dtype(getattr(leaf, "dtype", np.dtype(object))):

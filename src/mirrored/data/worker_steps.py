@@ -165,11 +165,11 @@ def _is_per_replica(value: object) -> bool:
 
 
 def _empty(value: PerReplica) -> PerReplica:
-    return PerReplica([component[:0] for component in value.values], value.device_assignment)
+    return PerReplica.of_components([component[:0] for component in value.values], value.device_assignment)
 
 
 def _ragged(value: PerReplica) -> PerReplica:
-    return PerReplica(value.values, value.device_assignment, is_ragged=True)
+    return PerReplica.of_components(value.values, value.device_assignment, is_ragged=True)
 
 
 def _nothing(workers: Sequence[int]) -> DisagreementError:

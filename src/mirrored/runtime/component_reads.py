@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.placement import movable
 from mirrored.runtime.ambient import ReadableVariable, announce_read, is_tracked
-from mirrored.values.distributed_values import register_tracked_read
-from mirrored.values.stacking import stack_components
+from mirrored.values.stacking import register_tracked_read, stack_components
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment

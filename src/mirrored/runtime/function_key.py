@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Iterable, Iterator
 from types import NoneType
@@ -18,9 +17,10 @@ from mirrored._jax.traces import Tracer
 from mirrored.values.distributed_values import DistributedValues
 
 # Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the function objects differ.
-# Two functions are interchangeable if they have the same code, and if the numbers, strings and arrays are equal that
-# they close over, have as defaults, or are bound to by `functools.partial`. Other objects, such as variables, models
-# and lists that results are appended to, are not compared.
+# Two functions are interchangeable if they have the same code, and if the numbers, strings, arrays and functions are
+# equal that they close over, have as defaults, or are bound to by `functools.partial`. A decorator's function and the
+# function that it wraps (`__wrapped__`) are both compared. Other objects, such as variables and models, are not
+# compared. Of lists and dicts, into which the function may put its results, the elements are compared that both have.
 
 _SCALARS = (int, float, complex, str, bytes, NoneType)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -31,14 +31,59 @@ class FunctionKey(NamedTuple):
     """A comparison key of a function that is passed to `merge_call`; the key must be equal on all replicas.
 
     Attributes:
-        code: The code, or the class and the attributes of a callable object.
-        bound: The numbers and strings that the function closes over, has as defaults, or is bound to, by name.
+        code: The code, or the class and the attributes of a callable object; after it those of what it wraps.
+        bound: The numbers, strings and functions that the function closes over, has as defaults, or is bound to, by
+            name.
         arrays: The arrays among them, by name.
     """
 
     code: object
-    bound: tuple[tuple[str, str], ...]
+    bound: tuple[tuple[str, str | CodeKey | Numbers], ...]
     arrays: tuple[tuple[str, ArrayKey], ...]
+
+
+class CodeKey:
+    """A comparison key of the code of a function that another function calls."""
+
+    __slots__ = ("code", "shown")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, function: object) -> None:
+        self.code = _code_of(function)
+        self.shown = getattr(_unbound(function), "__qualname__", None) or type(function).__qualname__
+
+    def __eq__(self, other: object) -> bool:
+        return self.code == other.code if isinstance(other, CodeKey) else NotImplemented
+
+    def __repr__(self) -> str:
+        return str(self.shown)
+
+
+class Numbers:
+    """A comparison key of the numbers and strings in a container, which differ if elements differ that both have.
+
+    Elements are compared only if the containers are different objects: all replicas share what `run` closes over.
+    """
+
+    __slots__ = ("container", "items")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, container: object, items: dict[str, Any]) -> None:
+        self.container = container
+        self.items = items
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Numbers):
+            return NotImplemented
+        if self.container is other.container:
+            return True
+        if not isinstance(self.container, (list, dict)) and self.items.keys() != other.items.keys():
+            return False
+        common = self.items.keys() & other.items.keys()
+        return all(_by_repr(self.items[key]) == _by_repr(other.items[key]) for key in common)
+
+    def __repr__(self) -> str:
+        return repr(self.items if isinstance(self.container, dict) else list(self.items.values()))
 
 
 class ArrayKey:
@@ -72,9 +117,8 @@ def key_of(function: object) -> FunctionKey:
     values = list(_bound(function, "", set()))
     return FunctionKey(
         _code_of(function),
-        # By `repr`, NaN equals NaN and 1 differs from 1.0.
-        tuple((name, repr(value)) for name, value in values if isinstance(value, _SCALARS)),
-        tuple((name, ArrayKey(value)) for name, value in values if not isinstance(value, _SCALARS)),
+        tuple((name, _by_repr(value)) for name, value in values if isinstance(value, _COMPARED)),
+        tuple((name, ArrayKey(value)) for name, value in values if not isinstance(value, _COMPARED)),
     )
 
 
@@ -85,62 +129,111 @@ class ShownFunction(NamedTuple):
 
     def __str__(self) -> str:
         key = key_of(self.function)
-        values = ", ".join(f"{name}={value}" for name, value in (*key.bound, *key.arrays))
+        shown = [(name, value) for name, value in key.bound if not isinstance(value, Numbers) or value.items]
+        values = ", ".join(f"{name}={value}" for name, value in (*shown, *key.arrays))
         return f"{self.function}{f' with {values}' if values else ''}"
 
 
+def _by_repr(value: Any) -> Any:
+    # By `repr`, NaN equals NaN and 1 differs from 1.0.
+    return repr(value) if isinstance(value, _SCALARS) else value
+
+
+_NUMBERS = (*_SCALARS, Numbers)
+_COMPARED = (*_NUMBERS, CodeKey)
+
+
 def _code_of(function: object) -> object:
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(_plain(function), "__code__", None)
+    return tuple(_own_code(one) for one in _chain(function))
+
+
+def _own_code(function: object) -> object:
+    code = getattr(function, "__code__", None)
     if isinstance(code, types.CodeType):
         return code
-    kind = type(function)
+    kind, own = type(function), getattr(function, "__dict__", {})
+    # What `jax.jit` and `mirrored.function` return is made anew, too, and holds objects that differ.
+    compared = (*_SCALARS, *_FUNCTIONS) if "__wrapped__" in own else object
     attributes = {
         name: _code_of(value) if isinstance(value, _FUNCTIONS) else value
-        for name, value in getattr(function, "__dict__", {}).items()
-        if not _is_array(value)
+        for name, value in own.items()
+        if name != "__wrapped__" and isinstance(value, compared) and not _is_array(value)
     }
     return kind.__module__, kind.__qualname__, getattr(function, "__name__", None), attributes
 
 
-def _plain(function: object) -> Any:
-    function = inspect.unwrap(function) if callable(function) else function
+def _chain(function: object) -> list[Any]:
+    """Returns a function without bound arguments, and those that it wraps as `functools.wraps` notes it."""
+    found: list[Any] = []
+    while function is not None and not any(function is one for one in found):
+        function = _unbound(function)
+        found.append(function)
+        function = _wrapped(function)
+    return found
+
+
+def _unbound(function: object) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
     return getattr(function, "__func__", function)
 
 
+def _wrapped(function: object) -> object:
+    # The class of a callable may answer each name that it is asked for.
+    own = getattr(function, "__dict__", None)
+    return own.get("__wrapped__") if isinstance(own, dict) and callable(function) else None
+
+
+def _is_function(value: object) -> bool:
+    return isinstance(value, _FUNCTIONS) or _wrapped(value) is not None
+
+
 def _bound(function: object, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields the scalars and arrays to which a function is bound, also those of functions that it closes over."""
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    named: list[tuple[object, object]] = []
-    while isinstance(function, functools.partial):
-        named += [*enumerate(function.args), *function.keywords.items()]
-        function = function.func
-    plain = _plain(function)
-    code = getattr(plain, "__code__", None)
-    if isinstance(code, types.CodeType):
-        cells = zip(code.co_freevars, plain.__closure__ or (), strict=False)
-        named += [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]  # not the empty ones
-        named += enumerate(plain.__defaults__ or ())
-        named += (plain.__kwdefaults__ or {}).items()
-    else:
-        named += [(name, value) for name, value in getattr(function, "__dict__", {}).items() if _is_array(value)]
-    yield from _leaves(named, prefix, seen)
+    """Yields the values that a function is bound to, also those of functions that it closes over or wraps.
+
+    They are scalars, arrays, and the keys of containers and functions.
+    """
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        named: list[tuple[object, object]] = []
+        while isinstance(function, functools.partial):
+            named += [*enumerate(function.args), *function.keywords.items()]
+            function = function.func
+        plain = _unbound(function)
+        code = getattr(plain, "__code__", None)
+        if isinstance(code, types.CodeType):
+            cells = zip(code.co_freevars, plain.__closure__ or (), strict=False)
+            named += [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]  # not empty ones
+            named += enumerate(plain.__defaults__ or ())
+            named += (plain.__kwdefaults__ or {}).items()
+        else:
+            own = getattr(plain, "__dict__", {}).items()
+            named += [(name, value) for name, value in own if _is_array(value) or _is_function(value)]
+        function = _wrapped(plain)
+        yield from _leaves([(name, value) for name, value in named if value is not function], prefix, seen)
 
 
 def _leaves(named: Iterable[tuple[object, object]], prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     for name, value in named:
         if isinstance(value, _SCALARS) or _is_array(value):
             yield f"{prefix}{name}", value
-        elif isinstance(value, _FUNCTIONS):
+        elif _is_function(value):
+            yield f"{prefix}{name}", CodeKey(value)
             yield from _bound(value, f"{prefix}{name}.", seen)
-        elif type(value) in (list, tuple, dict) and id(value) not in seen:
-            seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)  # type: ignore[arg-type, var-annotated]
-            arrays = [(key, item) for key, item in items if not isinstance(item, _SCALARS)]
-            yield from _leaves(arrays, f"{prefix}{name}.", seen)
+        elif isinstance(value, (list, tuple, dict, frozenset)) and id(value) not in seen:
+            if isinstance(value, (list, dict)):  # only these can contain themselves
+                seen.add(id(value))
+            inside = f"{prefix}{name}."
+            leaves = list(_leaves(_items(value), inside, seen))
+            numbers = {key.removeprefix(inside): leaf for key, leaf in leaves if isinstance(leaf, _NUMBERS)}
+            yield f"{prefix}{name}", Numbers(value, numbers)
+            yield from (leaf for leaf in leaves if not isinstance(leaf[1], _NUMBERS))
+
+
+def _items(container: Any) -> list[tuple[object, object]]:
+    if isinstance(container, dict):
+        return list(container.items())
+    return list(enumerate(sorted(container, key=repr) if isinstance(container, frozenset) else container))
 
 
 def _is_array(value: object) -> bool:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from mirrored._jax.arrays import has_host_dtype
+from mirrored._jax import arrays
 from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
 from mirrored._jax.jaxprs import equations_in
@@ -199,12 +199,12 @@ class _Run:
         flat.extend(gradient for summed in runner.summed for row in summed.rows for gradient in row)
         flat.extend(array for replicas in zip(*runner.enclosed, strict=True) for _, _, array in replicas)
         flat.extend(component for read in runner.store.joined for component in read.locals)
-        return [jnp.asarray(leaf) for leaf in flat]
+        return [arrays.as_array(leaf) for leaf in flat]
 
     def _place(self, column: Sequence[Any], flat: list[Any], replicated: bool) -> _Output:
         if self._runner.is_shared(column) and not any(belongs_to(leaf, self._runner.base_trace) for leaf in column):
             return _Output(shared=as_array(column[0]) if replicated else column[0])
-        if not all(isinstance(leaf, _NUMBERS) and not has_host_dtype(leaf) for leaf in column):
+        if not all(isinstance(leaf, _NUMBERS) and not arrays.has_host_dtype(leaf) for leaf in column):
             raise StructureError(
                 "Strategy.run",
                 found=f"the replicas returned {', '.join(type(leaf).__name__ for leaf in column)} for the same leaf",

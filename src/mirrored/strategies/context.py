@@ -107,8 +107,8 @@ class ReplicaContext:
 
         Args:
             merge_fn: Receives the strategy and the merged arguments. A merged argument is a per-replica value of what
-                the replicas passed, or the object itself if all replicas passed the same object. Numbers, strings and
-                arrays that it closes over must be equal on all replicas.
+                the replicas passed, or the object itself if all replicas passed the same object. Numbers, strings,
+                arrays and functions that it closes over must be equal on all replicas.
             args: Positional arguments: structures of arrays and of any other objects.
             kwargs: Keyword arguments.
 
@@ -117,7 +117,7 @@ class ReplicaContext:
 
         Raises:
             MergeError: Not all replicas call it, the call is under a JAX transform, or `merge_fn` closes over numbers,
-                strings or arrays that differ between replicas.
+                strings, arrays or functions that differ between replicas.
             TapeError: Gradients would be lost, because they flow only to `args` and `kwargs`: `merge_fn` closes over an
                 array that a tape tracks, or returns what it computes from a variable, under a tape of the replica.
 

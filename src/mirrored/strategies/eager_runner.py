@@ -261,7 +261,7 @@ class EagerRunner(ReplicaRunner):
         wholes = [self._outer_by_copy.get(id(component), (None, None))[1] for component in components]
         if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
-        value = PerReplica(self._movable(components), self.device_assignment)
+        value = PerReplica.of_components(self._movable(components), self.device_assignment)
         value.of_uneven_batch = self._uneven
         return value
 
@@ -352,8 +352,8 @@ def _refuse_differentiated(results: Sequence[Any]) -> None:
             found="an eager run on several devices was called under jax.grad, jax.vjp or jax.jvp",
             rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
             "different devices",
-            remedy="record with mirrored.GradientTape, compile the whole step with mirrored.function, or call jax.grad "
-            "inside the function given to run",
+            remedy="record with mirrored.GradientTape, call jax.grad inside the function given to run, or compile the "
+            "whole step with mirrored.function, on per-replica batches of equal shapes: a step on others runs eagerly",
         )
 
 

@@ -16,6 +16,7 @@ from mirrored.strategies.checks import refuse_in_replica
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored
 from mirrored.values.sparse_rows import SparseRows
+from mirrored.values.stacking import as_given
 from mirrored.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -101,8 +102,12 @@ class StrategyExtended:
         return [self._delivered(value, result, destinations) for (value, destinations), result in pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Returns `tensor` as a mirrored value: the same array on all replicas."""
-        return self._mirrored(tensor)
+        """Returns `tensor` as a mirrored value: the same array on all replicas. A NumPy array is copied.
+
+        Raises:
+            ArgumentError: Integers of 64 bits do not fit into 32.
+        """
+        return self._mirrored(structures.map_leaves(as_given, tensor))
 
     def _mirrored(self, value: object) -> Any:
         return value if value is None else Mirrored(value, self._strategy.num_replicas_in_sync)

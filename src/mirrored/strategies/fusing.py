@@ -102,10 +102,12 @@ class _Body:
     def _fused(self, eqns: Sequence[Any], operands: list[_Values]) -> list[_Values]:
         """Evaluates corresponding equations of all local replicas as one, and returns each replica's results."""
         first = eqns[0]
-        if len({eqn.primitive for eqn in eqns}) > 1 or len({len(eqn.invars) for eqn in eqns}) > 1:
+        name = first.primitive.name
+        differ = len({eqn.primitive for eqn in eqns}) > 1
+        # A constant of one replica's loop, branch or call may be an operand of another replica's.
+        if differ or (name in (SUM, GATHER) and len({len(eqn.invars) for eqn in eqns}) > 1):
             raise _unequal(first, "the replicas of a device have different operations at its position")
         with at_source_of(first):
-            name = first.primitive.name
             if name == SUM:
                 return _transposed(self._runner.all_reduce(ReduceOp.SUM, _transposed(operands)))
             if name == GATHER:
@@ -115,11 +117,11 @@ class _Body:
                 case Call():
                     return self._call(first, [kind.jaxpr for kind in kinds], operands)
                 case Scan():
-                    return self._scan(first, kinds, operands)
+                    return self._scan(eqns, kinds, operands)
                 case While():
                     return self._while(kinds, operands)
                 case Branch():
-                    return self._branch(kinds, operands)
+                    return self._branch(first, kinds, operands)
         raise _unequal(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
@@ -155,23 +157,27 @@ class _Body:
             function = jax.checkpoint(function, policy=eqn.params["policy"])  # type: ignore[assignment]
         return function(operands)
 
-    def _scan(self, eqn: JaxprEqn, scans: Sequence[Scan], operands: list[_Values]) -> list[_Values]:
-        lengths = {scan_eqn_length(scan, values) for scan, values in zip(scans, operands, strict=True)}
-        params = eqn.params
-        if len(lengths) > 1:
-            raise _unequal(eqn, "replicas of a device scan over different lengths")
-        first, last = scans[0].num_consts, scans[0].num_consts + scans[0].num_carries
-        consts = [values[:first] for values in operands]
+    def _scan(self, eqns: Sequence[Any], scans: Sequence[Scan], operands: list[_Values]) -> list[_Values]:
+        params = eqns[0].params
+        for name, differ in (("length", "scan over different lengths"), ("reverse", "scan in different directions")):
+            if any(eqn.params[name] != params[name] for eqn in eqns):
+                raise _unequal(eqns[0], f"replicas of a device {differ}")
+        # What one replica's loop carries may be a constant of another replica's.
+        firsts = [scan.num_consts for scan in scans]
+        counts = [scan.num_carries for scan in scans]
+        parts = list(zip(operands, firsts, counts, strict=True))
+        consts = [values[:first] for values, first, _ in parts]
 
         def scan_body(carries: PyTree, elements: PyTree) -> Any:
             inputs = [[*a, *b, *c] for a, b, c in zip(consts, carries, elements, strict=True)]
             results = self._lockstep([scan.jaxpr for scan in scans], inputs)
-            return [result[: last - first] for result in results], [result[last - first :] for result in results]
+            carried = [result[:count] for result, count in zip(results, counts, strict=True)]
+            return carried, [result[count:] for result, count in zip(results, counts, strict=True)]
 
         carries, stacked = lax.scan(
             scan_body,
-            [values[first:last] for values in operands],
-            [values[last:] for values in operands],
+            [values[first : first + count] for values, first, count in parts],
+            [values[first + count :] for values, first, count in parts],
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -179,32 +185,32 @@ class _Body:
         return [[*a, *b] for a, b in zip(carries, stacked, strict=True)]
 
     def _while(self, loops: Sequence[While], operands: list[_Values]) -> list[_Values]:
-        of_cond = loops[0].num_cond_consts
-        first = of_cond + loops[0].num_body_consts
+        of_cond, of_body, carried = [], [], []
+        for loop, values in zip(loops, operands, strict=True):
+            first = loop.num_cond_consts + loop.num_body_consts
+            of_cond.append(values[: loop.num_cond_consts])
+            of_body.append(values[loop.num_cond_consts : first])
+            carried.append(values[first:])
 
         def condition(carries: PyTree) -> Any:
-            inputs = [[*values[:of_cond], *carry] for values, carry in zip(operands, carries, strict=True)]
+            inputs = [[*consts, *carry] for consts, carry in zip(of_cond, carries, strict=True)]
             results = self._lockstep([loop.cond for loop in loops], inputs)
             return same_on_local_replicas([result[0] for result in results])
 
         def loop_body(carries: PyTree) -> Any:
-            inputs = [[*values[of_cond:first], *carry] for values, carry in zip(operands, carries, strict=True)]
+            inputs = [[*consts, *carry] for consts, carry in zip(of_body, carries, strict=True)]
             return self._lockstep([loop.body for loop in loops], inputs)
 
-        return list(lax.while_loop(condition, loop_body, [values[first:] for values in operands]))
+        return list(lax.while_loop(condition, loop_body, carried))
 
-    def _branch(self, kinds: Sequence[Branch], operands: list[_Values]) -> list[_Values]:
+    def _branch(self, eqn: JaxprEqn, kinds: Sequence[Branch], operands: list[_Values]) -> list[_Values]:
+        if len({len(kind.branches) for kind in kinds}) > 1:
+            raise _unequal(eqn, "replicas of a device choose among different numbers of branches")
         index = same_on_local_replicas([values[0] for values in operands])
         branches = [
             functools.partial(self._lockstep, jaxprs) for jaxprs in zip(*(k.branches for k in kinds), strict=True)
         ]
         return list(lax.switch(index.astype(jnp.int32), branches, [values[1:] for values in operands]))
-
-
-def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
-    """Returns the length of the arrays that a `scan` equation iterates over; None if it has no such arrays."""
-    scanned = operands[scan.num_consts + scan.num_carries :]
-    return scanned[0].shape[0] if scanned else None
 
 
 def _walk(jaxpr: Jaxpr, inputs: _Values, bind: Callable[[JaxprEqn, _Values], _Values]) -> _Walk:

@@ -140,7 +140,9 @@ class DistributesInput(abc.ABC):
         columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
         on_devices = [_on_devices(column, device_assignment) for column in columns]
         ragged = device_assignment is not None and device_assignment.spans_processes and differ_across(on_devices)
-        return treedef.unflatten([PerReplica(column, device_assignment, is_ragged=ragged) for column in on_devices])
+        return treedef.unflatten(
+            [PerReplica.of_components(column, device_assignment, is_ragged=ragged) for column in on_devices]
+        )
 
     distribute_values_from_function = experimental_distribute_values_from_function
 

@@ -341,7 +341,7 @@ def _eagerly(store: VariableStore | None) -> Iterator[None]:
 def _group_outside(runner: ReplicaRunner, components: Sequence[Any]) -> PerReplica:
     slots = runner.device_assignment.slots
     values = [components[k] for device in range(slots.devices) for k in range(slots.number_on(device))]
-    return PerReplica(values, runner.device_assignment)
+    return PerReplica.of_components(values, runner.device_assignment)
 
 
 def _components_outside(runner: ReplicaRunner, value: object) -> Sequence[Any]:

@@ -269,7 +269,9 @@ def _map_components(value: PerReplica, function: Callable[..., Any]) -> PerRepli
         return PerReplica.from_stacked(
             jax.vmap(function)(value.stacked(value.device_assignment)), value.device_assignment
         )
-    return PerReplica([_on_its_device(function, component) for component in value.values], value.device_assignment)
+    return PerReplica.of_components(
+        [_on_its_device(function, component) for component in value.values], value.device_assignment
+    )
 
 
 def _on_its_device(function: Callable[..., Any], component: Any) -> Any:

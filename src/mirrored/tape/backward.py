@@ -359,7 +359,8 @@ def _on_several_devices() -> TapeError:
         "GradientTape.jacobian",
         found="several replicas of an eager run read one variable, so its cotangents are on different devices",
         rule="jax.vmap, which computes all rows at once, cannot add cotangents on different devices",
-        remedy="compile the whole step with mirrored.function, or pass experimental_use_pfor=False",
+        remedy="pass experimental_use_pfor=False, or compile the whole step with mirrored.function, on per-replica "
+        "batches of equal shapes (last_batch='pad' or 'drop'): a step on others runs eagerly",
     )
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 
 from mirrored._typing import PyTree
+from mirrored.errors import ArgumentError
+from mirrored.values.distributed_values import DistributedValues
 from mirrored.variables import Variable, VariableSynchronization
 
 
@@ -71,11 +77,13 @@ def assert_copies_equal(tree: PyTree) -> None:
     """Asserts that each mirrored variable has bit-identical copies on all its devices.
 
     Args:
-        tree: A tree of variables. Leaves that are not variables, and variables with one component per replica
-            (`VariableSynchronization.ON_READ`), are skipped.
+        tree: A tree of variables, of variables of Keras and Flax NNX, and of objects that list theirs as `variables`,
+            such as Keras models. Arrays, numbers, strings and functions in it, and variables with one component per
+            replica (`VariableSynchronization.ON_READ`), are skipped.
 
     Raises:
         AssertionError: Copies differ. The message names the variable, the devices and the number of elements.
+        ArgumentError: `tree` has an object of another kind, whose variables are unknown.
 
     Example:
         >>> import mirrored as mr
@@ -83,15 +91,48 @@ def assert_copies_equal(tree: PyTree) -> None:
         ...     w = mr.Variable([1.0, 2.0])
         >>> assert_copies_equal({"w": w})
     """
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda one: isinstance(one, Variable)):
-        if not isinstance(leaf, Variable) or leaf.synchronization is VariableSynchronization.ON_READ:
+    for variable in _variables_in(tree):
+        if variable.synchronization is VariableSynchronization.ON_READ:
             continue
-        array = leaf.read_value()
+        array = variable.read_value()
         copies = [(shard.device, np.asarray(shard.data)) for shard in array.addressable_shards]
         for device, copy in copies[1:]:
             if copy.tobytes() != copies[0][1].tobytes():
-                where = f"variable {leaf.name!r} on {device} and on {copies[0][0]}"
+                where = f"variable {variable.name!r} on {device} and on {copies[0][0]}"
                 raise AssertionError(f"{where}: {_difference(copy, copies[0][1])}")
+
+
+_SKIPPED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str, bytes, np.dtype, DistributedValues, type)
+
+
+def _variables_in(tree: PyTree) -> Iterator[Variable]:
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda one: isinstance(one, (Variable, DistributedValues))):
+        if isinstance(leaf, Variable):
+            yield leaf
+            continue
+        # A Keras variable that was created in a strategy's scope has this attribute.
+        behind, listed = getattr(leaf, "mirrored", None), getattr(leaf, "variables", None)
+        if isinstance(behind, Variable):
+            yield behind
+        elif isinstance(listed, (list, tuple)):
+            yield from _variables_in(listed)
+        elif not (isinstance(leaf, _SKIPPED) or _is_function(leaf) or isinstance(_value_of(leaf), jax.Array)):
+            raise ArgumentError(
+                "assert_copies_equal",
+                found=f"the tree has a leaf of type {type(leaf).__name__}",
+                rule="the variables are known of pytrees, of variables, and of objects with a list `variables`",
+                remedy="pass a list of the variables",
+            )
+
+
+def _is_function(leaf: object) -> bool:
+    # Functions of JAX, such as `jax.nn.relu`, are objects that wrap functions.
+    return inspect.isroutine(leaf) or isinstance(leaf, functools.partial) or hasattr(leaf, "__wrapped__")
+
+
+def _value_of(leaf: object) -> object:
+    """Returns the one array of a variable that was created outside of strategies, which has no copies."""
+    return getattr(leaf, "value", None)
 
 
 def _pairs(actual: PyTree, expected: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:

@@ -93,7 +93,7 @@ def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
             return type(structure)(structure.default_factory, in_order)  # type: ignore[call-arg]
         return type(structure)(in_order)  # type: ignore[call-arg]
     if isinstance(structure, PerReplica):
-        return PerReplica(parts, structure.device_assignment)
+        return PerReplica.of_components(parts, structure.device_assignment)
     if hasattr(structure, "_fields"):
         return type(structure)(*parts)
     if isinstance(structure, MappingView):

@@ -51,7 +51,7 @@ def check_placement(called: str, strategy: HasReplicas, value: Any, where: Devic
     is_placed = where is not None and (not isinstance(value, PerReplica) or value.is_placed)
     if is_placed and (where is own or where == own or _is_one(where) and _is_one(own)):
         return
-    if not is_placed and _has_one_each(value, own):
+    if not is_placed and has_one_each(value, own):
         return
     kind = "a per-replica value" if isinstance(value, PerReplica) else f"variable {value.name!r}"
     count = len(value) if isinstance(value, PerReplica) else value.num_replicas
@@ -69,7 +69,7 @@ def _is_one(where: DeviceAssignment | None) -> bool:
     return where is None or where.num_replicas == 1
 
 
-def _has_one_each(value: PerReplica, own: DeviceAssignment | None) -> bool:
+def has_one_each(value: PerReplica, own: DeviceAssignment | None) -> bool:
     """Returns whether a value of unknown devices has a component for each replica of this process."""
     if own is None:
         return len(value) == 1

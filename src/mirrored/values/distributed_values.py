@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.array_likes import has_registered, register_array_like
+from mirrored._jax.arrays import as_array, frozen
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
@@ -27,7 +28,7 @@ from mirrored.values import html
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.provenance import Batch, Makers
 from mirrored.values.reprs import distributed_repr, outline_of, traced_repr
-from mirrored.values.stacking import stack_components, unequal, unstacked
+from mirrored.values.stacking import read_tracked, stack_components, unequal, unstacked
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -136,28 +137,12 @@ _EVEN: Final = Batch(False)
 _UNEVEN: Final = Batch(True)
 
 
-_TrackedRead = Callable[[jax.Array, "DeviceAssignment | None"], "tuple[Any, ...] | None"]
-_tracked_reads: list[_TrackedRead] = []
-
-
-def register_tracked_read(read: _TrackedRead) -> None:
-    """Registers a function that reads the components of a stacked value if a gradient tape tracks the value.
-
-    Args:
-        read: Returns the components such that tapes record the read; None if no tape tracks the stacked array.
-    """
-    _tracked_reads.append(read)
-
-
-def _read_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
-    return next((found for read in _tracked_reads if (found := read(stacked, device_assignment)) is not None), None)
-
-
 class PerReplica(_NotAnArray):
     """A value with one component per replica; the components can differ, even in shape.
 
     Args:
-        values: The components, in replica order; in a multi-worker job those of this process.
+        values: The components, in replica order; in a multi-worker job those of this process. NumPy arrays are copied,
+            because the caller may write into them later; the copies are read-only.
         device_assignment: The devices of the replicas, if known.
         is_ragged: Whether components of other processes have different shapes.
 
@@ -181,15 +166,27 @@ class PerReplica(_NotAnArray):
     def __init__(
         self, values: Sequence[Any], device_assignment: DeviceAssignment | None = None, *, is_ragged: bool = False
     ) -> None:
-        self._components: tuple[Any, ...] | None = tuple(values)
-        if device_assignment is None and self._components:  # the values of a variable are on the variable's devices
-            device_assignment = getattr(getattr(self._components[0], "container", None), "device_assignment", None)
+        self._set(tuple(map(frozen, values)), device_assignment, is_ragged)
+
+    def _set(self, components: tuple[Any, ...], device_assignment: DeviceAssignment | None, is_ragged: bool) -> None:
+        if device_assignment is None and components:  # the values of a variable are on the variable's devices
+            device_assignment = getattr(getattr(components[0], "container", None), "device_assignment", None)
+        self._components: tuple[Any, ...] | None = components
         self._stacked: jax.Array | None = None
         self._device_assignment = device_assignment
         self.is_placed = device_assignment is not None
         self._ragged = is_ragged
         self.made_by = _NO_MAKERS
         self.of_uneven_batch = False
+
+    @classmethod
+    def of_components(
+        cls, values: Sequence[Any], device_assignment: DeviceAssignment | None, *, is_ragged: bool = False
+    ) -> PerReplica:
+        """Creates a per-replica value like the constructor, without copies: of objects that replicas use or return."""
+        value = cls.__new__(cls)
+        value._set(tuple(values), device_assignment, is_ragged)
+        return value
 
     @classmethod
     def from_stacked(
@@ -215,7 +212,7 @@ class PerReplica(_NotAnArray):
     @property
     def values(self) -> tuple[Any, ...]:
         """The components of this process's replicas, each on its replica's device."""
-        if self._stacked is not None and (tracked := _read_tracked(self._stacked, self._device_assignment)) is not None:
+        if self._stacked is not None and (tracked := read_tracked(self._stacked, self._device_assignment)) is not None:
             return tracked  # not kept: they belong to the tape
         if self._components is None:
             assert self._stacked is not None
@@ -276,16 +273,15 @@ class PerReplica(_NotAnArray):
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
         """
-        if self._stacked is None or (not self.is_placed and self._device_assignment != device_assignment):
-            if self._ragged:
-                raise unequal("components whose shapes differ between workers")
-            stacked: jax.Array = stack_components(self.values, device_assignment)
-            self._device_assignment = device_assignment
-            if has_registered(self.values):  # variables, whose values may change
-                return stacked
+        if self._stacked is not None:
+            return self._stacked
+        if self._ragged:
+            raise unequal("components whose shapes differ between workers")
+        stacked: jax.Array = stack_components(self.values, device_assignment)
+        # Not kept: the values of variables, which may change, and the array of one of several strategies that use it.
+        if self.is_placed and not has_registered(self.values):
             self._stacked = stacked
-        assert self._stacked is not None
-        return self._stacked
+        return stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
         """Returns a per-replica value on the same devices, whose components are the rows of another stacked array."""
@@ -427,11 +423,9 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
 def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
     kind, device_assignment, made_by, batch = aux_data
     if kind == "stacked":
-        made = PerReplica.__new__(PerReplica)
-        made._components, made._stacked = None, children[0]
-        made._device_assignment, made._ragged, made.is_placed = device_assignment, False, True
+        made = PerReplica.from_stacked(children[0], device_assignment)  # type: ignore[arg-type]
     else:
-        made = PerReplica(children, device_assignment, is_ragged=kind == "ragged")
+        made = PerReplica.of_components(children, device_assignment, is_ragged=kind == "ragged")
     made.made_by, made.of_uneven_batch = made_by, batch.is_uneven
     return made
 
@@ -443,7 +437,7 @@ jax.tree_util.register_pytree_node(
 )
 register_array_like(
     Mirrored,
-    read=lambda mirrored: jnp.asarray(mirrored.value),
+    read=lambda mirrored: as_array(mirrored.value),
     shape_of=lambda mirrored: ShapedArray(mirrored.shape, mirrored.dtype),
 )
 register_array_like(PerReplica, read=_refuse("__jax_array__"), shape_of=_refuse("__jax_array__"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.array_likes import has_registered, registered_read
-from mirrored._jax.arrays import as_array
+from mirrored._jax.arrays import as_array, check_fit, frozen
 from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer, canonical_dtype, eager
@@ -24,6 +24,33 @@ from mirrored.errors import ValuesError
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
+
+_TrackedRead = Callable[[jax.Array, "DeviceAssignment | None"], "tuple[Any, ...] | None"]
+_tracked_reads: list[_TrackedRead] = []
+
+
+def register_tracked_read(read: _TrackedRead) -> None:
+    """Registers a function that reads the components of a stacked value if a gradient tape tracks the value.
+
+    Args:
+        read: Returns the components such that tapes record the read; None if no tape tracks the stacked array.
+    """
+    _tracked_reads.append(read)
+
+
+def read_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
+    """Returns the components of a stacked array such that tapes record the read; None if no tape tracks the array."""
+    return next((found for read in _tracked_reads if (found := read(stacked, device_assignment)) is not None), None)
+
+
+def as_given(value: Any) -> Any:
+    """Returns a value; of a NumPy array a read-only copy, because the caller may write into the array later.
+
+    Raises:
+        ArgumentError: Integers of 64 bits do not fit into 32.
+    """
+    check_fit(value)
+    return frozen(value)
 
 
 def stack_components(
@@ -42,6 +69,9 @@ def stack_components(
     if has_registered(components):
         # Variables are read where the caller is: in a compiled function, their values are tracers.
         components = registered_read(components, nullcontext)
+    for component in components:
+        for leaf in jax.tree.leaves(component) if isinstance(component, (list, tuple)) else ():
+            check_fit(leaf)
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
         raise unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")

@@ -21,6 +21,7 @@ from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient, announce_write
+from mirrored.runtime.entry_point import restoring
 from mirrored.runtime.merge import Merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
@@ -260,6 +261,7 @@ def operand_of(value: object) -> Any:
     return payload_of(value) if type(value) in BOXES else value
 
 
+@restoring
 def write(assignment: Assignment, value: object) -> Any:
     """Assigns a value according to the variable's synchronization and aggregation, and returns the new value."""
     return _write(assignment, value, ambient(), recording_parent(current_trace()))

@@ -18,7 +18,9 @@ from mirrored.collectives.reduce_op import ReduceOp, check_dtype
 from mirrored.collectives.stacked import reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import ArgumentError
+from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
+from mirrored.values.stacking import as_given
 from mirrored.variables import Variable
 
 Destinations: TypeAlias = DistributedValues | Variable | str
@@ -84,7 +86,7 @@ class Direct(core.CrossDeviceOps):
             ArgumentError: There are no destinations.
         """
         _check_destinations(destinations)
-        return _delivered(tensor, destinations, destinations)
+        return _delivered(structures.map_leaves(as_given, tensor), destinations, destinations)
 
     def _reduced(self, op: ReduceOp, value: PerReplica) -> Any:
         if value.device_assignment is not None:
