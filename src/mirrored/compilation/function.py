@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored._jax.trees import tree_map
-from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind
+from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
@@ -89,6 +90,7 @@ class Function(Code):
         self._driver: Driver | None = None
         self._by_strategy: dict[tuple[Any, Hashable], Function] = {}
         self._by_instance: Bindings[Function] = Bindings()
+        self._method: tuple[Function, Callable[[], Any]] | None = None
 
     @property
     def trace_count(self) -> int:
@@ -359,14 +361,36 @@ class Function(Code):
 
     def _bound(self, instance: object) -> Function:
         to_trace = bind(self._to_trace, instance)  # the conversion is shared by all instances
+        conversion = self._conversion._replace(code=lambda _: to_trace)
+        made = self._again(bind(self.python_function, instance), conversion)
+        made._method = (self, reference_to(instance))
+        return made
+
+    def _again(self, python_function: Callable[..., Any], conversion: Conversion) -> Function:
         return Function(
-            bind(self.python_function, instance),
+            python_function,
             donate=self._donate,
             input_signature=self._input_signature,
             name=self._name,
             steps_per_call=self.steps_per_call,
-            conversion=self._conversion._replace(code=lambda _: to_trace),
+            conversion=conversion,
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        """Returns the compiled function of a copied object: a method of the copy, which uses the copy's variables.
+
+        A function that uses none of the copied objects is copied as itself, as Python functions are.
+        """
+        if self._method is not None:
+            function, reference = self._method
+            instance = reference()
+            return self if instance is None else function.__get__(copy.deepcopy(instance, memo))
+        copied = with_copies(self.python_function, memo)
+        if copied is self.python_function:
+            return self
+        if id(self) not in memo:  # the copied object may hold this function, and its copy then does already
+            memo[id(self)] = self._again(copied, self._conversion)
+        return memo[id(self)]  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<function {self._name}, traced {self.trace_count} times>"
