@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
-from collections import namedtuple
+import types
+from collections import UserList, namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -184,6 +186,24 @@ def test_a_checkpoint_with_positions_for_keys_restores(tmp_path, keys):
     for key in keys:
         assert others[key]["w"].numpy() == edges[key]["w"].numpy()
         assert others[key]["more"][key][0].numpy() == 1.0
+
+
+@pytest.mark.parametrize("kind", [types.SimpleNamespace, argparse.Namespace])
+@pytest.mark.parametrize("is_part", [False, True])
+def test_state_in_namespaces(tmp_path, kind, is_part):
+    def make(value):
+        state = kind(
+            w=mr.Variable(value), inner=kind(epoch=int(value)), name="a", layers=UserList([mr.Variable(value)])
+        )
+        return state, Checkpoint(state=state if is_part else {"model": Holder(state=state)})
+
+    path = make(3.0)[1].write(tmp_path / "c")
+    at = "state" if is_part else "state/model/state"
+    assert names_of(path) == {f"{at}/w", f"{at}/layers/0"}  # numbers beside variables are configuration
+    state, checkpoint = make(0.0)
+    checkpoint.restore(path).assert_consumed()
+    assert [float(state.w), float(state.layers[0]), state.inner.epoch] == [3.0, 3.0, 0]
+    assert names_of(Checkpoint(state=kind(epoch=1)).write(tmp_path / "n")) == {"state/epoch"}
 
 
 def test_one_array_under_two_names_is_two_pieces_of_state(tmp_path):

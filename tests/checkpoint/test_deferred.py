@@ -498,3 +498,25 @@ def test_last_value_that_was_awaited_ends_the_restore(tmp_path):
     status.assert_consumed()
     later.a = mr.Variable(7.0)  # nothing waits any more
     assert float(later.a) == 7.0
+
+
+def test_views_of_parts_are_pytrees_as_what_they_show(tmp_path):
+    path = Checkpoint(params={"z": mr.Variable(1.0), "a": mr.Variable(5.0)}, parts=[mr.Variable(2.0)]).write(
+        tmp_path / "c"
+    )
+    params, parts = {"z": mr.Variable(0.0), "b": mr.Variable(3.0)}, []
+    checkpoint = Checkpoint(params=params, parts=parts)
+    checkpoint.restore(path)
+    checkpoint.parts.append(mr.Variable(0.0))
+    for view, shown in ((checkpoint.params, params), (checkpoint.parts, parts)):
+        assert type(view) is not type(shown)
+        assert jax.tree_util.tree_leaves_with_path(view) == jax.tree_util.tree_leaves_with_path(shown)
+    with mr.GradientTape() as tape:
+        loss = sum(v**2 for v in checkpoint.params.values())
+    gradients = tape.gradient(loss, checkpoint.params)
+    assert [*gradients] == ["z", "b"]
+    assert {**jax.tree.map(lambda v, g: float(v) + float(g), checkpoint.params, gradients)} == {"z": 3.0, "b": 9.0}
+    by_other_order = Checkpoint(params=dict(reversed(params.items())))
+    by_other_order.restore(path)
+    assert jax.tree.structure(by_other_order.params) == jax.tree.structure(checkpoint.params)
+    assert jax.tree.map(float, checkpoint.parts)[0] == 2.0

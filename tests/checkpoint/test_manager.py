@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.checkpoint import Checkpoint, CheckpointManager, checkpoints_in, latest_checkpoint
-from mirrored.errors import ArgumentError
+from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, checkpoints_in, latest_checkpoint
+from mirrored.errors import ArgumentError, ArgumentTypeError
 
 
 def names(manager):
@@ -294,3 +294,41 @@ def test_folders_may_have_any_name(tmp_path, v, folder):
 def test_names_that_are_paths_are_refused(tmp_path, v, name):
     with pytest.raises(ArgumentError, match="checkpoint_name"):
         CheckpointManager(Checkpoint(v=v), tmp_path, checkpoint_name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("checkpoint", {"v": 1.0}),
+        ("directory", None),
+        ("directory", b"runs"),
+        ("max_to_keep", "3"),
+        ("max_to_keep", 2.5),
+        ("max_to_keep", True),
+        ("save_interval_steps", None),
+        ("keep_every_n_hours", "1"),
+        ("keep_every_n_hours", float("nan")),
+        ("keep_every_n_hours", -1),
+        ("save_on_preemption", "no"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused(tmp_path, v, name, value):
+    options = {"checkpoint": Checkpoint(v=v), "directory": tmp_path, name: value}
+    with pytest.raises(ArgumentTypeError, match=rf"{name}=.*\n.*{name} must be"):
+        CheckpointManager(**options)
+
+
+def test_numbers_of_numpy_and_jax_are_taken(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, np.int64(1), jnp.int32(1), keep_every_n_hours=np.float32(1))
+    assert all(manager.save(step) for step in (1, 2))
+    assert names(manager) == ["ckpt-2"]
+
+
+@pytest.mark.parametrize("path", [3, b"c", {}])
+def test_other_objects_than_paths_are_refused(v, path):
+    checkpoint = Checkpoint(v=v)
+    calls = (checkpoint.save, checkpoint.write, checkpoint.restore, checkpoint.read, CheckpointReader)
+    for call in (*calls, latest_checkpoint, checkpoints_in):
+        with pytest.raises(ArgumentTypeError, match=f"{call.__name__}: .*\n.*must be a path"):
+            call(path)
+    assert int(checkpoint.save_counter.numpy()) == 0

@@ -86,3 +86,81 @@ def test_lists_of_numbers_and_arrays():
     step = mr.function(lambda x: x, input_signature=[mr.data.ArraySpec((None,), np.dtype("float32"))])
     assert step([1, 2.5]).tolist() == step([jnp.float32(1), np.float64(2.5)]).tolist() == [1.0, 2.5]
     assert step([]).tolist() == []
+
+
+def called_by_function(step):
+    return mr.function(step)
+
+
+def called_by_replica(step):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+
+    def call(x):
+        outer = mr.function(lambda: strategy.run(lambda: step(x)))
+        return strategy.reduce("MEAN", outer(), axis=None)
+
+    return call
+
+
+def called_eagerly(step):
+    def call(x):
+        mr.run_functions_eagerly(True)
+        try:
+            return step(x)
+        finally:
+            mr.run_functions_eagerly(False)
+
+    return call
+
+
+def called_again(step):
+    return step
+
+
+@pytest.mark.parametrize("called", [called_by_function, called_by_replica, called_eagerly, called_again])
+def test_every_call_converts_and_checks_its_arguments(called):
+    call = called(
+        mr.function(lambda x: (x / 2, jnp.full((), x.dtype == jnp.float32, jnp.float32)), input_signature=[SPEC])
+    )
+    assert [float(value) for value in call(3)] == [1.5, 1.0]
+    with pytest.raises(mr.errors.SignatureError, match="argument 0"):
+        call(jnp.int32(3))
+
+
+@pytest.mark.parametrize("called", [called_by_function, called_eagerly, called_again])
+def test_every_step_of_a_call_converts_and_checks_its_arguments(called):
+    call = called(mr.function(lambda x: (x / 2, x.dtype.itemsize), input_signature=[SPEC], steps_per_call=2))
+    for batches in ([1, 3], [1.0, jnp.float32(3)]):
+        assert call(batches)[0].tolist() == [0.5, 1.5]
+    with pytest.raises(mr.errors.SignatureError, match="argument 0"):
+        call([1, jnp.int32(3)])
+
+
+def test_a_function_that_iterates_converts_the_arguments_of_all_calls():
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    iterator = iter(strategy.distribute_dataset([np.ones(2, np.float32)] * 3))
+    dtypes = []
+
+    def step(scale):
+        dtypes.append(scale.dtype)
+        return strategy.reduce("SUM", strategy.run(lambda x: x.sum() * scale, args=(next(iterator),)), axis=None)
+
+    step = mr.function(step, input_signature=[SPEC])
+    assert [float(step(1)), float(step(2))] == [2.0, 4.0]
+    with pytest.raises(mr.errors.SignatureError, match="argument 0"):
+        step(jnp.int32(3))
+    assert {*map(str, dtypes)} == {"float32"}
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_inspected_programs_are_those_of_the_calls(steps):
+    step = mr.function(lambda x: x * 2, input_signature=[SPEC], steps_per_call=steps)
+    args = (1,) if steps is None else ([1, 2.0],)
+    assert "f32" in step.lower(*args).as_text()
+    concrete = step.get_concrete_function()
+    assert jnp.shape(step(*args)) == (() if steps is None else (2,))
+    assert concrete.program is not None
+    assert step.trace_count == 1
+    for inspect in (step.lower, step.get_concrete_function):
+        with pytest.raises(mr.errors.SignatureError, match="argument 0"):
+            inspect(*((jnp.int32(1),) if steps is None else ([jnp.int32(1)] * 2,)))

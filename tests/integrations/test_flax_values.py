@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -70,3 +71,31 @@ def test_modules_may_hold_arrays_beside_variables() -> None:
     assert isinstance(moved.linear.kernel._raw_value, mr.Variable)
     tree = mr.mirror({"w": nnx.Param(jnp.ones(2))}, strategy)
     assert isinstance(tree["w"]._raw_value, mr.Variable)
+
+
+@pytest.mark.parametrize("part", [lambda model: model, nnx.state, lambda model: {"model": model}])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_assign_takes_the_keys_with_the_counts(part: Any, compiled: bool) -> None:
+    models = []
+    for seed in (0, 7):
+        with mr.MirroredStrategy(jax.devices()[:2]).scope():
+            models.append(nnx.Dropout(0.5, rngs=nnx.Rngs(seed)))
+    first, second = models
+    second(jnp.ones(3), deterministic=False)
+    tree, values = part(first), part(mr.unmirror(second))
+    (mr.function(lambda: mr.assign(tree, values)) if compiled else lambda: mr.assign(tree, values))()
+    draws = [model(jnp.ones(64), deterministic=False).tolist() for model in models]
+    assert draws[0] == draws[1]
+
+
+def test_assign_in_replicas_leaves_the_keys_and_refuses_other_values() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    before = jax.random.key_data(model.rngs.key[...]).tolist()
+    strategy.run(lambda: mr.assign(model, mr.unmirror(model)))
+    assert jax.random.key_data(model.rngs.key[...]).tolist() == before
+    values = nnx.state(mr.unmirror(model))
+    values["rngs"]["key"] = jnp.zeros(2, jnp.uint32)
+    with pytest.raises(mr.errors.ArgumentTypeError, match="random keys of a mirrored module were assigned"):
+        mr.assign(nnx.state(model), values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -97,6 +98,42 @@ def test_mirroring_again_moves_to_the_strategy_in_force() -> None:
         moved = mr.mirror(tree)
     assert len(moved["w"].values) == 4
     np.testing.assert_array_equal(moved["w"].numpy(), [0.0, 1.0])
+
+
+def positive(value: Any) -> Any:
+    return jnp.maximum(value, 0.0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (0, 2), (4, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trainable": False},
+        {"constraint": positive},
+        {"aggregation": mr.VariableAggregation.SUM},
+        {"shape": [None]},
+        {"synchronization": mr.VariableSynchronization.ON_READ, "aggregation": mr.VariableAggregation.SUM},
+        {
+            "synchronization": mr.VariableSynchronization.ON_READ,
+            "aggregation": mr.VariableAggregation.MEAN,
+            "trainable": True,
+        },
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_variables_move_with_their_options_and_ties(before: int, after: int, options: dict[str, Any]) -> None:
+    with mr.MirroredStrategy(jax.devices()[:before]).scope() if before else contextlib.nullcontext():
+        v = mr.Variable([1.0, 2.0], name="v", **options)
+        total = v.numpy()
+    moved = mr.mirror({"a": v, "b": [v], "c": v.numpy()}, mr.MirroredStrategy(jax.devices()[:after]))
+    a = moved["a"]
+    assert a is not v
+    assert moved["b"][0] is a
+    assert moved["c"] is not a
+    assert a.num_replicas == after
+    assert a.numpy().tolist() == total.tolist()
+    for name in ("name", "trainable", "constraint", "aggregation", "synchronization", "shape", "dtype"):
+        assert getattr(a, name) == getattr(v, name), name
 
 
 @pytest.mark.parametrize("tree", [{"rate": 0.1}, [], "model", {"key": None}])

@@ -108,6 +108,19 @@ def test_build_makes_the_slots_before_the_first_step(way):
     assert [made.strategy for made in optimizer.variables] == [way.strategy] * 7
 
 
+def test_build_calls_init_once_for_the_shapes_and_once_for_the_values():
+    kinds = []
+
+    def init(params):
+        kinds.append(isinstance(params["w"], jax.core.Tracer))
+        return optax.TraceState(jax.tree.map(jnp.zeros_like, params))
+
+    optimizer = Optimizer(optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state)))
+    optimizer.build([mr.Variable(jnp.ones(2), name="w")])
+    assert kinds[0]  # the shapes
+    assert len(kinds) == 2
+
+
 def test_names_stay_apart():
     variables = [mr.Variable(1.0, name="w"), mr.Variable(1.0, name="w")]
     optimizer = Adam(0.1)

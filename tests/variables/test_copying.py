@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 
 LAYOUTS = [None, (1, 1), (2, 2), (1, 2)]
 
@@ -151,3 +153,66 @@ def test_compiled_functions_are_copied_and_pickled_as_functions_are():
     assert pickle.loads(pickle.dumps(doubled)) is doubled
     with pytest.raises((pickle.PicklingError, AttributeError), match="doubled|lambda"):
         pickle.dumps(mr.function(lambda x: x))
+
+
+class Counter:
+    def __init__(self, make: Any) -> None:
+        self.step = make(self)
+        self.first, self.v = self.step, mr.Variable(0.0)
+
+    def add(self, x: float = 1.0) -> Any:
+        return self.v.assign_add(x)
+
+    @mr.function
+    def method(self) -> Any:
+        return self.add()
+
+    def __call__(self) -> Any:
+        return self.add()
+
+
+def closing_over(model: Counter) -> Any:
+    add = model.add
+    return mr.function(lambda: model.v.assign_add(0.5) + add(0.5))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: mr.function(model.add),
+        lambda model: tf.function(model.add),
+        lambda model: mr.function(functools.partial(model.add, 1.0)),
+        lambda model: mr.function(model),
+        lambda model: model.method,
+        closing_over,
+    ],
+    ids=["bound", "facade", "partial", "callable", "method", "closure"],
+)
+@pytest.mark.parametrize("part", ["step", "object"])
+def test_compiled_methods_of_a_copy_assign_the_variables_of_the_copy(make, part):
+    model = Counter(make)
+    model.step()
+    twin = copy.deepcopy(model) if part == "object" else copy.deepcopy([model.step, model])[1]
+    assert twin.step is twin.first
+    assert twin.step is not model.step
+    twin.step()
+    assert [model.v.numpy(), twin.v.numpy()] == [1.0, 2.0]
+    model.step()
+    assert [model.v.numpy(), twin.v.numpy()] == [2.0, 2.0]
+    assert copy.copy(model).step is model.step
+
+
+def test_a_copied_method_keeps_its_options():
+    model = Counter(lambda model: mr.function(model.add, input_signature=[jax.ShapeDtypeStruct((), jnp.float32)]))
+    assert float(copy.deepcopy(model).step(2)) == 2.0
+    with pytest.raises(mr.errors.SignatureError, match="add"):
+        copy.deepcopy(model).step(jnp.ones(2))
+
+
+def test_a_concrete_function_is_not_copied_with_the_variables_that_it_assigns():
+    concrete = doubled.get_concrete_function(jnp.ones(2))
+    assert copy.deepcopy([concrete])[0] is concrete
+    model = Counter(lambda model: mr.function(model.add))
+    model.concrete = model.step.get_concrete_function()
+    with pytest.raises(mr.errors.ArgumentError, match="copy the object before get_concrete_function"):
+        copy.deepcopy(model)

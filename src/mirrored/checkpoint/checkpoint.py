@@ -11,7 +11,7 @@ from typing import Any
 
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.deferred import NoticingDict, NoticingList, noticing
-from mirrored.checkpoint.directory import following
+from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.immutable_parts import log_replaced, log_unassigned
@@ -197,10 +197,11 @@ class Checkpoint:
             LostStateError: The value of a variable was lost in a failed step.
             MissingExtraError: Orbax is not installed.
         """
+        file_prefix = as_path(file_prefix, "Checkpoint.save", "file_prefix")
         with self._saving:
             self.save_counter.assign_add(1)
             try:
-                path = f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}"
+                path = f"{file_prefix}-{int(self.save_counter.numpy())}"
                 self._series = self._write(path, Path(file_prefix).name, self, wait=wait)
                 return path
             except BaseException:
@@ -216,9 +217,10 @@ class Checkpoint:
 
         Context: as `save`. The arguments, the result and the errors are also those of `save`.
         """
+        file_prefix = as_path(file_prefix, "Checkpoint.write", "file_prefix")
         with self._saving:
             self._write(file_prefix, Path(file_prefix).name, None, wait=wait)
-        return os.fspath(file_prefix)
+        return file_prefix
 
     def _write(self, save_path: PathLike, series: str, writer: Checkpoint | None, *, wait: bool) -> SeriesLock | None:
         called, path = "Checkpoint.write", Path(save_path).absolute()
@@ -330,6 +332,7 @@ class Checkpoint:
         """Restores like `restore`; with `strict`, raises an error unless checkpoint and program have the same names."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
+        save_path = as_path(save_path, called, "save_path")
         settled(called, "wait for pending saves", self._writer.wait)  # another worker may write what this one restores
         check_same_files(called, Path(save_path).absolute())
         directory = actual(Path(save_path).absolute())
@@ -344,7 +347,7 @@ class Checkpoint:
             deferred.settle(checkpoint=self)
             return restoration.match()
 
-        return RestoreStatus(os.fspath(save_path), look)
+        return RestoreStatus(save_path, look)
 
     def begin_restoration(self, restoration: Restoration, called: str, *, strict: bool = False) -> None:
         """Restores all state that already exists; restores other saved state when the program creates its objects."""

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, SupportsIndex
 
+import jax
+
 from mirrored._jax.traces import eager
 from mirrored.errors import CheckpointError
 from mirrored.runtime.ambient import within
@@ -68,6 +70,40 @@ class NoticingDict(UserDict[Any, Any]):
     def __setitem__(self, key: object, item: object) -> None:
         self.data[key] = item
         state_came(item)
+
+
+class _Keys:
+    """The keys of a dict in their order, which does not distinguish the structures of two dicts."""
+
+    def __init__(self, keys: Iterable[Any]) -> None:
+        self.order = tuple(keys)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keys) and set(self.order) == set(other.order)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.order))
+
+    def __repr__(self) -> str:
+        return repr(list(self.order))
+
+
+def _keyed_items(view: NoticingDict) -> tuple[list[tuple[Any, Any]], _Keys]:
+    return [(jax.tree_util.DictKey(key), view[key]) for key in sorted(view)], _Keys(view)
+
+
+def _dict_of(keys: _Keys, items: Iterable[Any]) -> NoticingDict:
+    found = dict(zip(sorted(keys.order), items, strict=True))
+    return NoticingDict({key: found[key] for key in keys.order})
+
+
+def _keyed_elements(view: NoticingList) -> tuple[list[tuple[Any, Any]], None]:
+    return [(jax.tree_util.SequenceKey(index), one) for index, one in enumerate(view)], None
+
+
+# The views are pytrees with the leaves and paths of the lists and dicts behind them, for which programs use them.
+jax.tree_util.register_pytree_with_keys(NoticingDict, _keyed_items, _dict_of)
+jax.tree_util.register_pytree_with_keys(NoticingList, _keyed_elements, lambda _, elements: NoticingList(list(elements)))
 
 
 def noticing(value: object) -> Any:

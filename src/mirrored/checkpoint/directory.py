@@ -10,7 +10,27 @@ from pathlib import Path
 
 from mirrored.checkpoint.manifest import ARRAYS, FILE, Manifest, is_checkpoint, read_manifest
 from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual, settle
-from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
+from mirrored.errors import ArgumentTypeError, DamagedCheckpointError, MissingCheckpointError
+
+
+def as_path(path: object, called: str, argument: str) -> str:
+    """Returns an argument that is a path, as a string.
+
+    Raises:
+        ArgumentTypeError: It is something else.
+    """
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+    except TypeError:
+        text = None
+    if isinstance(text, str):
+        return text
+    raise ArgumentTypeError(
+        called,
+        found=f"{argument}={path!r}"[:200],
+        rule=f"{argument} must be a path: a string or an os.PathLike",
+        remedy="pass the path of a folder: pathlib.Path('runs') / 'a'; for bytes, os.fsdecode(path)",
+    )
 
 
 def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -> list[str]:
@@ -34,8 +54,13 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 
     TensorFlow: `tf.train.get_checkpoint_state(directory).all_model_checkpoint_paths`.
     """
+    return _checkpoints_in(directory, name, "checkpoints_in")
+
+
+def _checkpoints_in(directory: str | os.PathLike[str], name: str | None, called: str) -> list[str]:
+    folder = Path(as_path(directory, called, "directory"))
     settle()
-    return [path for _, path in _aged(Path(directory), name)]
+    return [path for _, path in _aged(folder, name)]
 
 
 def following(path: Path, manifest: Manifest) -> Manifest:
@@ -92,7 +117,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | 
     of each checkpoint contains the time of the save.
     """
     del latest_filename
-    found = checkpoints_in(directory)
+    found = _checkpoints_in(directory, None, "latest_checkpoint")
     return found[-1] if found else None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
-from mirrored.checkpoint.directory import checkpoints_in, following, number_of, without_manifest
+from mirrored.checkpoint.directory import as_path, checkpoints_in, following, number_of, without_manifest
 from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
 from mirrored.checkpoint.matching import RestoreStatus
 from mirrored.checkpoint.preemption import preemption
@@ -35,7 +35,7 @@ from mirrored.checkpoint.writing import (
     write,
 )
 from mirrored.collectives.host_allgather import host_allgather
-from mirrored.errors import ArgumentError, DamagedCheckpointError, MissingCheckpointError
+from mirrored.errors import ArgumentError, ArgumentTypeError, DamagedCheckpointError, MissingCheckpointError
 from mirrored.settings import RESTART
 from mirrored.variables import Variable
 
@@ -69,6 +69,7 @@ class CheckpointManager:
 
     Raises:
         ArgumentError: `max_to_keep` or `save_interval_steps` is less than 1.
+        ArgumentTypeError: An argument is of another kind.
         ContextError: `save_on_preemption` is used outside of the main thread.
 
     Example:
@@ -98,6 +99,7 @@ class CheckpointManager:
         keep_every_n_hours: float | None = None,
         save_on_preemption: bool | None = None,
     ) -> None:
+        _check_kinds(checkpoint, max_to_keep, save_interval_steps, keep_every_n_hours, save_on_preemption)
         if (max_to_keep is not None and max_to_keep < 1) or save_interval_steps < 1:
             raise ArgumentError(
                 "CheckpointManager",
@@ -118,7 +120,7 @@ class CheckpointManager:
             )
         self._checkpoint = checkpoint
         # Absolute, because the program may change its working directory between two saves.
-        self._directory = os.path.abspath(directory)
+        self._directory = os.path.abspath(as_path(directory, "CheckpointManager", "directory"))
         self._max_to_keep = max_to_keep
         self._interval = save_interval_steps
         self._name = checkpoint_name
@@ -374,8 +376,7 @@ def _step_number(step: int | np.integer[Any] | HostArray | Array | Variable) -> 
         ArgumentError: `step` is anything else, or negative. Bools are rejected although they are ints in Python. Floats
             are rejected because a truncated number could replace the checkpoint of another step.
     """
-    is_whole = np.ndim(step) == 0 and np.issubdtype(getattr(step, "dtype", type(step)), np.integer)
-    number = int(step) if is_whole else -1
+    number = int(step) if _is_whole(step) else -1
     if number < 0:
         raise ArgumentError(
             "CheckpointManager.save",
@@ -384,3 +385,35 @@ def _step_number(step: int | np.integer[Any] | HostArray | Array | Variable) -> 
             remedy="pass the number of completed steps: manager.save(int(step))",
         )
     return number
+
+
+def _is_whole(value: Any) -> bool:
+    return np.ndim(value) == 0 and bool(np.issubdtype(getattr(value, "dtype", type(value)), np.integer))
+
+
+def _check_kinds(checkpoint: object, kept: object, interval: object, hours: Any, on_preemption: object) -> None:
+    """Raises an error for an argument of another kind, which would fail, or have another effect, in a later save.
+
+    Raises:
+        ArgumentTypeError: An argument is of another kind.
+    """
+    is_span = isinstance(hours, (int, float, np.number)) and not isinstance(hours, bool) and bool(hours >= 0)
+    for name, value, fits, rule in (
+        ("checkpoint", checkpoint, isinstance(checkpoint, Checkpoint), "a mirrored.checkpoint.Checkpoint"),
+        ("max_to_keep", kept, kept is None or _is_whole(kept), "a whole number, or None"),
+        ("save_interval_steps", interval, _is_whole(interval), "a whole number"),
+        ("keep_every_n_hours", hours, hours is None or is_span, "a number of at least 0, or None"),
+        (
+            "save_on_preemption",
+            on_preemption,
+            on_preemption is None or isinstance(on_preemption, bool),
+            "True, False or None",
+        ),
+    ):
+        if not fits:
+            raise ArgumentTypeError(
+                "CheckpointManager",
+                found=f"{name}={value!r}"[:200],
+                rule=f"{name} must be {rule}",
+                remedy='CheckpointManager(Checkpoint(model=model), "runs/a", max_to_keep=3)',
+            )

@@ -1,19 +1,21 @@
 """Determines which attributes and items of objects a checkpoint saves, and under which names.
 
 The parts of dicts, lists and tuples are their entries; those of other objects are their attributes, public ones first.
-Objects of the standard library, of JAX, NumPy and optax, functions, classes, strategies and datasets have no parts.
+Other objects of the standard library than namespaces, objects of JAX, NumPy and optax, functions, classes, strategies
+and datasets have no parts.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import enum
 import re
 import sys
-from collections import deque
+from collections import UserList, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
 import jax
@@ -143,7 +145,7 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for index, (name, one) in enumerate(zip(value._fields, value, strict=True)):
             yield Part(name, one, Item(place, index))
-    elif isinstance(value, (list, tuple, deque)):
+    elif is_container(value):
         for index, one in enumerate(value):
             yield Part(str(index), one, Item(place, index))
     elif is_open(value):
@@ -155,15 +157,17 @@ def is_open(value: object) -> bool:
     """Returns whether a checkpoint saves the attributes of an object; False for objects of libraries such as NumPy."""
     if isinstance(value, (type, enum.Enum)):
         return False
+    if isinstance(value, (SimpleNamespace, argparse.Namespace)):
+        return True
     package, _, rest = type(value).__module__.partition(".")
     if package == "mirrored":
         return rest.partition(".")[0] not in _CLOSED_HERE
     return package not in _CLOSED
 
 
-def is_container(value: object) -> bool:
+def is_container(value: object) -> TypeGuard[Iterable[Any]]:
     """Returns whether `value` is a dict, list or tuple."""
-    return isinstance(value, (Mapping, list, tuple, deque))
+    return isinstance(value, (Mapping, list, tuple, deque)) or type(value) is UserList
 
 
 def is_node(value: object) -> bool:

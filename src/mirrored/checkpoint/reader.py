@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored.checkpoint.directory import latest_checkpoint
+from mirrored.checkpoint.directory import as_path, latest_checkpoint
 from mirrored.checkpoint.leaves import decode
 from mirrored.checkpoint.manifest import read_manifest, verify_files
 from mirrored.checkpoint.restoring import read_leaves
@@ -39,6 +39,7 @@ class CheckpointReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = as_path(path, "CheckpointReader", "path")
         newest = latest_checkpoint(path)
         self._directory = actual(Path(newest or path).absolute())
         self._manifest = read_manifest(self._directory)

@@ -2,6 +2,7 @@
 
 One call of a compiled function:
 
+- `decorator`: makes a compiled function.
 - `function`: looks up the program by the arguments' `signature`, or makes one.
 - `program`: traces the function once; variables that it reads become operands, and those that it assigns results.
 - `captured_objects`, `frozen_state`: refuse functions whose Python state tracing would freeze into constants or mutate.
@@ -12,5 +13,5 @@ One call of a compiled function:
 - `retraces`: log messages about functions that are traced often.
 """
 
+from mirrored.compilation.decorator import function as function
 from mirrored.compilation.function import Function as Function
-from mirrored.compilation.function import function as function

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
+import types
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
@@ -18,15 +20,9 @@ F = TypeVar("F")
 
 
 class Code:
-    """Base class of callables that are copied and pickled like Python functions.
-
-    They are copied as themselves, and pickled by name.
-    """
+    """Base class of callables that are copied and pickled like Python functions: as themselves, and by name."""
 
     def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
     def __reduce__(self) -> str:
@@ -88,16 +84,55 @@ class Bindings(Generic[F]):
             return instance
 
 
+def with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
+    """Returns a Python function for a deep copy, in which it uses the copies of the objects that are copied with it.
+
+    A bound method, a partial function or another object that is called is deep-copied, with what it holds. Python's
+    deep copy of a function is the function itself; here one that closes over objects of `memo` gets their copies.
+
+    Args:
+        function: The Python function.
+        memo: That of `copy.deepcopy`: the copies by the ids of the copied objects.
+    """
+    if not isinstance(function, types.FunctionType):
+        return copy.deepcopy(function, memo)
+    cells = function.__closure__ or ()
+    copies = tuple(_with_copy(cell, memo) for cell in cells)
+    if all(new is old for new, old in zip(copies, cells, strict=True)):
+        return function
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, copies)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__, made.__annotations__ = function.__qualname__, function.__annotations__
+    vars(made).update(vars(function))
+    return made
+
+
+def _with_copy(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
+    """Returns a cell with the copy of what a cell holds; the cell itself if that is not copied."""
+    try:
+        content = cell.cell_contents
+    except ValueError:  # a name without a value yet
+        return cell
+    if isinstance(content, types.MethodType) and id(content.__self__) in memo:
+        return types.CellType(copy.deepcopy(content, memo))
+    return types.CellType(memo[id(content)]) if id(content) in memo else cell
+
+
+def reference_to(instance: object) -> Callable[[], Any]:
+    """Returns a function that returns `instance`, or None after its deletion: it holds a weak reference, if it can."""
+    try:
+        return weakref.ref(instance)
+    except TypeError:
+        return lambda: instance
+
+
 def bind(python_function: Callable[..., Any], instance: object) -> Callable[..., Any]:
     """Binds `python_function` to `instance` as a method that holds only a weak reference to the instance.
 
     Raises:
         ContextError: The result is called after the instance was deleted.
     """
-    try:
-        reference: Callable[[], Any] = weakref.ref(instance)
-    except TypeError:
-        reference = lambda: instance  # noqa: E731
+    reference = reference_to(instance)
 
     @functools.wraps(python_function)
     def method(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
@@ -170,6 +171,16 @@ class ConcreteFunction:
         if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
             raise self._misfit(f"an array {array.dtype}{list(shape)} was passed")
         return as_array(array, dtype)  # drops a weak type, which would cause another trace
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConcreteFunction:
+        if copy.deepcopy(self.function, memo) is self.function:
+            return self
+        raise ArgumentError(
+            "copy.deepcopy",
+            found=f"{self!r} of a copied object",
+            rule="a concrete function is a traced program of the variables of the original, which a copy would assign",
+            remedy="copy the object before get_concrete_function, which gives the copy a program of its own",
+        )
 
     def _misfit(self, found: str) -> ArgumentTypeError:
         return ArgumentTypeError(

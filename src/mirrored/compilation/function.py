@@ -1,16 +1,17 @@
-"""`function`: the decorator that compiles a Python function that reads and assigns variables."""
+"""`Function`: a compiled Python function that reads and assigns variables."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored._jax.trees import tree_map
-from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind
+from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
@@ -89,6 +90,7 @@ class Function(Code):
         self._driver: Driver | None = None
         self._by_strategy: dict[tuple[Any, Hashable], Function] = {}
         self._by_instance: Bindings[Function] = Bindings()
+        self._method: tuple[Function, Callable[[], Any]] | None = None
 
     @property
     def trace_count(self) -> int:
@@ -100,10 +102,12 @@ class Function(Code):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program for the signature of these arguments; traces and compiles it at the first call."""
         here = ambient()
-        if here.store is not None or here.runner is not None or functions_run_eagerly():
-            return self._inline(here, args, kwargs) if self.steps_per_call is None else self._steps_eagerly(*args)
+        inline = here.store is not None or here.runner is not None or functions_run_eagerly()
         if self.steps_per_call is not None:
-            return self._call_steps(*args, **kwargs)
+            return (self._steps_inline if inline else self._call_steps)(here, *args, **kwargs)
+        args, kwargs = self._fitted(args, kwargs)
+        if inline:
+            return self._inline(here, args, kwargs)
         if self._driver is not None:
             return self._driven(args, kwargs)
         arrays: list[Any] = []
@@ -120,8 +124,6 @@ class Function(Code):
 
         Also stores the program under the quick key, which later calls compute without flattening the arguments.
         """
-        if self._input_signature is not None:
-            args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
         try:
             arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
@@ -132,9 +134,15 @@ class Function(Code):
         except IteratedWhileTracing:
             self._driver = Driver(self._alike)
             return self._driven(args, kwargs)
-        if quick is not None and self._input_signature is None:
+        if quick is not None:
             self._quick[quick] = program
         return program(arguments.arrays)
+
+    def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments of one step, converted to `input_signature`, if any."""
+        if self._input_signature is None:
+            return args, kwargs
+        return check_signature(self.python_function, self._input_signature, args, kwargs)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the Python function as part of the caller: the converted function if the caller is being traced."""
@@ -158,15 +166,25 @@ class Function(Code):
         """The decorated function for calls without tracing, with converted results."""
         return self._conversion.with_result(self.python_function)
 
-    def _call_steps(self, batches: Sequence[Any]) -> Any:
+    def _call_steps(self, here: Ambient, batches: Sequence[Any]) -> Any:
         """Runs `steps_per_call` steps, one per batch, in one dispatch."""
-        here = ambient()
-        steps = flatten_steps(steps_of(batches, self.steps_per_call, self._name), here.device_assignment, self._name)
-        return self._undriven(steps[0], here)([array for step in steps for array in step.arrays])
+        arguments, arrays = self._flattened((batches,), {}, here)
+        return self._undriven(arguments, here)(arrays)
 
-    def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
-        results = [self.python_function(*args) for args in steps_of(batches, self.steps_per_call, self._name)]
+    def _steps_inline(self, here: Ambient, batches: Sequence[Any]) -> Any:
+        results = [self._inline(here, args, {}) for args in self._steps(batches)]
         return tree_map(lambda *leaves: jnp.stack(leaves), *results)
+
+    def _steps(self, batches: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return [self._fitted(args, {})[0] for args in steps_of(batches, self.steps_per_call, self._name)]
+
+    def _flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> tuple[Arguments, list[Any]]:
+        """Returns the arguments of one step, for which a call traces a program, and the arrays of all its steps."""
+        if self.steps_per_call is None:
+            arguments = flatten_arguments(*self._fitted(args, kwargs), here.device_assignment)
+            return arguments, arguments.arrays
+        steps = flatten_steps(self._steps(*args, **kwargs), here.device_assignment, self._name)
+        return steps[0], [array for step in steps for array in step.arrays]
 
     def _alike(self, function: Callable[..., Any]) -> Function:
         """Compiles another Python function with the options of this one."""
@@ -265,8 +283,8 @@ class Function(Code):
             A `jax.stages.Lowered`: `lower(x).compile().as_text()` is the optimized HLO.
         """
         here = ambient()
-        arguments = flatten_arguments(args, kwargs, here.device_assignment)
-        return self._undriven(arguments, here).lower(arguments.arrays)
+        arguments, arrays = self._flattened(args, kwargs, here)
+        return self._undriven(arguments, here).lower(arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """Traces this function for the given arguments, and returns the traced program as a `ConcreteFunction`.
@@ -283,12 +301,14 @@ class Function(Code):
         """
         if not args and not kwargs and self._input_signature is not None:
             args = tuple(self._input_signature)
+            if self.steps_per_call is not None:
+                args = ([args] * self.steps_per_call,)
         kind = self._conversion.concrete or ConcreteFunction
         concrete = kind(self, self.python_function, args, kwargs, self._name)
         example = concrete.example()
         here = ambient()
         if example is not None and here.store is None and not functions_run_eagerly():
-            concrete.program = self._undriven(flatten_arguments(*example, here.device_assignment), here)
+            concrete.program = self._undriven(self._flattened(*example, here)[0], here)
         return concrete
 
     def experimental_get_tracing_count(self) -> int:
@@ -341,110 +361,36 @@ class Function(Code):
 
     def _bound(self, instance: object) -> Function:
         to_trace = bind(self._to_trace, instance)  # the conversion is shared by all instances
+        conversion = self._conversion._replace(code=lambda _: to_trace)
+        made = self._again(bind(self.python_function, instance), conversion)
+        made._method = (self, reference_to(instance))
+        return made
+
+    def _again(self, python_function: Callable[..., Any], conversion: Conversion) -> Function:
         return Function(
-            bind(self.python_function, instance),
+            python_function,
             donate=self._donate,
             input_signature=self._input_signature,
             name=self._name,
             steps_per_call=self.steps_per_call,
-            conversion=self._conversion._replace(code=lambda _: to_trace),
+            conversion=conversion,
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        """Returns the compiled function of a copied object: a method of the copy, which uses the copy's variables.
+
+        A function that uses none of the copied objects is copied as itself, as Python functions are.
+        """
+        if self._method is not None:
+            function, reference = self._method
+            instance = reference()
+            return self if instance is None else function.__get__(copy.deepcopy(instance, memo))
+        copied = with_copies(self.python_function, memo)
+        if copied is self.python_function:
+            return self
+        if id(self) not in memo:  # the copied object may hold this function, and its copy then does already
+            memo[id(self)] = self._again(copied, self._conversion)
+        return memo[id(self)]  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<function {self._name}, traced {self.trace_count} times>"
-
-
-@overload
-def function(func: Callable[..., Any]) -> Function: ...
-
-
-@overload
-def function(
-    func: None = None, *, donate: bool = ..., input_signature: Sequence[Any] | None = ..., **options: Any
-) -> Callable[[Callable[..., Any]], Function]: ...
-
-
-def function(
-    func: Callable[..., Any] | None = None,
-    *,
-    donate: bool = True,
-    input_signature: Sequence[Any] | None = None,
-    steps_per_call: int | None = None,
-    conversion: Conversion = UNCONVERTED,
-    **options: Any,
-) -> Any:
-    """Decorator that compiles a function that reads and assigns variables; usable with or without arguments.
-
-    Tracing: the function is traced once for each combination of the structure, shapes, dtypes and static values (Python
-    numbers, strings, other objects) of its arguments. Python side effects happen only during tracing. The trace finds
-    the variables that the function reads and assigns. Values from globals, closures and attributes become constants of
-    the trace; later changes to them have no effect. A static argument that has been mutated causes a new trace, unless
-    it is hashed by identity.
-
-    Creating variables: if the first trace creates variables (other than the slots of an optimizer), the function is
-    traced a second time, and only the second program runs, from the first call on. Python code such as
-    ``if self.w is None`` then takes the branch of every later call.
-
-    Tapes: the first call under a tape traces two kinds of functions once more, which `trace_count` does not count. One
-    reads a variable after assigning it: such a read has the derivative of the variable. The other calls `run` of a
-    deterministic strategy, which then sums cotangents in a fixed order.
-
-    Errors: an error during tracing leaves all variables unchanged. After a later exception, such as Ctrl-C, all
-    variables have their values from before or all have those from after the call. Several threads can call the
-    function; one runs at a time.
-
-    Context: cross-replica, or without a strategy. Inside a replica or another function, it runs as part of the caller.
-
-    Args:
-        func: The function. Inside it, `strategy.run` runs on all replicas in one program.
-        donate: Whether to reuse the memory of assigned variables for their new values. An error while the program runs
-            then loses the values. With False variables get the old ones back, at the cost of the memory of both.
-        input_signature: The shapes and dtypes that arguments must have (objects with `shape`, None for any size, and
-            `dtype`).
-        steps_per_call: The number of steps per execution: one dispatch runs them as one compiled scan. The function is
-            then called with a sequence of that many argument tuples, and each array that it returns has a leading
-            dimension of steps.
-        conversion: What is traced and returned in place of the function and its result. The facade's `tf.function`
-            applies AutoGraph with it, and returns tensors. Default: the function and its result themselves.
-        **options: `reduce_retracing`, `autograph`, `jit_compile` and `experimental_...`, which are accepted for
-            compatibility with TensorFlow and ignored.
-
-    Returns:
-        A `Function`.
-
-    Raises:
-        ArgumentError: The arguments do not match `input_signature`.
-        VariableError: The function creates a variable and does not keep it, or creates one on every call.
-
-    Example:
-        >>> import mirrored as mr
-        >>> v = mr.Variable(1.0)
-        >>> @mr.function
-        ... def double():
-        ...     return v.assign(2 * v)
-        >>> float(double()), float(double()), double.trace_count
-        (2.0, 4.0, 1)
-
-    TensorFlow: `tf.function`. A Python `if` on a traced value raises an error; the facade's `tf.function` converts it.
-    """
-    known = {"reduce_retracing", "autograph", "jit_compile", "name"}
-    unknown = [option for option in options if option not in known and not option.startswith("experimental_")]
-    if unknown:
-        raise TypeError(f"function() got an unexpected keyword argument {unknown[0]!r}")
-    if func is None:
-        return lambda decorated: function(
-            decorated,
-            donate=donate,
-            input_signature=input_signature,
-            steps_per_call=steps_per_call,
-            conversion=conversion,
-            **options,
-        )
-    return Function(
-        func,
-        donate=donate,
-        input_signature=input_signature,
-        name=options.get("name"),
-        steps_per_call=steps_per_call,
-        conversion=conversion,
-    )

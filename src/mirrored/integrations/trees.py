@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -43,6 +44,13 @@ class Bridge(Protocol):
 
     def unmirror(self, value: PyTree) -> Any:
         """Returns a copy of the framework object `value` with arrays in place of its `mirrored` variables."""
+        ...
+
+    def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
+        """Returns the variable in which `value` stores its content in another form, and the function to that form.
+
+        None: `value` is another object.
+        """
         ...
 
 
@@ -99,7 +107,8 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
     """
     with _scope(strategy):
         bridges = _bridges()
-        mirrored = _map(tree, bridges, lambda bridge, value, path: bridge.mirror(value, path), _variable_for)
+        one = functools.partial(_variable_for, made={})
+        mirrored = _map(tree, bridges, lambda bridge, value, path: bridge.mirror(value, path), one)
         if not any(isinstance(leaf, Variable) for leaf in _leaves(mirrored)):
             raise ArgumentTypeError(
                 "mirrored.mirror",
@@ -152,7 +161,10 @@ def assign(tree: PyTree, values: PyTree) -> None:
 
     TensorFlow: no equivalent.
     """
-    places, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    behind = functools.partial(_behind, bridges=_bridges())
+    places, structure = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda value: _is_leaf(value) or behind(value) is not None
+    )
     given, other = jax.tree_util.tree_flatten_with_path(values, is_leaf=_is_leaf)
     both = zip(places, given, strict=False)
     if len(places) != len(given) or not all(is_same_place(path, other_path) for (path, _), (other_path, _) in both):
@@ -162,7 +174,10 @@ def assign(tree: PyTree, values: PyTree) -> None:
             rule="values must have one value for each leaf of the tree",
             remedy="compute the values from mirrored.unmirror(tree)",
         )
-    pairs = [(variable, value) for (_, variable), (_, value) in zip(places, given, strict=True)]
+    pairs = [
+        (leaf, value) if (found := behind(leaf)) is None else (found[0], found[1](value))
+        for (_, leaf), (_, value) in zip(places, given, strict=True)
+    ]
     for variable, value in pairs:
         _check_kept(variable, value)
     changed = [(one, value) for one, value in pairs if isinstance(one, Variable) and value is not one]
@@ -173,6 +188,10 @@ def assign(tree: PyTree, values: PyTree) -> None:
         together(lambda: assign_all(variables, now))
     else:
         assign_all(variables, now)  # If it raises, the run undoes all assignments.
+
+
+def _behind(leaf: object, bridges: Sequence[Bridge]) -> tuple[Variable, Callable[[Any], Any]] | None:
+    return next((found for bridge in bridges if (found := bridge.behind(leaf)) is not None), None)
 
 
 def _check_kept(leaf: object, value: object) -> None:
@@ -220,13 +239,35 @@ def statistic_of(
         synchronization=VariableSynchronization.ON_READ,
         aggregation=aggregation,
     )
-    is_sum = aggregation is VariableAggregation.SUM and variable.num_replicas > 1
-    if is_sum and ambient().replica is None and not isinstance(value, Tracer) and np.any(np.asarray(value)):
-        variable.assign(value)  # shares of the value: every replica has begun with all of it
+    _share_out(variable, value)
     return variable
 
 
-def value_to_move(variable: Variable) -> Any:
+def _share_out(variable: Variable, value: Any) -> None:
+    """Gives the replicas shares of the initial value of a variable of sums: each has begun with all of it."""
+    is_sum = variable.aggregation is VariableAggregation.SUM and variable.num_replicas > 1
+    if is_sum and ambient().replica is None and not isinstance(value, Tracer) and np.any(np.asarray(value)):
+        variable.assign(value)
+
+
+def moved(variable: Variable) -> Variable:
+    """Creates a variable of the current strategy with the options and the value of a variable of another one."""
+    value = _value_to_move(variable)
+    made = Variable(
+        value,
+        trainable=variable.trainable,
+        name=variable.name,
+        synchronization=variable.synchronization,
+        aggregation=variable.aggregation,
+        shape=variable.shape,
+        constraint=variable.constraint,
+    )
+    if made.per_replica:
+        _share_out(made, value)
+    return made
+
+
+def _value_to_move(variable: Variable) -> Any:
     """Returns a variable's value for use on any device: a NumPy array, or an uncommitted random key."""
     if not is_key_dtype(variable.dtype):
         return variable.numpy()
@@ -248,9 +289,11 @@ def belongs_here(variable: Variable) -> bool:
     return variable.device_assignment is None if not strategies else variable.strategy is strategies[-1]
 
 
-def _variable_for(leaf: Leaf, name: str) -> Any:
+def _variable_for(leaf: Leaf, name: str, made: dict[int, Variable]) -> Any:
     if isinstance(leaf, Variable):
-        return leaf if belongs_here(leaf) else variable_of(value_to_move(leaf), leaf.name)
+        if id(leaf) not in made:  # tied: the leaf stands at several places of the tree
+            made[id(leaf)] = leaf if belongs_here(leaf) else moved(leaf)
+        return made[id(leaf)]
     return variable_of(leaf, name) if is_array(leaf) else leaf
 
 

@@ -209,11 +209,13 @@ class UpdateRule:
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(np.zeros((), jnp.result_type(float))), describe(parameters))
 
-    def initial_state(self, parameters: Arrays, learning_rate: float | jax.Array | None) -> list[jax.Array]:
+    def initial_state(
+        self, parameters: Arrays, learning_rate: float | jax.Array | None, layout: SlotLayout | None = None
+    ) -> list[jax.Array]:
         """Returns the initial optax state for given parameters, as a list of arrays in layout order."""
         with jax.numpy_dtype_promotion("standard"):
             init = self.factory(learning_rate).init
-            return self.layout(parameters).unpack(with_constants(init, parameters))
+            return (layout or self.layout(parameters)).unpack(with_constants(init, parameters))
 
     def __call__(
         self,
@@ -349,7 +351,7 @@ class Slots:
         cohort = len(set(self._cohorts.values()))
         layout = self._rule.layout(named)
         self._check_shared(named, layout.leaves)
-        state = self._initial_state(named, rate_now)
+        state = self._initial_state(named, rate_now, layout)
         made: dict[SlotKey, Variable] = {}
         for leaf, value in zip(layout.leaves, state, strict=True):
             key = slot_key(leaf.address, leaf.variable, cohort)
@@ -375,7 +377,9 @@ class Slots:
         """Returns the slot variables that an `UpdatePlan` reads and writes, in the order of the plan."""
         return [self._slots[key] for key in plan.slots]
 
-    def _initial_state(self, named: dict[str, Variable], rate_now: Callable[[], jax.Array | None]) -> list[jax.Array]:
+    def _initial_state(
+        self, named: dict[str, Variable], rate_now: Callable[[], jax.Array | None], layout: SlotLayout
+    ) -> list[jax.Array]:
         """Computes the initial state of these variables' slots eagerly, even inside a trace.
 
         In a trace it uses the stored values, that is, the variables' values when the compiled program starts.
@@ -396,7 +400,7 @@ class Slots:
                 rate = rate_now()
             if assigned:
                 check_is_independent(self._rule.factory(rate).init, stored, assigned)
-            return self._rule.initial_state(stored, 0.0 if isinstance(rate, Tracer) else rate)
+            return self._rule.initial_state(stored, 0.0 if isinstance(rate, Tracer) else rate, layout)
 
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:
         """Returns the keys of variables in optax's trees, which are unique in this optimizer.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from mirrored._typing import Leaf, PyTree
 from mirrored.extras import load
-from mirrored.integrations.trees import belongs_here, is_array, named, statistic_of, value_to_move, variable_of
+from mirrored.integrations.trees import belongs_here, is_array, moved, named, statistic_of, variable_of
 from mirrored.variables import Variable
 
 equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox")
@@ -41,12 +41,13 @@ class EquinoxBridge:
         """Returns a copy of an `equinox.nn.State` with arrays in place of its `mirrored` variables."""
         return jax.tree.map(lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf, value, is_leaf=_is_variable)
 
+    def behind(self, value: object) -> None:
+        """Returns None: a variable stands in place of each array."""
+
 
 def _statistic(leaf: Leaf, name: str) -> Any:
     if _is_variable(leaf):
-        if belongs_here(leaf):
-            return leaf
-        leaf, name = value_to_move(leaf), leaf.name
+        return leaf if belongs_here(leaf) else moved(leaf)
     if not is_array(leaf):
         return leaf
     floating = jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -26,11 +26,12 @@ from mirrored.integrations.flax.holding import (
 )
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.private import REPLACING, RESTORING, random_state, results, tracers
-from mirrored.integrations.flax.random_state import replacing, restoring
+from mirrored.integrations.flax.random_state import ReplicaKey, borrowed, in_replicas, key_data, replacing, restoring
 from mirrored.integrations.flax.statistics import connect_statistics
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo
 from mirrored.runtime.ambient import ambient
+from mirrored.variables import Variable
 
 if TYPE_CHECKING:
     from flax.nnx import Pytree
@@ -136,6 +137,16 @@ class NNXBridge:
         graph, state = nnx.split(value)
         # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
+
+    def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
+        """Returns the variable with the data of the random keys of an NNX variable, and `key_data`.
+
+        In replicas, where keys are derived from the stored ones, and for keys that `nnx.split_rngs` has set, None.
+        """
+        content = held(value) if isinstance(value, nnx.Variable) else None
+        if not isinstance(content, ReplicaKey) or in_replicas() or borrowed(content) is not None:
+            return None
+        return content.variable, key_data
 
 
 def _plain(variable: object) -> Any:

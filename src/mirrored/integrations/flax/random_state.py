@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.errors import ContextError
+from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
 
@@ -62,6 +62,23 @@ class ReplicaKey:
 
     def _wrapped(self, data: jax.Array) -> Any:
         return jax.random.wrap_key_data(data, impl=self._implementation)
+
+
+def key_data(value: object) -> jax.Array:
+    """Returns the data of random keys.
+
+    Raises:
+        ArgumentTypeError: `value` is no array of typed keys.
+    """
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data: jax.Array = jax.random.key_data(value)
+        return data
+    raise ArgumentTypeError(
+        "mirrored.assign",
+        found=f"random keys of a mirrored module were assigned {value!r}",
+        rule="the value of random keys is an array of typed keys",
+        remedy="pass jax.random.key(seed), or the keys of mirrored.unmirror(model)",
+    )
 
 
 def _folded(key: jax.Array, number: int | jax.Array) -> jax.Array:

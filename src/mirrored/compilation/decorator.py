@@ -1,0 +1,105 @@
+"""`function`: the decorator that compiles a Python function that reads and assigns variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from mirrored.compilation.binding import UNCONVERTED, Conversion
+from mirrored.compilation.function import Function
+
+
+@overload
+def function(func: Callable[..., Any]) -> Function: ...
+
+
+@overload
+def function(
+    func: None = None, *, donate: bool = ..., input_signature: Sequence[Any] | None = ..., **options: Any
+) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    *,
+    donate: bool = True,
+    input_signature: Sequence[Any] | None = None,
+    steps_per_call: int | None = None,
+    conversion: Conversion = UNCONVERTED,
+    **options: Any,
+) -> Any:
+    """Decorator that compiles a function that reads and assigns variables; usable with or without arguments.
+
+    Tracing: the function is traced once for each combination of the structure, shapes, dtypes and static values (Python
+    numbers, strings, other objects) of its arguments. Python side effects happen only during tracing. The trace finds
+    the variables that the function reads and assigns. Values from globals, closures and attributes become constants of
+    the trace; later changes to them have no effect. A static argument that has been mutated causes a new trace, unless
+    it is hashed by identity.
+
+    Creating variables: if the first trace creates variables (other than the slots of an optimizer), the function is
+    traced a second time, and only the second program runs, from the first call on. Python code such as
+    ``if self.w is None`` then takes the branch of every later call.
+
+    Tapes: the first call under a tape traces two kinds of functions once more, which `trace_count` does not count. One
+    reads a variable after assigning it: such a read has the derivative of the variable. The other calls `run` of a
+    deterministic strategy, which then sums cotangents in a fixed order.
+
+    Errors: an error during tracing leaves all variables unchanged. After a later exception, such as Ctrl-C, all
+    variables have their values from before or all have those from after the call. Several threads can call the
+    function; one runs at a time.
+
+    Context: cross-replica, or without a strategy. Inside a replica or another function, it runs as part of the caller.
+
+    Args:
+        func: The function. Inside it, `strategy.run` runs on all replicas in one program.
+        donate: Whether to reuse the memory of assigned variables for their new values. An error while the program runs
+            then loses the values. With False variables get the old ones back, at the cost of the memory of both.
+        input_signature: The shapes and dtypes that arguments must have (objects with `shape`, None for any size, and
+            `dtype`).
+        steps_per_call: The number of steps per execution: one dispatch runs them as one compiled scan. The function is
+            then called with a sequence of that many argument tuples, and each array that it returns has a leading
+            dimension of steps.
+        conversion: What is traced and returned in place of the function and its result. The facade's `tf.function`
+            applies AutoGraph with it, and returns tensors. Default: the function and its result themselves.
+        **options: `reduce_retracing`, `autograph`, `jit_compile` and `experimental_...`, which are accepted for
+            compatibility with TensorFlow and ignored.
+
+    Returns:
+        A `Function`.
+
+    Raises:
+        ArgumentError: The arguments do not match `input_signature`.
+        VariableError: The function creates a variable and does not keep it, or creates one on every call.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable(1.0)
+        >>> @mr.function
+        ... def double():
+        ...     return v.assign(2 * v)
+        >>> float(double()), float(double()), double.trace_count
+        (2.0, 4.0, 1)
+
+    TensorFlow: `tf.function`. A Python `if` on a traced value raises an error; the facade's `tf.function` converts it.
+    """
+    known = {"reduce_retracing", "autograph", "jit_compile", "name"}
+    unknown = [option for option in options if option not in known and not option.startswith("experimental_")]
+    if unknown:
+        raise TypeError(f"function() got an unexpected keyword argument {unknown[0]!r}")
+    if func is None:
+        return lambda decorated: function(
+            decorated,
+            donate=donate,
+            input_signature=input_signature,
+            steps_per_call=steps_per_call,
+            conversion=conversion,
+            **options,
+        )
+    return Function(
+        func,
+        donate=donate,
+        input_signature=input_signature,
+        name=options.get("name"),
+        steps_per_call=steps_per_call,
+        conversion=conversion,
+    )
