@@ -57,11 +57,34 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
         return self._name
 
 
+class _PastErrors:
+    """A Grain iterator that computes elements by index, moved past an element that raises an exception.
+
+    Grain leaves it before this element, which its threads do not compute again.
+    """
+
+    def __init__(self, reading: grain.DatasetIterator) -> None:
+        self._reading = reading
+        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._reading)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # An interrupt belongs to no element: the one that was waited for is computed again.
+            index = self.get_state()["next_index"] + isinstance(error, Exception)
+            self.set_state({"next_index": index})
+            raise
+
+
 def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
-    """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads, or without threads if 0."""
+    """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads (at least 1)."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-    return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
+    elements = grain.MapDataset.range(length).map(item).to_iter_dataset(options)
+    return CursorDataset(lambda: _PastErrors(iter(elements)), "by_position")
 
 
 def is_beyond_end(error: IndexError) -> bool:
