@@ -44,6 +44,11 @@ UNKNOWN: dict[str, Callable[[], Dataset]] = {
     "whole tensors": lambda: Dataset.from_tensors(X),
     "generator of batches": lambda: Dataset.from_generator(lambda: iter([X, X])),
     "batches loaded by number": lambda: Dataset.range(3).map(lambda n: X[2 * n : 2 * n + 2]),
+    "numbered batches": lambda: Dataset.from_tensor_slices(X).batch(2).enumerate().map(lambda i, x: x + i),
+    "zip with a range": lambda: Dataset.zip((Dataset.range(9), Dataset.range(6).batch(2))).map(lambda i, x: {"x": x}),
+    "numbered windows": lambda: (
+        Dataset.from_tensor_slices(X).window(2).flat_map(lambda one: one.batch(2)).enumerate().map(lambda i, x: x + i)
+    ),
     "windows": lambda: Dataset.from_tensor_slices(X).window(2).flat_map(lambda window: window.batch(2)),
 }
 
@@ -62,6 +67,21 @@ def test_batches_are_not_refused(name: str) -> None:
     made = {**BATCHED, **UNKNOWN}[name]()
     assert is_batched(made.node) is (None if name in UNKNOWN else True)
     assert len(list(mr.MirroredStrategy(["CPU:0", "CPU:1"]).experimental_distribute_dataset(made))) > 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.from_tensor_slices(X).batch(2).enumerate(),
+        lambda: Dataset.from_tensor_slices(X).batch(2).enumerate().map(lambda i, x: {"number": i, "x": x}),
+        lambda: [{"number": 3, "x": X[:2]}],
+    ],
+    ids=["enumerate", "map", "list"],
+)
+def test_a_scalar_beside_a_batch_is_named(make: Callable[[], Any]) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(StructureError, match=r"is a scalar beside arrays of the shape \(2,(.|\n)*numpy\.full\(2, x\)"):
+        list(strategy.experimental_distribute_dataset(make()))
 
 
 def test_single_examples_go_to_replicas_from_a_function() -> None:

@@ -162,6 +162,62 @@ def test_errors_of_elements_are_ignored(prepared: Callable[[Dataset], Dataset], 
     assert_resumes_everywhere(mapped.ignore_errors())
 
 
+KINDS: dict[str, Callable[[Dataset], Dataset]] = {
+    "indexed": lambda d: d.map(_even),
+    "in threads": lambda d: d.map(_even, num_parallel_calls=2),
+    "stream": lambda d: d.filter(lambda x: True).map(_even),
+    "indexed before a stream": lambda d: d.map(_even).filter(lambda x: True),
+}
+TENS = Dataset.range(10, 14)
+AROUND: dict[str, tuple[Callable[[Dataset], Dataset], list[int]]] = {
+    "choose": (lambda d: Dataset.choose_from_datasets([d, TENS], Dataset.range(2).repeat()), [0, 10, 11, 2, 12, 13, 4]),
+    "choices": (lambda d: Dataset.choose_from_datasets([TENS] * 5, d), [10, 10, 10]),
+    "sample": (lambda d: Dataset.sample_from_datasets([d, TENS], seed=0), [0, 2, 4, 10, 11, 12, 13]),
+    "concatenate": (lambda d: d.concatenate(TENS.filter(lambda x: True)), [0, 2, 4, 10, 11, 12, 13]),
+    "concatenate after": (lambda d: TENS.filter(lambda x: True).concatenate(d), [10, 11, 12, 13, 0, 2, 4]),
+    "flat_map to it": (lambda d: Dataset.range(2).flat_map(lambda n: d.map(lambda x: x + 6 * n)), [0, 2, 4, 6, 8, 10]),
+    "flat_map of it": (lambda d: d.flat_map(lambda n: Dataset.range(n, n + 2)), [0, 1, 2, 3, 4, 5]),
+    "interleave": (lambda d: d.interleave(lambda n: Dataset.range(n, n + 2), 2), [0, 2, 1, 3, 4, 5]),
+    "interleave to it": (
+        lambda d: Dataset.range(2).interleave(lambda n: d.map(lambda x: x + 6 * n), 2),
+        [0, 6, 2, 8, 4, 10],
+    ),
+    "prefetch": (lambda d: d.prefetch(2), [0, 2, 4]),
+    "repeat": (lambda d: d.repeat(2), [0, 2, 4, 0, 2, 4]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.first(8)
+def test_errors_before_other_steps_are_ignored(around: str, kind: str) -> None:
+    step, expected = AROUND[around]
+    dataset = step(KINDS[kind](Dataset.range(5))).ignore_errors()
+    found = read(dataset)
+    assert (sorted(found) if around == "sample" else found) == expected
+    assert_resumes_everywhere(dataset)
+
+
+def _then_an_error() -> Any:
+    yield np.int64(1)
+    raise ValueError("damaged")
+
+
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize(
+    "ending",
+    [Dataset.from_generator(_then_an_error), Dataset.range(5).map(_even).scan(0, lambda state, x: (state, x))],
+    ids=["generator", "scan"],
+)
+def test_elements_after_the_end_of_a_generator_are_not_lost_silently(ending: Dataset, stop: bool) -> None:
+    choices = Dataset.range(2).repeat()
+    mixed = Dataset.choose_from_datasets([ending, Dataset.range(3)], choices, stop_on_empty_dataset=stop)
+    for dataset in (ending, mixed, ending.prefetch(1), Dataset.zip((ending, Dataset.range(9)))):
+        with pytest.raises(ValueError, match=r"odd|damaged") as caught:
+            read(dataset.ignore_errors())
+        assert "call ignore_errors before this step" in str(caught.value.__notes__)
+
+
 ZIPPED: dict[str, Callable[[Dataset, Dataset], Any]] = {
     "the first": lambda bad, good: (bad, good),
     "the last": lambda bad, good: (good, bad),

@@ -127,3 +127,23 @@ def test_without_grain_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "mirrored.data.engine", None)
     with pytest.raises(MissingExtraError, match=r"grain(.|\n)*mirrored\[data\]"):
         extra.engine.__wrapped__()
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_program_passes_a_prefetch(kind: type[BaseException], threads: int | None) -> None:
+    """It ended Grain's thread, for whose next element the program waited forever."""
+    raised = False
+
+    def stopping(x: Any) -> Any:
+        nonlocal raised
+        if x == 2 and not raised:
+            raised = True
+            raise kind("stop")
+        return x
+
+    with iter(Dataset.range(4).map(stopping, num_parallel_calls=threads).prefetch(1)) as reading:
+        assert [int(next(reading)), int(next(reading))] == [0, 1]
+        with pytest.raises(kind, match="stop"):
+            next(reading)
+        assert [int(x) for x in reading] == [2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.data import Dataset, DistributedDataset
+from mirrored.data import Dataset, DatasetIterator, DistributedDataset
 from mirrored.errors import ArgumentError, InputError, MirroredError
 
 ELEMENTS = [np.full(2, number, np.float32) for number in range(8)]
@@ -437,3 +438,31 @@ def test_positions_of_earlier_versions_are_restored() -> None:
     restored = iter(interleaved(2))
     restored.set_state(position)
     assert next(restored) == next(iterator)
+
+
+EPOCHS: dict[str, Callable[[int], Dataset]] = {
+    "take": lambda n: Dataset.range(9).take(n).repeat(),
+    "more examples": lambda n: Dataset.range(n).repeat(),
+    "batch": lambda n: Dataset.range(n).repeat().batch(2).prefetch(1),
+    "batches": lambda n: Dataset.range(n).batch(2).map(lambda x: x).repeat(),
+}
+
+
+@pytest.mark.parametrize(("saved", "now"), [(4, 6), (6, 4)])
+@pytest.mark.parametrize("name", EPOCHS)
+def test_a_later_epoch_keeps_its_number_of_examples(name: str, saved: int, now: int) -> None:
+    reading, batch = iter(EPOCHS[name](saved)), 2 if "batch" in name else 1
+    for _ in range(4 // batch):
+        next(reading)
+    first = json.loads(json.dumps(reading.get_state()))
+    for _ in range(4 // batch):
+        next(reading)
+    later = json.loads(json.dumps(reading.get_state()))
+    for put in (DatasetIterator.set_state, DatasetIterator.restore):
+        restored = iter(EPOCHS[name](now))
+        put(restored, first)
+        assert int(np.ravel(next(restored))[0]) == (4 if now == 6 else 0)
+        with pytest.raises(ArgumentError, match=rf"in a later epoch of \[{saved}\] elements"):
+            put(restored, later)
+    del later["epochs"]  # as earlier versions save it
+    iter(EPOCHS[name](now)).set_state(later)

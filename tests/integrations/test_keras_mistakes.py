@@ -84,6 +84,17 @@ def test_the_keys_of_dicts_are_no_gradients_and_no_variables(replicas: int | Non
     np.testing.assert_array_equal(np.asarray(v), 1.0)
 
 
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_an_optimizer_of_mirrored_refuses_keras_variables(replicas: int | None) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas]) if replicas else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        v = keras.Variable(np.ones(2, np.float32), name="v")
+        optimizer = mr.optimizers.SGD(0.5)
+    for call in (lambda: optimizer.apply_gradients([(np.ones(2, np.float32), v)]), lambda: optimizer.build([v])):
+        with pytest.raises(mr.errors.StructureError, match=r"Variable 'v' of Keras(.|\n)*keras\.optimizers\.SGD"):
+            strategy.run(call) if strategy else call()
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.first(1)
 @pytest.mark.long

@@ -170,6 +170,36 @@ def test_functions_compute_in_64_bits(function: Callable[[Any], Any], expected: 
     assert [one.item() for one in mapped.as_numpy_iterator()] == expected
 
 
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "shape": lambda x: tf.shape(x, out_type=tf.int64),
+    "shape_n": lambda x: tf.shape_n([x], out_type=tf.int64)[0],
+    "size": lambda x: tf.size(x, out_type=tf.int64),
+    "compat.v1.shape": lambda x: tf.compat.v1.shape(x, out_type=tf.int64),
+    "part": lambda x: tf.shape(x, out_type=tf.int64)[0] * 2,
+    "broadcast_dynamic_shape": lambda x: tf.broadcast_dynamic_shape(tf.shape(x, out_type=tf.int64), [1]),
+}
+
+
+@pytest.mark.parametrize("shape_of", SHAPES.values(), ids=SHAPES)
+def test_shapes_in_functions_have_the_dtype_that_is_asked_for(shape_of: Callable[[Any], Any]) -> None:
+    assert tf.data.Dataset.from_tensors(BIG).map(shape_of).element_spec.dtype == tf.int64
+
+
+PRODUCTS: dict[str, Callable[[Any], Any]] = {
+    "shape": lambda x: tf.shape([0, 0])[0] * x,
+    "int64": lambda x: tf.shape([0, 0], out_type=tf.int64)[0] * x,
+    "size": lambda x: tf.size([0, 0]) * x,
+    "rank": lambda x: (tf.rank(x) + 2) * x,
+    "python": lambda x: x * 0 + tf.size([0], out_type=tf.int64) * 2**40,
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+def test_arithmetic_of_shapes_in_functions_keeps_64_bits(product: Callable[[Any], Any]) -> None:
+    mapped = tf.data.Dataset.from_tensors(np.int64(2**39)).map(product)
+    assert next(mapped.as_numpy_iterator()) == 2**40
+
+
 def test_other_functions_compute_in_64_bits() -> None:
     numbers = tf.data.Dataset.from_tensor_slices(BIG)
     assert [int(x) for x in numbers.filter(lambda x: tf.greater(x, 0)).as_numpy_iterator()] == BIG[:2].tolist()

@@ -50,6 +50,13 @@ def test_static_tensors_are_integers_to_python() -> None:
     assert tf.rank(X) == 3
 
 
+def test_products_that_do_not_fit_into_32_bits_are_refused() -> None:
+    product = tf.shape(X)[0] * np.int64(2**40)
+    assert product == 2**41
+    with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit into int32"):
+        tf.identity(product)
+
+
 def test_a_traced_shape_is_refused() -> None:
     @tf.function
     def run(x: Any, n: Any) -> Any:

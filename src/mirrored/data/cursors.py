@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
 
-from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile, no_end
 from mirrored.data.elements import Element, concatenated
@@ -59,23 +58,6 @@ def read_again(cursor: Any) -> Any:
         raise beyond_end() from None
 
 
-def step_over(cursor: Any, before: Any) -> bool:
-    """Moves an iterator past the element at which it has raised an exception; returns whether it could be moved.
-
-    A random-access iterator remains at such an element, others are past it. Grain's threads are one element ahead of
-    the position.
-
-    Args:
-        cursor: The iterator, which has raised the exception.
-        before: Its position before that.
-    """
-    if cursor.get_state() == before:
-        if before.keys() != {"next_index"}:
-            return False
-        cursor.set_state({"next_index": before["next_index"] + 1})
-    return True
-
-
 class Iterators:
     """A factory of iterators over a Python iterable: each pass over the dataset gets a new iterator.
 
@@ -107,6 +89,14 @@ class Iterators:
         return made
 
 
+_ENDED_GENERATOR: Final = "this exception has ended the generator, which has no further elements"
+
+
+def has_ended_generator(error: BaseException) -> bool:
+    """Returns whether an exception is raised again in place of the elements after it, which do not exist."""
+    return _ENDED_GENERATOR in getattr(error, "__notes__", ())
+
+
 class IterableCursor:
     """An iterator over a Python iterable; restoring a saved position reads the earlier elements again.
 
@@ -121,12 +111,23 @@ class IterableCursor:
         self._make, self._convert = make, convert
         self._iterator: Iterator[Any] | None = None
         self._count = 0
+        # What has ended a generator: without it, the data would seem to end there to `ignore_errors` of a later step.
+        self._error: Exception | None = None
 
     def __next__(self) -> Element:
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = self._begin()
-        value = next(iterator)
+        if self._error is not None:
+            if not has_ended_generator(self._error):
+                self._error.add_note(_ENDED_GENERATOR)
+            raise self._error
+        try:
+            value = next(iterator)
+        except Exception as error:
+            if getattr(iterator, "gi_frame", self) is None and not isinstance(error, StopIteration):
+                self._error = error
+            raise
         if self._iterator is not iterator:  # another thread has called `close`, and left the iterator to this one
             close_iterator(iterator)
             raise closed_meanwhile()
@@ -142,7 +143,7 @@ class IterableCursor:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.close()
-        self._count = 0
+        self._count, self._error = 0, None
         if state["count"]:
             self._iterator = self._begin()
             for _ in range(state["count"]):
@@ -275,11 +276,15 @@ class InterleaveCursor:
     def _refill(self) -> tuple[Element, int, Cursor] | None:
         if self._ended:
             return None
+        before = self._inputs.get_state()
         try:
             value = next(self._inputs)
         except StopIteration:
             self._ended = True
             return None
+        except Exception:  # a position counts it, unless the inputs cannot go on after it
+            self._opened += self._inputs.get_state() != before
+            raise
         number = self._opened
         self._opened += 1  # also if opening it raises: `ignore_errors` goes on with the next input
         slot = self._slots[self._turn] = (value, number, self._open_input(value, number))
@@ -304,7 +309,14 @@ class InterleaveCursor:
         self._inputs.set_state(self._start)
         wanted = {slot["number"]: place for place, slot in enumerate(state["slots"]) if slot is not None}
         for number in range(state["opened"]):
-            value = read_again(self._inputs)
+            try:
+                value = read_again(self._inputs)
+            except InputError:
+                raise
+            except Exception:
+                if number in wanted:
+                    raise
+                continue  # as when the position was saved, with `ignore_errors`
             if number in wanted:
                 place = wanted[number]
                 cursor = self._open_input(value, number)
@@ -387,56 +399,6 @@ class RebatchCursor:
         self._before, self._row = state["parent"], state["batch_idx"]
         self._turn = state.get("turn", 0) % len(self._sizes)  # the sizes may be others
         self._batch, self._length = None, 0
-
-    def close(self) -> None:
-        self._parent.close()
-
-
-class WindowCursor:
-    """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`."""
-
-    def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
-        self._parent, self._start = parent, parent.get_state()
-        self._size, self._shift, self._stride, self._drop = size, shift, stride, drop_remainder
-        self._overlaps = shift < (size - 1) * stride + 1
-        self._ahead: list[Element] = []
-        self._ended = False
-        self._windows = 0
-
-    def __next__(self) -> Sequence[Element]:
-        reach = (self._size - 1) * self._stride + 1
-        self._read_ahead(reach)
-        window = self._ahead[: reach : self._stride]
-        if not window or (self._drop and len(window) < self._size):
-            raise StopIteration
-        self._windows += 1
-        self._leave(self._shift)
-        return window
-
-    def _read_ahead(self, count: int) -> None:
-        while len(self._ahead) < count and not self._ended:
-            try:
-                element = next(self._parent)
-                # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
-                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
-            except StopIteration:
-                self._ended = True
-
-    def _leave(self, count: int) -> None:
-        self._read_ahead(count)
-        del self._ahead[:count]
-
-    def get_state(self) -> Any:
-        return {"windows": self._windows}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(self._start)
-        self._ahead, self._ended, self._windows = [], False, state["windows"]
-        for _ in range(self._windows):
-            self._read_ahead(1)
-            if not self._ahead:
-                raise beyond_end()
-            self._leave(self._shift)
 
     def close(self) -> None:
         self._parent.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,11 +57,34 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
         return self._name
 
 
+class _PastErrors:
+    """A Grain iterator that computes elements by index, moved past an element that raises an exception.
+
+    Grain leaves it before this element, which its threads do not compute again.
+    """
+
+    def __init__(self, reading: grain.DatasetIterator) -> None:
+        self._reading = reading
+        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._reading)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # An interrupt belongs to no element: the one that was waited for is computed again.
+            index = self.get_state()["next_index"] + isinstance(error, Exception)
+            self.set_state({"next_index": index})
+            raise
+
+
 def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
-    """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads, or without threads if 0."""
+    """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads (at least 1)."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-    return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
+    elements = grain.MapDataset.range(length).map(item).to_iter_dataset(options)
+    return CursorDataset(lambda: _PastErrors(iter(elements)), "by_position")
 
 
 def is_beyond_end(error: IndexError) -> bool:
@@ -95,9 +119,54 @@ def limit(parent: grain.IterDataset, count: int) -> Any:
     return experimental.LimitIterDataset(parent, count)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Raised:
+    """An exception in place of the element that raises it."""
+
+    error: BaseException
+
+
+class _Caught:
+    """An iterator that returns the exceptions of another one as elements."""
+
+    def __init__(self, reading: Cursor) -> None:
+        self._reading = reading
+        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._reading)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            return _Raised(error)
+
+
+class _Raising:
+    """An iterator that raises the exceptions that another one returns as elements."""
+
+    def __init__(self, reading: Cursor) -> None:
+        self._reading = reading
+        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
+
+    def __next__(self) -> Any:
+        element = next(self._reading)
+        if type(element) is not _Raised:
+            return element
+        if not isinstance(element.error, Exception):  # which leaves the iterator open: ends the thread until it goes on
+            self.set_state(self.get_state())
+        raise element.error
+
+
 def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
-    """Returns a Grain dataset that prefetches up to `size` elements in a background thread."""
-    return experimental.ThreadPrefetchIterDataset(parent, prefetch_buffer_size=size)
+    """Returns a Grain dataset that prefetches up to `size` elements in a background thread.
+
+    Exceptions pass Grain's thread as elements. Others than `Exception` (SystemExit, KeyboardInterrupt) would end the
+    thread, for which the consumer would wait forever; after an `Exception` Grain's position is still before it.
+    """
+    caught = CursorDataset(lambda: _Caught(iter(parent)), "prefetch")
+    read = experimental.ThreadPrefetchIterDataset(caught, prefetch_buffer_size=size)
+    return CursorDataset(lambda: _Raising(iter(read)), "prefetch")
 
 
 def is_grain_dataset(source: object) -> bool:

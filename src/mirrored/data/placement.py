@@ -54,14 +54,19 @@ def batch_size(batch: PyTree, called: str = "split", remedy: str = BATCH_DATASET
 
 def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
     found: int | None = None
+    arrays = [np.shape(leaf) for leaf in jax.tree_util.tree_leaves(batch) if np.shape(leaf)]
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         shape = np.shape(leaf)
         if not shape:
             raise StructureError(
                 called,
-                found=f"the leaf {_name(path)} is a scalar: the dataset is not batched",
+                found=f"the leaf {_name(path)} is a scalar"
+                + (f" beside arrays of the shape {arrays[0]}" if arrays else ": the dataset is not batched"),
                 rule="every leaf of a distributed batch must have the batch dim as its first dim",
-                remedy=remedy,
+                remedy=f"if these are features of one example, the dataset is not batched: {remedy}; a scalar of a "
+                f"batch, as from enumerate: drop it, or repeat it for each example (numpy.full({arrays[0][0]}, x))"
+                if arrays
+                else remedy,
             )
         if found is not None and shape[0] != found:
             raise StructureError(

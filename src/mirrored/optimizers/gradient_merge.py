@@ -54,6 +54,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
         ):
             raise _arrays_for_variables(f"{_kind(pair)} at position {position}: arrays in place of variables", called)
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
+            _refuse_keras(pair, called)
             raise StructureError(
                 called,
                 found=f"{_kind(pair)} at position {position}",
@@ -160,6 +161,18 @@ def _kind(pair: object) -> str:
     if isinstance(pair, tuple | list):
         return f"a {type(pair).__name__} of {', '.join(type(part).__name__ for part in pair) or 'nothing'}"
     return f"a {type(pair).__name__}"
+
+
+def _refuse_keras(pair: object, called: str) -> None:
+    for one in pair if isinstance(pair, tuple | list) else (pair,):
+        if any(kind.__module__.partition(".")[0] == "keras" for kind in type(one).__mro__):
+            raise StructureError(
+                called,
+                found=f"the {type(one).__name__} {getattr(one, 'path', one)!r} of Keras",
+                rule="the optimizers of `mirrored` update variables of `mirrored`; Keras' optimizers update those of "
+                "Keras, and sum the gradients of the replicas, too",
+                remedy="create a Keras optimizer in the strategy's scope, as the model: keras.optimizers.SGD(...)",
+            )
 
 
 def _check_variables(variables: Sequence[Variable], called: str) -> None:

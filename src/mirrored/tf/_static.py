@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mirrored._jax.arrays import NotConstant, evaluate
+from mirrored._jax.arrays import NotConstant, evaluate, fits
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import Tracer
 from mirrored._typing import HostArray
@@ -46,9 +46,14 @@ class StaticTensor(Rebinding, np.ndarray[Any, np.dtype[Any]]):
 
 
 def static_tensor(value: ArrayLike) -> StaticTensor:
-    """Converts integers to a `StaticTensor`; Python integers become int32."""
+    """Converts integers to a `StaticTensor`, with 32 bits in place of 64 unless JAX's 64-bit mode is on.
+
+    Functions of input pipelines run in this mode. Integers that do not fit into 32 bits keep 64, so that an operation
+    that makes a tensor of them refuses them.
+    """
     array = np.asarray(value)
-    return (array.astype(np.int32) if array.dtype == np.int64 else array).view(StaticTensor)
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    return (array.astype(dtype, copy=False) if fits(array, dtype) else array).view(StaticTensor)
 
 
 def static_int(value: object, *, called: str, argument: str) -> int:

@@ -48,7 +48,8 @@ _LIKE_PARENTS: Final = (
 def is_batched(node: Node) -> bool | None:
     """Returns whether a dataset's elements are batches; None if the dataset's operations do not determine that.
 
-    A generator, a tensor (`from_tensors`) and a function of scalars (file names, for example) can return either.
+    A generator, a tensor (`from_tensors`) and a function of scalars (file names, for example) can return either. So can
+    a function of a batch and its number (`enumerate`).
 
     Args:
         node: The last step of the pipeline.
@@ -65,6 +66,11 @@ def is_batched(node: Node) -> bool | None:
         return False
     if isinstance(node, _LIKE_PARENTS):
         found = [is_batched(parent) for parent in node.parents]
+        if isinstance(node, zipping.Zipped) and set(found) != {False}:  # a scalar beside a batch: its number
+            found = [
+                None if one is False and _is_scalar(parent) else one
+                for one, parent in zip(found, node.parents, strict=True)
+            ]
         return False if False in found else None if None in found else True
     if isinstance(node, transformations.Mapping):
         before = is_batched(node.parent)

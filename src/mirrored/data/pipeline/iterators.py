@@ -15,7 +15,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
-from mirrored.data.pipeline.positions import may_have_dropped, outline, recorded_of
+from mirrored.data.pipeline.positions import epochs_of, is_in_first_epoch, may_have_dropped, outline, recorded_of
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
@@ -191,6 +191,7 @@ class DatasetIterator:
                 "seeds": self.seeds,
                 "count": self._count,
                 "cardinality": self._cardinality,
+                "epochs": self._lengths,
                 "position": self._cursor().get_state() if self._end is None else self._end,
             }
         finally:
@@ -206,6 +207,7 @@ class DatasetIterator:
             ArgumentError: The order has changed, or other examples are dropped at the end of each epoch.
         """
         own = self._recorded
+        self._check_epochs(state)
         if state.get("pipeline") == self._outline and state.get("grouping", own["grouping"]) == own["grouping"]:
             self.set_state(state)
             return True
@@ -242,6 +244,7 @@ class DatasetIterator:
         if state["position"] is not None:
             self._check_count(state)
         self._check_settings(state)
+        self._check_epochs(state)
         before = self._reading, self._end, self._seeds, self._continues, self._iteration, self._count
         epochs = self._epochs.next, self._epochs.seeds
         self._reading, self._end, self._continues = None, None, True
@@ -268,6 +271,10 @@ class DatasetIterator:
         return self._node.cardinality
 
     @functools.cached_property
+    def _lengths(self) -> list[int]:
+        return epochs_of(self._node)
+
+    @functools.cached_property
     def _recorded(self) -> dict[str, list[str]]:
         return recorded_of(self._node)
 
@@ -290,6 +297,20 @@ class DatasetIterator:
                 "`rebatch`",
                 remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
                 "set the position, and restore the checkpoint without the iterator",
+            )
+
+    def _check_epochs(self, state: dict[str, Any]) -> None:
+        """Refuses a position in a later epoch whose number of elements has changed: others would follow it."""
+        saved = state.get("epochs", self._lengths)  # positions of earlier versions have none
+        if saved != self._lengths and not is_in_first_epoch(state, self._node):
+            raise ArgumentError(
+                "DatasetIterator.set_state",
+                found=f"the position is in a later epoch of {saved} elements, the epochs of this dataset have "
+                f"{self._lengths}",
+                rule="a position counts the elements of all epochs of `repeat`, which must keep their number (the "
+                "argument of `take`, the number of examples)",
+                remedy="build the dataset with the saved number of elements, or begin a new epoch: do not set the "
+                "position, and restore the checkpoint without the iterator",
             )
 
     def _check_count(self, state: dict[str, Any]) -> None:

@@ -193,8 +193,10 @@ class IndexedNode(Node):
 
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
-        rows = self.open(run)
-        return engine().by_position(rows.item, rows.length, parallel_calls(self))
+        rows, threads = self.open(run), parallel_calls(self)
+        if threads:
+            return engine().by_position(rows.item, rows.length, threads)
+        return engine().by_cursor(lambda: PositionCursor(rows), self.name)
 
     def cursor(self, run: Run) -> Cursor:
         """Returns a new iterator over the elements: Grain's if it reads with threads, otherwise a `PositionCursor`.
@@ -218,7 +220,10 @@ def rows_of(node: Node, run: Run) -> Rows:
 
 
 class PositionCursor:
-    """An iterator over a random-access sequence without threads; its saved position has Grain's format."""
+    """An iterator over a random-access sequence without threads; its saved position has Grain's format.
+
+    An element that raises an exception is passed, but not one that an interrupt ends.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._item, self._length, self._next = rows.item, rows.length, 0
@@ -226,7 +231,11 @@ class PositionCursor:
     def __next__(self) -> Element:
         if self._next >= self._length:
             raise StopIteration
-        element = self._item(self._next)
+        try:
+            element = self._item(self._next)
+        except Exception:
+            self._next += 1
+            raise
         self._next += 1
         return element
 

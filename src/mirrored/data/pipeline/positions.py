@@ -65,6 +65,36 @@ def _grouping_of(node: Node) -> list[str]:
     return [step.grouping for step in nodes(node) if step.grouping and step is not last]
 
 
+def epochs_of(node: Node) -> list[int]:
+    """Returns the numbers of examples in the epochs of each `repeat` whose positions are indices over all epochs."""
+    repeats = [step for step in nodes(node) if isinstance(step, Repeated) and step.count != 1 and step.is_indexed]
+    return [_before_batches(step.parent)[0].cardinality for step in repeats]
+
+
+def _before_batches(node: Node) -> tuple[Node, int]:
+    """Returns the step before the batches that end a pipeline, and the number of its elements per batch."""
+    size = 1
+    while isinstance(node, Batched | Mapping | Prefetched):
+        size *= node.size if isinstance(node, Batched) else 1
+        node = node.parent
+    return node, size
+
+
+def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
+    """Returns whether a position is known to be in the first epoch of a `repeat`, both as it was saved and as it is.
+
+    Args:
+        state: The position, of a dataset with another number of examples per epoch.
+        node: The dataset.
+    """
+    repeat, size = _before_batches(node)
+    if not state["count"] or state.get("pipeline") != outline(node) or not isinstance(repeat, Repeated):
+        return not state["count"]
+    given = state["count"] * size * _before_batches(repeat.parent)[1]
+    known = [length for length in (*state["epochs"], *epochs_of(node)) if length >= 0]
+    return len(state["epochs"]) == 1 and given <= min(known, default=0)
+
+
 def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     """Returns whether examples may have been dropped before a position, so that a count of examples does not give it.
 

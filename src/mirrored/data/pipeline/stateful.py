@@ -18,7 +18,7 @@ import numpy as np
 from mirrored._jax.trees import tree_map
 from mirrored.data import specs
 from mirrored.data.calling import call, naming_element, no_end
-from mirrored.data.cursors import Cursor, IterableCursor, step_over
+from mirrored.data.cursors import Cursor, IterableCursor, has_ended_generator
 from mirrored.data.elements import Element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
@@ -393,6 +393,12 @@ class Forgiving(StreamStep, CursorNode):
 _FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
 
 
+_CANNOT_GO_ON: Final = (
+    "Dataset.ignore_errors: a generator, or a step that keeps elements or a state (scan, unique, group_by_window, "
+    "window, cache, shuffle of a stream), ends at an exception: call ignore_errors before this step"
+)
+
+
 class _ForgivingCursor:
     """An iterator over another one that continues after the elements that raise an exception."""
 
@@ -407,7 +413,8 @@ class _ForgivingCursor:
             except (StopIteration, *_FAULTS):
                 raise
             except Exception as error:
-                if not step_over(self._parent, before):  # it would raise the same exception forever
+                if has_ended_generator(error) or self._parent.get_state() == before:  # it would be raised forever
+                    error.add_note(_CANNOT_GO_ON)
                     raise
                 if self._log_warning:
                     _log.warning("Dataset.ignore_errors: left out an element: %r", error)

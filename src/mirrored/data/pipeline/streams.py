@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data import specs
@@ -16,8 +17,7 @@ from mirrored.data.cursors import (
     IterableCursor,
     Iterators,
     RebatchCursor,
-    WindowCursor,
-    step_over,
+    beyond_end,
 )
 from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
@@ -99,6 +99,11 @@ class _Noting:
 
     def __repr__(self) -> str:
         return repr(self._iterator)
+
+    @property
+    def gi_frame(self) -> Any:
+        """The frame of the iterator if it is a generator; None after it has ended."""
+        return getattr(self._iterator, "gi_frame", self)
 
     def __next__(self) -> Any:
         try:
@@ -202,7 +207,6 @@ class UnbatchCursor:
         except StopIteration:
             raise
         except Exception:
-            step_over(self._parent, self._before)
             self._before = self._parent.get_state()
             raise
 
@@ -308,3 +312,53 @@ class Windowed(StreamStep):
 
         windows = engine().by_cursor(cursor, "window")
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
+
+
+class WindowCursor:
+    """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`."""
+
+    def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
+        self._parent, self._start = parent, parent.get_state()
+        self._size, self._shift, self._stride, self._drop = size, shift, stride, drop_remainder
+        self._overlaps = shift < (size - 1) * stride + 1
+        self._ahead: list[Element] = []
+        self._ended = False
+        self._windows = 0
+
+    def __next__(self) -> Sequence[Element]:
+        reach = (self._size - 1) * self._stride + 1
+        self._read_ahead(reach)
+        window = self._ahead[: reach : self._stride]
+        if not window or (self._drop and len(window) < self._size):
+            raise StopIteration
+        self._windows += 1
+        self._leave(self._shift)
+        return window
+
+    def _read_ahead(self, count: int) -> None:
+        while len(self._ahead) < count and not self._ended:
+            try:
+                element = next(self._parent)
+                # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
+                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
+            except StopIteration:
+                self._ended = True
+
+    def _leave(self, count: int) -> None:
+        self._read_ahead(count)
+        del self._ahead[:count]
+
+    def get_state(self) -> Any:
+        return {"windows": self._windows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(self._start)
+        self._ahead, self._ended, self._windows = [], False, state["windows"]
+        for _ in range(self._windows):
+            self._read_ahead(1)
+            if not self._ahead:
+                raise beyond_end()
+            self._leave(self._shift)
+
+    def close(self) -> None:
+        self._parent.close()

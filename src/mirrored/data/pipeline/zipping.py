@@ -10,7 +10,7 @@ import numpy as np
 
 from mirrored._jax.trees import Structure
 from mirrored.data.calling import close_each
-from mirrored.data.cursors import Cursor, step_over
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -58,14 +58,11 @@ class ZipCursor:
 
     def __init__(self, members: Sequence[Cursor]) -> None:
         self._members = members
-        # Random-access iterators remain at an element that raises an exception.
-        self._remain = [member.get_state().keys() == {"next_index"} for member in members]
 
     def __next__(self) -> list[Element]:
         parts: list[Element] = []
         first: Exception | None = None
-        for member, remains in zip(self._members, self._remain, strict=True):
-            before = member.get_state() if remains else None
+        for member in self._members:
             try:
                 parts.append(next(member))
             except StopIteration:
@@ -73,8 +70,6 @@ class ZipCursor:
                     raise
             except Exception as error:
                 first = first or error
-                if remains:
-                    step_over(member, before)
         if first is not None:
             raise first
         return parts

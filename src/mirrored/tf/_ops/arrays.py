@@ -360,8 +360,10 @@ def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShap
 @op("broadcast_dynamic_shape", named=False)
 def broadcast_dynamic_shape(shape_x: StaticInts, shape_y: StaticInts) -> StaticTensor:
     """Returns the shape to which tensors of two given shapes broadcast, as an integer tensor."""
-    sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in (shape_x, shape_y)]
-    return static_tensor(np.broadcast_shapes(*sides))
+    shapes = shape_x, shape_y
+    sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in shapes]
+    dtype = np.result_type(np.int32, *(one.dtype for one in shapes if hasattr(one, "dtype")))
+    return static_tensor(np.asarray(np.broadcast_shapes(*sides), dtype))
 
 
 @op("no_op")
