@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mirrored import Variable
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError, TapeError
+from mirrored.runtime.ambient import ambient
 from mirrored.tape import GradientTape, UnconnectedGradients, stop_gradient
 
 
@@ -340,6 +342,31 @@ def test_stop_recording(x):
     assert float(tape.gradient(z, x)) == 24.0
     with pytest.raises(RuntimeError, match="Trying to stop recording a tape which is not recording"):
         tape.stop_recording().__enter__()
+
+
+@pytest.mark.parametrize("how", ["stop_recording", "entering again"])
+def test_recording_goes_on_while_an_inner_tape_is_open(x, how):
+    v = Variable(3.0)
+
+    @contextlib.contextmanager
+    def left_and_entered_again(tape):
+        tape.__exit__(None, None, None)
+        yield
+        tape.__enter__()
+
+    with GradientTape() as outer:
+        outer.watch(x)
+        with GradientTape(persistent=True) as inner:
+            inner.watch(x)
+            with outer.stop_recording() if how == "stop_recording" else left_and_entered_again(outer):
+                y = x * x
+            z = x * x * x * v.read_value()
+        slope = inner.gradient(z, [x, v])
+    assert type(jnp.sin(x)) is type(x)
+    assert not ambient().listeners
+    assert float(inner.gradient(y, x)) == 6.0
+    assert [float(one) for one in slope] == [81.0, 27.0]
+    assert [float(one) for one in outer.gradient([z, *slope], [x, v])] == [81.0 + 54.0 + 27.0, 27.0 + 27.0]
 
 
 def test_reset_forgets_what_was_recorded(x):
