@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from mirrored import Variable
+from mirrored._jax.traces import is_eager
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError, TapeError
 from mirrored.runtime.ambient import ambient
-from mirrored.tape import GradientTape, UnconnectedGradients, stop_gradient
+from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
 
 
 @pytest.fixture
@@ -399,6 +400,21 @@ def test_an_exception_leaves_a_usable_tape_and_nothing_behind(x):
         z = x * 2.0
     assert float(tape.gradient(y, x)) == 6.0
     assert float(other.gradient(z, x)) == 2.0
+
+
+@pytest.mark.parametrize("method", ["gradient", "jacobian"])
+def test_a_gradient_that_raises_in_the_block_leaves_nothing_behind(x, method):
+    wrong = custom_gradient(lambda x: (x * 2.0, lambda upstream: [upstream, upstream]))
+
+    def differentiated_in_the_block():
+        with GradientTape() as tape:
+            tape.watch(x)
+            getattr(tape, method)(wrong(x), x)
+
+    with pytest.raises(ArgumentError, match="returned 2"):
+        differentiated_in_the_block()
+    assert is_eager()
+    assert not ambient().listeners
 
 
 def test_stack_of_tapes(x):

@@ -71,8 +71,9 @@ class Recording:
     ) -> None:
         """Stops recording. The records are kept, even if an exception ended the block."""
         self._entered = False
-        if self._trace.recorder is not None:
-            self._stop()
+        # Also if it records no more: a function that raised after `gradient` had stopped the tape has restored the
+        # trace and the listeners from before its call (`restoring`).
+        self._stop()
 
     def _start(self) -> None:
         above = self._traces_above()
