@@ -19,6 +19,7 @@ from mirrored._jax.traces import is_eager
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError, TapeError
 from mirrored.runtime.ambient import ambient
 from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
+from mirrored.tape.forward_accumulator import ForwardAccumulator
 
 
 @pytest.fixture
@@ -529,6 +530,24 @@ def test_numpy_arrays_become_device_arrays_under_a_tape(v):
         y = v * constant
     assert type(constant) is type(jnp.ones(2))
     assert tape.gradient(y, v).tolist() == [1.0, 1.0]
+
+
+def test_refilled_output_gradients_tangents_and_arguments_change_nothing():
+    memory = np.zeros(1024 * 4 + 64, np.uint8)
+    start = -memory.ctypes.data % 64  # JAX aliases aligned memory
+    filled = memory[start : start + 1024 * 4].view(np.float32)
+    product = custom_gradient(lambda a, w: (a * w, lambda upstream: (None, jnp.sum(upstream * a))))
+    w, x = jnp.float32(2.0), jnp.full(1024, 2.0)
+    filled[:] = 3.0
+    with GradientTape(persistent=True) as tape, ForwardAccumulator(x, filled) as accumulator:
+        tape.watch((w, x))
+        y = product(filled, w)
+        z = x + 1.0
+    gradient = tape.gradient(z, x, output_gradients=filled)
+    filled[:] = 7.0
+    assert float(gradient[0]) == 3.0
+    assert float(tape.gradient(y, w)) == 3.0 * 1024
+    assert float(accumulator.jvp(z)[0]) == 3.0
 
 
 @pytest.mark.parametrize("size", [3, 1024])  # JAX aliases aligned memory, which only the larger one has
