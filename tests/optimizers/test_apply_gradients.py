@@ -245,6 +245,26 @@ def test_errors_leave_everything_as_it_was(way, pairs, error, match):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", ["int32", "complex64"])
+def test_per_replica_gradients_of_another_kind_of_dtype_are_refused(dtype, compiled):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        v, optimizer = mr.Variable(1.0, name="v"), SGD(0.1)
+
+    def step():
+        gradient = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + jnp.ones((), dtype))
+        with strategy.scope():
+            optimizer.apply_gradients([(gradient, v)])
+
+    with pytest.raises(StructureError, match=rf"v: components of dtype {dtype} for float32\[\]"):
+        (mr.function(step) if compiled else step)()
+    with pytest.raises(StructureError, match="v: components of dtype int64 for"), strategy.scope():
+        optimizer.apply_gradients([(mr.PerReplica([np.float32(1.0), np.int64(1)]), v)])
+    assert float(v) == 1.0
+    assert int(optimizer.iterations) == 0
+
+
 def test_variables_that_cannot_be_trained_are_refused():
     with pytest.raises(VariableError, match="variable 'n' is int32"):
         SGD(0.1).apply_gradients([(1.0, mr.Variable(1, name="n"))])

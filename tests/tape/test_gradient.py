@@ -14,8 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mirrored import Variable
+from mirrored._jax.traces import is_eager
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError, TapeError
-from mirrored.tape import GradientTape, UnconnectedGradients, stop_gradient
+from mirrored.runtime.ambient import ambient
+from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
+from mirrored.tape.forward_accumulator import ForwardAccumulator
 
 
 @pytest.fixture
@@ -342,6 +346,31 @@ def test_stop_recording(x):
         tape.stop_recording().__enter__()
 
 
+@pytest.mark.parametrize("how", ["stop_recording", "entering again"])
+def test_recording_goes_on_while_an_inner_tape_is_open(x, how):
+    v = Variable(3.0)
+
+    @contextlib.contextmanager
+    def left_and_entered_again(tape):
+        tape.__exit__(None, None, None)
+        yield
+        tape.__enter__()
+
+    with GradientTape() as outer:
+        outer.watch(x)
+        with GradientTape(persistent=True) as inner:
+            inner.watch(x)
+            with outer.stop_recording() if how == "stop_recording" else left_and_entered_again(outer):
+                y = x * x
+            z = x * x * x * v.read_value()
+        slope = inner.gradient(z, [x, v])
+    assert type(jnp.sin(x)) is type(x)
+    assert not ambient().listeners
+    assert float(inner.gradient(y, x)) == 6.0
+    assert [float(one) for one in slope] == [81.0, 27.0]
+    assert [float(one) for one in outer.gradient([z, *slope], [x, v])] == [81.0 + 54.0 + 27.0, 27.0 + 27.0]
+
+
 def test_reset_forgets_what_was_recorded(x):
     with GradientTape() as tape:
         tape.watch(x)
@@ -372,6 +401,21 @@ def test_an_exception_leaves_a_usable_tape_and_nothing_behind(x):
         z = x * 2.0
     assert float(tape.gradient(y, x)) == 6.0
     assert float(other.gradient(z, x)) == 2.0
+
+
+@pytest.mark.parametrize("method", ["gradient", "jacobian"])
+def test_a_gradient_that_raises_in_the_block_leaves_nothing_behind(x, method):
+    wrong = custom_gradient(lambda x: (x * 2.0, lambda upstream: [upstream, upstream]))
+
+    def differentiated_in_the_block():
+        with GradientTape() as tape:
+            tape.watch(x)
+            getattr(tape, method)(wrong(x), x)
+
+    with pytest.raises(ArgumentError, match="returned 2"):
+        differentiated_in_the_block()
+    assert is_eager()
+    assert not ambient().listeners
 
 
 def test_stack_of_tapes(x):
@@ -486,6 +530,24 @@ def test_numpy_arrays_become_device_arrays_under_a_tape(v):
         y = v * constant
     assert type(constant) is type(jnp.ones(2))
     assert tape.gradient(y, v).tolist() == [1.0, 1.0]
+
+
+def test_refilled_output_gradients_tangents_and_arguments_change_nothing():
+    memory = np.zeros(1024 * 4 + 64, np.uint8)
+    start = -memory.ctypes.data % 64  # JAX aliases aligned memory
+    filled = memory[start : start + 1024 * 4].view(np.float32)
+    product = custom_gradient(lambda a, w: (a * w, lambda upstream: (None, jnp.sum(upstream * a))))
+    w, x = jnp.float32(2.0), jnp.full(1024, 2.0)
+    filled[:] = 3.0
+    with GradientTape(persistent=True) as tape, ForwardAccumulator(x, filled) as accumulator:
+        tape.watch((w, x))
+        y = product(filled, w)
+        z = x + 1.0
+    gradient = tape.gradient(z, x, output_gradients=filled)
+    filled[:] = 7.0
+    assert float(gradient[0]) == 3.0
+    assert float(tape.gradient(y, w)) == 3.0 * 1024
+    assert float(accumulator.jvp(z)[0]) == 3.0
 
 
 @pytest.mark.parametrize("size", [3, 1024])  # JAX aliases aligned memory, which only the larger one has

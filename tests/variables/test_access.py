@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from mirrored import ReduceOp, VariableAggregation
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, ReplicaDivergenceError, VariableError
 from mirrored.testing import assert_same_bits
 from mirrored.variables import assigned
+from mirrored.variables.slicing import Slice
 
 AGGREGATIONS = list(VariableAggregation)
 few = pytest.mark.ways(replicas=(4,))
@@ -479,6 +481,48 @@ def test_a_compiled_run_warns_of_updates_that_eager_replicas_would_make_in_turn(
         step()
     step()
     assert float(v) == 4.0
+
+
+PLAIN = ("SUM", "MEAN", "ONLY_FIRST_REPLICA", lambda stacked: jnp.sum(stacked, axis=0))
+
+
+@few
+@pytest.mark.parametrize("aggregation", PLAIN)
+def test_the_aggregation_of_a_variable_made_out_of_scope_is_not_applied_to_assigned_values(way, aggregation):
+    v, sliced = mr.Variable(0.0, aggregation=aggregation), mr.Variable([1.0, 2.0], aggregation=aggregation)
+
+    def replica():
+        v.assign(jnp.float32(3.0))
+        Slice(sliced, slice(1)).assign([5.0])
+
+    step = way.compile(lambda: way.strategy.run(replica))
+    with pytest.warns(OutOfScopeWarning) if not way.is_eager and way.num_replicas > 1 else nullcontext():
+        step()
+    assert float(v) == 3.0
+    assert sliced.numpy().tolist() == [5.0, 2.0]
+
+
+@few
+@pytest.mark.parametrize("method", ["assign_add", "assign_sub"])
+def test_additions_to_a_sum_made_out_of_scope_are_those_of_all_replicas(way, method):
+    v = mr.Variable(0.0, aggregation="SUM")
+    way.compile(lambda x: way.strategy.run(lambda y: getattr(v, method)(y, read_value=False), args=(x,)))(ranks(way))
+    total = way.num_replicas * (way.num_replicas + 1) / 2
+    assert float(v) == (total if method == "assign_add" else -total)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("aggregation", PLAIN)
+def test_a_per_replica_value_is_refused_by_a_variable_made_out_of_scope(aggregation, compiled):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    v = mr.Variable(0.0, aggregation=aggregation, name="v")
+
+    def step():
+        v.assign(strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + jnp.float32(1.0)))
+
+    with pytest.raises(VariableError, match="'v', which was created outside of strategy.scope"):
+        (mr.function(step) if compiled else step)()
+    assert float(v) == 0.0
 
 
 @few

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -94,6 +95,48 @@ def test_factors_of_all_replicas_apply(compiled):
     assert scaled_by_all("scatter_mul", "MEAN", [2.0, 1.0, 1.0], lambda r: r + 2, compiled=compiled) == [2.0, 1.5, 1.0]
     assert scaled_by_all("scatter_mul", "SUM", [2.0, 1.0, 1.0], lambda r: r + 2, compiled=compiled) == [4.0, 3.0, 1.0]
     assert scaled_by_all("scatter_div", "SUM", [1, 6, 1], lambda r: r + 2, compiled=compiled) == [0, 2, 1]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("method", "start", "values", "dtype", "expected"),
+    [
+        ("scatter_div", 60000.0, [300.0, 300.0], "float16", 0.6667),
+        ("scatter_mul", 1e-4, [300.0, 300.0], "float16", 9.0),
+        ("scatter_div", 1e38, [1e30, 1e30], "float32", 1e-22),
+        ("scatter_div", 7, [65536, 65536], "int32", 0),
+        ("scatter_div", -100, [7, 3, 1], "int32", -4),
+    ],
+)
+def test_repeated_factors_apply_one_after_another(method, start, values, dtype, expected, compiled):
+    v = mr.Variable(jnp.asarray([1, start], dtype))
+
+    def step():
+        getattr(v, method)(rows(jnp.asarray(values, dtype), [1] * len(values)))
+
+    (mr.function(step) if compiled else step)()
+    np.testing.assert_allclose(v.numpy().astype("float64"), [1.0, expected], rtol=0.01)
+
+
+@pytest.mark.parametrize("method", ["scatter_mul", "scatter_div"])
+def test_factors_of_several_axes_of_indices_and_of_none(method):
+    v = mr.Variable(jnp.full((3, 2), 8.0))
+    getattr(v, method)(rows(jnp.full((2, 2, 2), 2.0), [[0, 2], [0, 2]]))
+    scaled = 32.0 if method == "scatter_mul" else 2.0
+    assert v.numpy().tolist() == [[scaled] * 2, [8.0] * 2, [scaled] * 2]
+    getattr(v, method)(rows(jnp.zeros((0, 2)), jnp.zeros((0,), jnp.int32)))
+    assert v.numpy().tolist() == [[scaled] * 2, [8.0] * 2, [scaled] * 2]
+
+
+@pytest.mark.parametrize("method", ["scatter_mul", "scatter_div"])
+def test_factors_have_no_meaning_for_a_function_as_the_aggregation(method):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(jnp.ones(3), aggregation=lambda stacked: jnp.max(stacked, axis=0))
+    with pytest.raises(NotImplementedError, match=f"{method}.*aggregation"):
+        strategy.run(lambda: getattr(v, method)(of_replica()))
+    getattr(v, method)(rows([1.0], [0]))
+    assert v.numpy().tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 
@@ -12,7 +13,7 @@ import pytest
 from jax import lax
 
 import mirrored as mr
-from mirrored.errors import ArgumentError, TransformError, ValuesError, VariableError
+from mirrored.errors import ArgumentError, NotSupportedError, TransformError, ValuesError, VariableError
 from mirrored.testing import assert_same_bits
 
 
@@ -436,3 +437,28 @@ def test_reading_under_a_nested_transform_inside_a_function_is_captured(name):
 def test_passing_the_value_works_where_capturing_is_refused(v):
     assert jax.jit(lambda value: value * 2)(v.read_value()).tolist() == [2.0, 4.0, 6.0]
     assert jax.grad(lambda value: jnp.sum(value**2))(v.read_value()).tolist() == [2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize("in_scope", [False, True])
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("iadd", "assign_add"), ("isub", "assign_sub"), ("imul", r"assign\(variable \*")]
+)
+def test_in_place_operators_are_refused(name, remedy, in_scope):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope() if in_scope else contextlib.nullcontext():
+        v = mr.Variable(2.0, name="v", synchronization="ON_READ", aggregation="MEAN")
+    for one in (v, v.values[0]) if in_scope else (v,):
+        with pytest.raises(RuntimeError, match=rf"v.*__{name}__(.|\n)*remedy: variable\.{remedy}"):
+            getattr(operator, name)(one, 1.0)
+    total = jnp.zeros(())
+    total += v
+    assert (float(v), float(total)) == (2.0, 2.0)
+
+
+def test_every_in_place_operator_of_arrays_is_refused():
+    in_place = {name for name in vars(np.ndarray) if name.startswith("__i") and f"__{name[3:]}" in vars(np.ndarray)}
+    assert len(in_place) == 13
+    v = mr.Variable(2)
+    for name in in_place:
+        with pytest.raises(NotSupportedError, match=name):
+            getattr(v, name)(1)

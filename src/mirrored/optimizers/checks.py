@@ -78,21 +78,27 @@ def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
     if isinstance(gradient, PerReplica):
         if in_replica:
             return f"{variable.name}: a PerReplica value"
-        fits = gradient.component_shape == variable.component_shape
-        return "" if fits else f"{variable.name}: components of shape {gradient.component_shape} for {wanted}"
+        if gradient.component_shape != variable.component_shape:
+            return f"{variable.name}: components of shape {gradient.component_shape} for {wanted}"
+        components = [gradient.first()] if gradient.is_stacked else gradient.values
+        wrong = [str(dtype) for dtype in map(_dtype_of, components) if not _is_gradient_of(variable, dtype)]
+        return f"{variable.name}: components of dtype {wrong[0]} for {wanted}" if wrong else ""
     value = gradient.value if isinstance(gradient, Mirrored) else gradient
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int | Variable):
         return f"{variable.name}: a {type(value).__name__} for {wanted}"
     shape = tuple(value.shape) if hasattr(value, "shape") else ()
-    dtype = value.dtype if hasattr(value, "dtype") else jnp.result_type(float)
-    if shape != variable.component_shape:
-        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
-    complex_for_real = jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(
-        variable.dtype, jnp.complexfloating
-    )
-    if complex_for_real or not jnp.issubdtype(dtype, jnp.inexact):
-        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
-    return ""
+    dtype = _dtype_of(value)
+    fits = shape == variable.component_shape and _is_gradient_of(variable, dtype)
+    return "" if fits else f"{variable.name}: {dtype}{list(shape)} for {wanted}"
+
+
+def _dtype_of(value: Any) -> Any:
+    return value.dtype if hasattr(value, "dtype") else jnp.result_type(float)
+
+
+def _is_gradient_of(variable: Variable, dtype: Any) -> bool:
+    is_complex = jnp.issubdtype(variable.dtype, jnp.complexfloating)
+    return bool(jnp.issubdtype(dtype, jnp.inexact if is_complex else jnp.floating))
 
 
 def check_iterators(iterators: Sequence[Any], called: str) -> None:

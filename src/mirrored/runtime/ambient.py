@@ -183,10 +183,17 @@ class ReadListener(Protocol):
         ...
 
 
-def listen(listener: ReadListener) -> None:
-    """Registers a listener (such as a tape) of variable reads and writes in this thread."""
+def listen(listener: ReadListener, before: ReadListener | None = None) -> None:
+    """Registers a listener (such as a tape) of variable reads and writes in this thread.
+
+    Args:
+        listener: The listener.
+        before: The registered listener that it precedes, because it is further out; None registers it as the innermost.
+    """
     here = ambient()
-    replace_current(here.fork(listeners=(*here.listeners, listener)))
+    registered = here.listeners
+    place = next((at for at, one in enumerate(registered) if one is before), len(registered))
+    replace_current(here.fork(listeners=(*registered[:place], listener, *registered[place:])))
 
 
 def unlisten(listener: ReadListener) -> None:

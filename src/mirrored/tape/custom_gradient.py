@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, Box
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
@@ -375,7 +376,7 @@ def _as_array(leaf: Leaf) -> Any:
     if is_variable(leaf):
         return leaf.read_value()
     if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):
-        return jnp.asarray(leaf)
+        return as_array(leaf)
     return leaf
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.trees import in_order_of
 from mirrored._typing import PyTree
@@ -154,7 +155,7 @@ def _leaves(structure: PyTree) -> tuple[list[Any], Any]:
 
 
 def _tangent(tangent: Any, primal: Any) -> jax.Array:
-    array = jnp.asarray(tangent)
+    array = as_array(tangent)
     if np.shape(array) != tuple(np.shape(primal)) or array.dtype != primal.dtype:
         raise StructureError(
             "ForwardAccumulator",

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, payload_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval, is_staging_above
@@ -345,7 +346,7 @@ def _weight(weight: Operand, target: jax.Array | ReadableVariable) -> Any:
             rule="the output gradient of a real target must be real",
             remedy="take its real part: jnp.real(gradient)",
         )
-    return jnp.asarray(value, target.dtype)
+    return as_array(value, target.dtype)
 
 
 def _placed_or_zeros(

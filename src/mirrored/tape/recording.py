@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, ReadTracer
 from mirrored._jax.jaxprs import aval_of
-from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, put_trace
+from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, parent_of, put_trace
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, TapeError
-from mirrored.runtime.ambient import ReadableVariable, listen, unlisten
+from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
 from mirrored.tape.backward import (
     announced,
     is_array,
@@ -71,10 +71,19 @@ class Recording:
     ) -> None:
         """Stops recording. The records are kept, even if an exception ended the block."""
         self._entered = False
-        if self._trace.recorder is not None:
-            self._stop()
+        # Also if it records no more: a function that raised after `gradient` had stopped the tape has restored the
+        # trace and the listeners from before its call (`restoring`).
+        self._stop()
 
     def _start(self) -> None:
+        above = self._traces_above()
+        if above is not None:
+            # A tape that was opened inside this one is still open: this trace keeps its parent and its place below.
+            self._trace.recorder = self._recorder
+            inner = (one for one in ambient().listeners if isinstance(one, Recording) and one._trace in above)
+            listen(self, before=next(inner, None))
+            caches.moved()
+            return
         # JAX includes the current token of `_jax.caches` in the keys of its tracing caches, so a helper that was traced
         # outside the tape is not reused in it. All eager tapes of a thread share a token, so a new tape does not cause
         # retraces.
@@ -84,6 +93,14 @@ class Recording:
             caches.put(caches.tape_token())
         caches.enter_tape()
         listen(self)
+
+    def _traces_above(self) -> list[Any] | None:
+        """Returns the traces from the current one down to this tape's, exclusive; None if its trace is not in use."""
+        above, trace = [], current_trace()
+        while trace is not None and trace is not self._trace:
+            above.append(trace)
+            trace = parent_of(trace)
+        return None if trace is None else above
 
     def _stop(self) -> None:
         unlisten(self)
@@ -95,6 +112,8 @@ class Recording:
                 parent, token = parent.parent, parent.outer_token
             put_trace(parent)
             caches.leave_tape(token)
+        else:
+            caches.moved()
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:

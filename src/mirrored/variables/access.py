@@ -28,10 +28,10 @@ from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.belonging import check_placement
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assigned import as_result
-from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
+from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of, without_strategy
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, own, placed, uncommitted
-from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, row_of, write_components
+from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, no_components, row_of, write_components
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -327,6 +327,8 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
             rule="a mirrored variable must be equal on all replicas, so values that differ must be aggregated",
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
+    if variable.device_assignment is None and here.runner is None:
+        raise without_strategy(assignment.called, variable.name)
     # Checked before stacking, which makes arrays of the host's integers, whose range is then unknown.
     if here.store is None and not value.is_stacked:
         for component in value.values:
@@ -357,16 +359,29 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
     if store is None:
         return _write_alone(assignment, value) if runner is None else _write_shared(assignment, value, runner, index)
     alone = runner is None or runner.device_assignment.num_replicas == 1
-    if runner is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
+    if runner is None or alone or variable.per_replica or not _is_aggregated(assignment):
         new = assignment.combined(
             store.local(variable, index), _aggregated_alone(assignment, value) if alone else value
         )
         store.set_local(variable, index, new, assignment.where)
         return store.local(variable, index)
     if variable.device_assignment is None and variable.is_sum_of_components:
-        raise _without_components(assignment)
+        raise no_components(assignment.called, variable.name)
     _merge(assignment, value, store, runner)
     return store.local(variable, index)
+
+
+def _is_aggregated(assignment: Assignment) -> bool:
+    """Returns whether the values that the replicas of a run assign to a variable are aggregated.
+
+    The replicas of an eager run assign a plain variable one after another, so compiled ones must assign equal values.
+    Only the sum of what they add is the same in both.
+    """
+    variable = assignment.variable
+    if variable.device_assignment is not None or variable.internal:
+        return variable.aggregation is not VariableAggregation.NONE
+    adds = not assignment.replaces and variable.aggregation is VariableAggregation.SUM
+    return adds or variable.is_sum_of_components  # without components, which `_write_in_replica` refuses
 
 
 def _aggregated_alone(assignment: Assignment, value: object) -> Any:
@@ -376,17 +391,6 @@ def _aggregated_alone(assignment: Assignment, value: object) -> Any:
     if variable.device_assignment is None or variable.per_replica or not is_custom:
         return value
     return reduced_alone(as_reduce_op(variable.aggregation), assignment.term(value))
-
-
-def _without_components(assignment: Assignment) -> ContextError:
-    variable = assignment.variable
-    return ContextError(
-        assignment.called,
-        found=f"the replicas assign {variable.name!r}, a sync-on-read variable with aggregation SUM that was created "
-        "outside of strategy.scope()",
-        rule="each replica assigns its own component, and only a variable created in the scope has components",
-        remedy="create the variable (or the metric that owns it) inside `with strategy.scope():`",
-    )
 
 
 def _write_alone(assignment: Assignment, value: object) -> Any:

@@ -14,9 +14,9 @@ from mirrored._jax.traces import ShapedArray
 from mirrored._typing import Operand
 from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import ambient
-from mirrored.values.operators import ArrayOperators
 from mirrored.values.stacking import stack_components
 from mirrored.variables.access import Assignment, check_strategy, check_writable, store_of
+from mirrored.variables.operators import VariableOperators
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import near
 from mirrored.variables.sync_on_read import row_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
 
 
-class VariableComponent(ArrayOperators):
+class VariableComponent(VariableOperators):
     """One replica's copy of a variable, on that replica's device; an element of `variable.values`.
 
     Reading it does not aggregate. Assigning it does not change the other replicas' copies, so only sync-on-read

@@ -270,3 +270,14 @@ def _casts(given: DTypeLike, wanted: DTypeLike) -> bool:
     if ranks[0] is None or ranks[1] is None:
         return bool(given == wanted)
     return ranks[0] <= ranks[1]
+
+
+def without_strategy(called: str, name: str) -> VariableError:
+    """Returns the error for a per-replica value that is assigned to a variable that belongs to no strategy."""
+    return VariableError(
+        called,
+        found=f"a per-replica value was assigned to {name!r}, which was created outside of strategy.scope()",
+        rule="such a variable has one value, and belongs to no strategy that could aggregate several",
+        remedy="create the variable inside `with strategy.scope():`, or reduce the value first: "
+        "strategy.reduce(op, value, axis=None)",
+    )

@@ -28,8 +28,9 @@ class Scattering:
 
     Each method takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), such as
     `tf.IndexedSlices`. In replica context additions, factors and divisors follow the variable's aggregation: with SUM
-    those of all replicas apply; with MEAN each one is divided by the number of replicas first. The other methods
-    require aggregation NONE or ONLY_FIRST_REPLICA. The methods ``scatter_nd_...`` take index vectors
+    those of all replicas apply; with MEAN each one is divided by the number of replicas first. A function as the
+    aggregation has no meaning for factors and divisors, which raise an error. The other methods require aggregation
+    NONE or ONLY_FIRST_REPLICA. The methods ``scatter_nd_...`` take index vectors
     ``int[..., depth]`` and values, as `tf.tensor_scatter_nd_update` does.
 
     A negative or too large index raises `ArgumentError` in eager code on CPUs. In compiled code and on GPUs, where its
@@ -61,11 +62,11 @@ class Scattering:
 
     def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Multiplies the variable's rows at the given indices by the given rows."""
-        return self._scale("scatter_mul", sparse_delta, lax.mul)
+        return self._scale("scatter_mul", sparse_delta, _multiplied)
 
     def scatter_div(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Divides the variable's rows at the given indices by the given rows."""
-        return self._scale("scatter_div", sparse_delta, lax.div)
+        return self._scale("scatter_div", sparse_delta, _divided)
 
     def batch_scatter_update(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Replaces rows of every entry of a batch: ``variable[i, indices[i, j]] = values[i, j]``."""
@@ -170,8 +171,9 @@ class Scattering:
             target = self.read_value().at[self._places(method, rows)]
             return self.assign(getattr(target, how)(self._rows(method, rows), mode="drop"))
 
-    def _scale(self: Any, method: str, rows: Any, how: Callable[[Any, Any], Any]) -> Any:
-        self._check_scatter(method, sums=True)
+    def _scale(self: Any, method: str, rows: Any, how: Callable[..., jax.Array]) -> Any:
+        is_replica = ambient().replica is not None
+        self._check_scatter(method, sums=not is_replica or isinstance(self.aggregation, VariableAggregation))
         values, indices, here = self._rows(method, rows), self._places(method, rows), ambient()
         store = store_of(self, here)
         together = here.replica is not None and store is not None and self.aggregation not in _PLAIN
@@ -181,7 +183,7 @@ class Scattering:
             values = values / self.num_replicas
         with turn():
             old = self.read_value()
-            new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype), mode="drop"))
+            new = how(old, indices, values.astype(old.dtype))
             if not together or store is None:
                 return self.assign(new)
         # All replicas have computed the same value from the gathered rows, so each stages it without aggregation.
@@ -198,6 +200,25 @@ class Scattering:
             f"{self.name}.{method}",
             found=f"{self.name!r} is a {kind} variable with aggregation {self.aggregation}",
             rule="scatter updates can be applied only to mirrored variables; scatter_update, scatter_max and "
-            "scatter_min only with aggregation NONE or ONLY_FIRST_REPLICA",
+            "scatter_min only with aggregation NONE or ONLY_FIRST_REPLICA; scatter_mul and scatter_div not with a "
+            "function as the aggregation",
             remedy="compute the whole new value (variable.read_value().at[indices].max(values)) and assign it",
         )
+
+
+# Factors and divisors of one row apply one after another, as in TensorFlow: their product may overflow.
+
+
+def _multiplied(old: jax.Array, indices: jax.Array, factors: jax.Array) -> jax.Array:
+    return old.at[indices].multiply(factors, mode="drop")
+
+
+def _divided(old: jax.Array, indices: jax.Array, divisors: jax.Array) -> jax.Array:
+    if indices.size == 1:
+        return _divide_row(old, (indices.reshape(()), divisors.reshape(old.shape[1:])))[0]
+    return lax.scan(_divide_row, old, (indices.reshape(-1), divisors.reshape(-1, *old.shape[1:])))[0]
+
+
+def _divide_row(array: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+    index, divisor = row
+    return array.at[index].set(lax.div(array.at[index].get(mode="fill", fill_value=1), divisor), mode="drop"), None

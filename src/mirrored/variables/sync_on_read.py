@@ -195,3 +195,14 @@ def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> A
         # The first replicas get the remainder, so that the components sum to the assigned value.
         return value // count + (replica < value % count).astype(value.dtype)
     return value / count
+
+
+def no_components(called: str, name: str) -> ContextError:
+    """Returns the error for an assignment by replicas of a compiled run to a metric's variable without components."""
+    return ContextError(
+        called,
+        found=f"the replicas assign {name!r}, a sync-on-read variable with aggregation SUM that was created "
+        "outside of strategy.scope()",
+        rule="each replica assigns its own component, and only a variable created in the scope has components",
+        remedy="create the variable (or the metric that owns it) inside `with strategy.scope():`",
+    )

@@ -20,7 +20,6 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.errors import ArgumentError, LostStateError
 from mirrored.runtime.ambient import ambient, announce_read, announce_write
 from mirrored.values.distributed_values import DistributedValues
-from mirrored.values.operators import ArrayOperators
 from mirrored.values.reprs import distributed_repr
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables import access, copying
@@ -28,6 +27,7 @@ from mirrored.variables.component import VariableComponent, write_component
 from mirrored.variables.copying import Reference
 from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
 from mirrored.variables.display import html_of
+from mirrored.variables.operators import VariableOperators
 from mirrored.variables.rules import (
     VariableAggregation,
     VariableSynchronization,
@@ -66,7 +66,7 @@ class _ShapeOfValue:
         return variable._array.shape[1:] if variable.per_replica else variable._array.shape
 
 
-class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMeta):
+class Variable(VariableStorage, VariableOperators, Scattering, metaclass=VariableMeta):
     """A variable that compiled functions can update, mirrored over all replicas if created in a strategy's scope.
 
     A mirrored variable has a copy on every replica, and all copies are always equal.
