@@ -134,7 +134,7 @@ class Function(Code):
             return self._driven(args, kwargs)
         if quick is not None and self._input_signature is None:
             self._quick[quick] = program
-        return program(arguments.arrays)
+        return program(arguments.arrays, arguments)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the Python function as part of the caller: the converted function if the caller is being traced."""
@@ -162,7 +162,7 @@ class Function(Code):
         """Runs `steps_per_call` steps, one per batch, in one dispatch."""
         here = ambient()
         steps = flatten_steps(steps_of(batches, self.steps_per_call, self._name), here.device_assignment, self._name)
-        return self._undriven(steps[0], here)([array for step in steps for array in step.arrays])
+        return self._undriven(steps[0], here)([array for step in steps for array in step.arrays], steps[0])
 
     def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
         results = [self.python_function(*args) for args in steps_of(batches, self.steps_per_call, self._name)]
