@@ -766,6 +766,23 @@ def test_a_transform_traces_again_with_the_arguments_of_its_own_call():
     assert float(jax.grad(lambda x: total(x, config))(x)[0]) == 10.0
 
 
+def test_a_captured_numpy_array_is_a_constant_of_every_lowering():
+    scale = np.array([1, 2, 3, 4], np.float32)
+    step = mr.function(lambda x: x * scale)
+    x = jnp.ones(4)
+    assert step(x).tolist() == [1, 2, 3, 4]
+    scale[:] = 10
+    moved = jax.device_put(x, jax.devices()[1])
+    found = [
+        jax.jit(lambda x: step(x))(x),
+        jax.grad(lambda x: step(x).sum())(x),
+        jax.vmap(step)(x[None])[0],
+        step(moved),
+    ]
+    assert [one.tolist() for one in found] == [[1, 2, 3, 4]] * 4
+    assert step.trace_count == 1
+
+
 def test_input_signature():
     traces = []
 

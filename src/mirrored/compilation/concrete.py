@@ -272,7 +272,7 @@ def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: 
         return [*(jnp.asarray(value) for _, value in store.staged.values()), *arrays_out]
 
     with caches.fresh():
-        staged = stage(flat, [leaves[place] for place in dynamic])
+        staged = stage(flat, [leaves[place] for place in dynamic]).with_own_constants()
     out_tree, *out_leaves = results
     _check(store, staged.constants, out_leaves, called)
     reads = tuple(variable for variable, _ in store.captured.values())

@@ -120,7 +120,7 @@ class Program:
             for array in self._arguments.arrays
         ]
         with caches.fresh():
-            return stage(flat, shapes)
+            return stage(flat, shapes).with_own_constants()
 
     def described(self) -> Any:
         """Returns a step's result with a `jax.ShapeDtypeStruct`, or a `PerReplica` of them, in place of each array."""
