@@ -17,7 +17,7 @@ from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import RunScales, check_eager_call
+from mirrored.compilation.ragged import RunScales, check_eager_call, undone_after_errors
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
@@ -126,7 +126,7 @@ class Function(Code):
             arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
             with within(driver=self._notice_ragged(args, kwargs, here) or here.driver):
-                return self._as_python(*args, **kwargs)
+                return undone_after_errors(lambda: self._as_python(*args, **kwargs))
         try:
             program = self._program(arguments, here)
         except IteratedWhileTracing:
