@@ -336,8 +336,10 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
     op, runner, layout = reduction_of(aggregation), here.runner, variable.device_assignment
     if runner is not None and (isinstance(value, LocalPerReplica) or here.store is not None):
         return runner.reduce(op, [[assignment.term(runner.component(value, k)) for k in range(runner.num_local)]])[0]
-    stacked = assignment.term(value.stacked(layout))
-    return reduce_stacked(variable.strategy.cross_device_ops, op, [stacked], layout)[0]
+    algorithm = variable.strategy.cross_device_ops
+    if here.store is not None:
+        here.store.note_reduction(as_written=algorithm.as_written)
+    return reduce_stacked(algorithm, op, [assignment.term(value.stacked(layout))], layout)[0]
 
 
 # Assignments in replica context
