@@ -593,3 +593,18 @@ def test_a_function_that_reduces_over_deterministic_replicas_is_compiled_as_writ
 
     assert step(value).tolist() == [2.5] * 3
     assert notes == [deterministic]
+
+
+def test_an_addition_in_an_eager_run_has_the_shape_that_the_run_has_assigned_before():
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        v = mr.Variable([1.0, 2.0], shape=[None])
+
+    def replica(ones):
+        v.assign(ones)
+        v.assign_add(ones)
+
+    strategy.run(replica, args=(jnp.ones(3),))
+    assert v.numpy().tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(VariableError, match=r"variable .* has shape \(3,\)"):
+        v.assign_add(jnp.ones(2))

@@ -81,10 +81,11 @@ class Assignment:
         variable = self.variable
         # A variable may have a declared shape with unknown dimensions, and its value a definite one.
         shape = getattr(getattr(value, "container", value), "component_shape", None) or np.shape(value)
-        if shape != variable.component_shape and not (self.replaces and variable.may_become(shape)):
+        own = variable.component_shape if self.replaces else np.shape(old)  # `old` may be an uncommitted value
+        if shape != own and not (self.replaces and variable.may_become(shape)):
             raise VariableError(
                 self.called,
-                found=f"the value has shape {shape}, variable {variable.name!r} has shape {variable.component_shape}",
+                found=f"the value has shape {shape}, variable {variable.name!r} has shape {own}",
                 rule="an assigned value must have the variable's shape",
                 remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
             )
