@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored import tf
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.compilation import function
 from mirrored.errors import ArgumentError, StructureError
@@ -31,6 +32,19 @@ def test_none_counts_as_zero(op, expected):
     assert result[2] is None
     for gradient, wanted in zip(result[:2], expected[:2], strict=True):
         np.testing.assert_allclose(gradient, wanted)
+
+
+def test_sparse_gradients_become_dense():
+    one = tf.IndexedSlices(jnp.asarray([[1.0], [2.0]]), jnp.asarray([0, 2]), (5, 1))
+    two = tf.IndexedSlices(jnp.asarray([[10.0], [20.0]]), jnp.asarray([1, 2]), (5, 1))
+    ones = jnp.ones((5, 1))
+    (total,) = aggregate_gradients([[one], [two], [ones], [None]])
+    assert total.ravel().tolist() == [2.0, 11.0, 23.0, 1.0, 1.0]
+    accumulator = GradientAccumulator([mr.Variable(ones), mr.Variable(1.0)])
+    accumulator.add([one, None], count=2)
+    assert accumulator.result()[0].ravel().tolist() == [1.0, 0.0, 2.0, 0.0, 0.0]
+    with pytest.raises(ArgumentError, match="no dense_shape"):
+        aggregate_gradients([[tf.IndexedSlices(one.values, one.indices)]])
 
 
 def test_structures_are_kept():
@@ -147,6 +161,29 @@ def test_nothing_added_is_a_zero_gradient():
     np.testing.assert_array_equal(accumulator.result()[0], [0.0, 0.0])
     accumulator.add([jnp.ones(2)], count=0)
     np.testing.assert_array_equal(accumulator.result()[0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_micro_batch_without_examples_adds_nothing_although_its_mean_is_nan(compiled):
+    w = mr.Variable([1.0, 2.0])
+    accumulator = GradientAccumulator([w])
+    add = (mr.function if compiled else lambda fn: fn)(lambda gradient, count: accumulator.add([gradient], count))
+    add(jnp.asarray([2.0, 4.0]), jnp.float32(3.0))
+    add(jnp.full(2, jnp.nan), jnp.float32(0.0))
+    assert accumulator.result()[0].tolist() == [2.0, 4.0]
+
+
+def test_a_count_that_is_no_number_changes_nothing():
+    accumulator = GradientAccumulator([mr.Variable([1.0, 2.0])])
+    with pytest.raises(StructureError, match=r"the count has the shape \(1,\)"):
+        accumulator.add([jnp.ones(2)], count=jnp.ones(1))
+    assert [one.numpy().tolist() for one in accumulator.variables] == [[0.0, 0.0], 0.0]
+
+
+def test_a_variable_of_an_open_shape_has_the_gradients_of_its_value():
+    accumulator = GradientAccumulator([mr.Variable([1.0, 2.0], shape=[None])])
+    accumulator.add([jnp.ones(2)], count=2)
+    assert accumulator.result()[0].tolist() == [1.0, 1.0]
 
 
 def test_bfloat16_gradients_are_added_in_float32():

@@ -18,7 +18,9 @@ from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.strategies.context import all_reduce_for
 from mirrored.tape import unrecorded
+from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
+from mirrored.variables.state_lock import together
 
 if TYPE_CHECKING:
     from mirrored.optimizers import Optimizer
@@ -31,6 +33,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
 
     Args:
         gradients: One list (or other pytree) per tape, all with the same structure. None stands for a gradient of zero.
+            A sparse gradient (`tf.IndexedSlices`) becomes dense.
         op: SUM, MEAN (over all tapes, including those with None), or a function from stacked gradients
             ``[tapes, ...]`` to one gradient ``[...]``.
 
@@ -50,7 +53,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
     TensorFlow: no equivalent; programs call `tf.add_n` once per variable.
     """
     structures: list[tuple[list[Any], Any]] = [
-        jax.tree.flatten(one, is_leaf=lambda leaf: leaf is None) for one in gradients
+        jax.tree.flatten(one, is_leaf=lambda leaf: leaf is None or isinstance(leaf, SparseRows)) for one in gradients
     ]
     if not structures:
         raise ArgumentError(
@@ -91,6 +94,7 @@ def _total(arrays: list[Any]) -> Any:
 
 
 def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], position: int) -> Any:
+    column = [_dense(gradient, "aggregate_gradients") for gradient in column]
     present = [as_array(gradient) for gradient in column if gradient is not None]
     if not present:
         return None
@@ -104,6 +108,20 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
         )
     like = present[0]
     return combine([jnp.zeros_like(like) if gradient is None else as_array(gradient) for gradient in column])
+
+
+def _dense(gradient: Any, called: str) -> Any:
+    """Returns sparse rows as a dense array, and any other gradient itself."""
+    if not isinstance(gradient, SparseRows):
+        return gradient
+    if gradient.dense_shape is None:
+        raise ArgumentError(
+            called,
+            found="a sparse gradient has no dense_shape",
+            rule="sparse gradients are made dense, which needs the shape of the variable",
+            remedy="give it: tf.IndexedSlices(values, indices, dense_shape=variable.shape)",
+        )
+    return gradient.to_dense()
 
 
 class GradientAccumulator:
@@ -159,7 +177,7 @@ class GradientAccumulator:
         self._paths, self._variables = _sources(variables)
         self._reduction = reduction
         with scope_of(self._variables):
-            self._sums = [_accumulator(v.shape, v.dtype, f"{name}/{v.name}") for v in self._variables]
+            self._sums = [_accumulator(v.component_shape, v.dtype, f"{name}/{v.name}") for v in self._variables]
             self._count = _accumulator((), jnp.float32, f"{name}/count")
 
     @property
@@ -177,19 +195,36 @@ class GradientAccumulator:
             count: The number of examples of the micro-batch on this replica (or the sum of their weights); can be 0.
 
         Raises:
-            StructureError: The number or the shapes of the gradients do not match the variables.
+            StructureError: The number or the shapes of the gradients do not match the variables, or `count` has axes.
         """
         gradients = self._checked(gradients)
         count = jnp.asarray(count, jnp.float32)
+        if count.shape:
+            raise StructureError(
+                "GradientAccumulator.add",
+                found=f"the count has the shape {count.shape}",
+                rule="the count of a micro-batch is one number: how many examples it has on this replica",
+                remedy="pass x.shape[0], or the sum of the weights of the examples: jnp.sum(weights)",
+            )
         here = ambient()
         if self._reduction == "mean" and here.runner is not None and here.replica.local_index == 0:
             rows = [[gradient] for gradient in gradients if gradient is not None]
             here.runner.note_summed("GradientAccumulator.add", rows, are_divided=True)
-        for total, gradient in zip(self._sums, gradients, strict=True):
-            if gradient is not None:
-                weight = count.astype(total.dtype) if self._reduction == "mean" else 1
-                total.assign_add(as_array(gradient).astype(total.dtype) * weight, read_value=False)
-        self._count.assign_add(count, read_value=False)
+
+        def assign() -> None:
+            for total, gradient in zip(self._sums, gradients, strict=True):
+                if gradient is not None:
+                    term = self._weighted(as_array(gradient).astype(total.dtype), count)
+                    total.assign_add(term, read_value=False)
+            self._count.assign_add(count, read_value=False)
+
+        together(assign)
+
+    def _weighted(self, gradient: jax.Array, count: jax.Array) -> jax.Array:
+        """Returns the gradient of the sum of the losses. That of no example is zero, where its mean's may be NaN."""
+        if self._reduction != "mean":
+            return gradient
+        return jnp.where(count == 0, jnp.zeros_like(gradient), gradient * count.astype(gradient.dtype))
 
     def result(self) -> list[jax.Array]:
         """Returns the gradients of the mean loss over all accumulated examples, by a single all-reduce.
@@ -250,7 +285,8 @@ class GradientAccumulator:
             leaves = [leaf for leaf, (_, used) in zip(leaves, self._paths, strict=True) if used]
         elif not isinstance(gradients, list | tuple):
             leaves = []  # another structure, which the error names
-        wanted = [tuple(variable.shape) for variable in self._variables]
+        leaves = [_dense(leaf, "GradientAccumulator.add") for leaf in leaves]
+        wanted = [total.component_shape for total in self._sums]
         shapes = [None if gradient is None else jnp.shape(gradient) for gradient in leaves]
         fits = len(shapes) == len(wanted) and all(a is None or a == b for a, b in zip(shapes, wanted, strict=True))
         if not fits:
@@ -285,7 +321,8 @@ def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
 
 
 def _flattened(tree: PyTree) -> tuple[list[str], list[Any]]:
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None or isinstance(leaf, Variable))
+    stops = (type(None), Variable, SparseRows)
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, stops))
     return [jax.tree_util.keystr(path) for path, _ in found[0]], [leaf for _, leaf in found[0]]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,16 @@ def test_objects_are_taken_as_they_were_traced():
     concrete = step.get_concrete_function(model, spec())
     model.bias = 5.0
     assert float(concrete(jnp.asarray(2.0))) == 3.0
+
+
+def test_static_arguments_keep_their_content_also_if_the_trace_is_made_at_the_call():
+    v = mr.Variable(1.0)
+    config = types.SimpleNamespace(bias=1.0, v=v)
+    step = mr.function(lambda config, x: x + config.bias + config.v)
+    concrete = step.get_concrete_function(config, types.SimpleNamespace(shape=(None,), dtype=jnp.float32))
+    config.bias = 5.0
+    v.assign(2.0)
+    assert concrete(jnp.zeros(2)).tolist() == [3.0, 3.0]
 
 
 def test_the_input_signature_is_the_default():

@@ -744,6 +744,45 @@ def test_a_function_under_a_bare_transform():
     assert jax.vmap(double)(jnp.arange(3.0)).tolist() == [0.0, 2.0, 4.0]
 
 
+@dataclasses.dataclass
+class Scaled:
+    scale: float
+
+
+def test_a_transform_traces_again_with_the_arguments_of_its_own_call():
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2, deterministic=True)
+
+    @mr.function
+    def total(x, config):
+        return strategy.reduce("SUM", strategy.run(lambda x: (x * config.scale).sum(), args=(x,)), axis=None)
+
+    x, config = jnp.asarray([1.0, 2.0]), Scaled(2.0)
+    assert float(total(x, config)) == 12.0
+    config.scale = 5.0
+    assert jax.vmap(lambda x: total(x, Scaled(2.0)))(x[None]).tolist() == [12.0]
+    assert total.trace_count == 1
+    ((_, kept), _), *_ = total.traced_inputs()
+    assert kept == Scaled(2.0)
+    assert float(jax.grad(lambda x: total(x, config))(x)[0]) == 10.0
+
+
+def test_a_captured_numpy_array_is_a_constant_of_every_lowering():
+    scale = np.array([1, 2, 3, 4], np.float32)
+    step = mr.function(lambda x: x * scale)
+    x = jnp.ones(4)
+    assert step(x).tolist() == [1, 2, 3, 4]
+    scale[:] = 10
+    moved = jax.device_put(x, jax.devices()[1])
+    found = [
+        jax.jit(lambda x: step(x))(x),
+        jax.grad(lambda x: step(x).sum())(x),
+        jax.vmap(step)(x[None])[0],
+        step(moved),
+    ]
+    assert [one.tolist() for one in found] == [[1, 2, 3, 4]] * 4
+    assert step.trace_count == 1
+
+
 def test_input_signature():
     traces = []
 

@@ -9,8 +9,9 @@ import pytest
 from jax import lax
 
 from mirrored.compilation import function
-from mirrored.errors import TapeError, TransformError
+from mirrored.errors import StructureError, TapeError, TransformError
 from mirrored.tape import GradientTape, custom_gradient, stop_gradient
+from mirrored.tape.forward_accumulator import ForwardAccumulator
 from mirrored.variables import Variable
 
 
@@ -394,3 +395,51 @@ def test_a_custom_rule_in_run_takes_a_mirrored_variable_through_vmap(way):
     results = way.compile(lambda: way.strategy.run(replica))()
     for component in way.strategy.experimental_local_results(results):
         np.testing.assert_allclose(component, [[2.0, 0.0], [6.0, 0.0]])
+
+
+def _unread():
+    with GradientTape() as tape:
+        pass
+    return tape
+
+
+def test_a_variable_of_an_open_shape_has_the_derivatives_of_its_value():
+    v, x = Variable([1.0, 2.0], shape=[None]), jnp.float32(3.0)
+    with GradientTape(persistent=True) as tape:
+        y, z = v * v, x * x
+    assert tape.jacobian(y, v).tolist() == [[2.0, 0.0], [0.0, 4.0]]
+    assert tape.gradient(z, v, unconnected_gradients="zero").tolist() == [0.0, 0.0]
+    assert tape.jacobian(z, v, unconnected_gradients="zero").tolist() == [0.0, 0.0]
+    assert _unread().gradient(v, v, output_gradients=jnp.asarray([5.0, 6.0])).tolist() == [5.0, 6.0]
+    with pytest.raises(StructureError, match=r"shape \(3,\), its target \(2,\)"):
+        _unread().gradient(v, v, output_gradients=jnp.ones(3))
+    with ForwardAccumulator(v, jnp.ones(2)) as accumulator:
+        y = v * v
+    assert accumulator.jvp(y).tolist() == [2.0, 4.0]
+    m = Variable([[1.0, 2.0]], shape=[None, 2])
+    with GradientTape() as tape:
+        y = m * m
+    assert tape.batch_jacobian(y, m).tolist() == [[[2.0, 0.0], [0.0, 4.0]]]
+
+
+def test_a_custom_gradient_of_a_variable_of_an_open_shape():
+    v, x = Variable([1.0, 2.0], shape=[None]), jnp.float32(3.0)
+
+    @custom_gradient
+    def f(a):
+        return a * jnp.sum(v * v), lambda up, variables=None: (up, [up * 2.0 * variables[0].read_value()])
+
+    with GradientTape() as tape:
+        y = f(x)
+    assert tape.gradient(y, v).tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("option", ["none", "zero"])
+def test_the_jacobian_of_a_variable_by_itself_is_the_identity_although_it_was_not_read(option):
+    v, other = Variable([1.0, 2.0]), Variable(1.0)
+    found, unconnected = _unread().jacobian(v, [v, other], unconnected_gradients=option)
+    assert found.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert unconnected is None if option == "none" else unconnected.tolist() == [0.0, 0.0]
+    m = Variable([[1.0, 2.0], [3.0, 4.0]])
+    assert _unread().batch_jacobian(m, m).tolist() == [[[1.0, 0.0], [0.0, 1.0]]] * 2
+    assert _unread().jacobian(Variable([1, 2]), v) is None

@@ -14,6 +14,7 @@ import pytest
 import mirrored as mr
 from mirrored import ReduceOp, VariableAggregation
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, ReplicaDivergenceError, VariableError
+from mirrored.runtime.variable_store import FunctionStore
 from mirrored.testing import assert_same_bits
 from mirrored.variables import assigned
 from mirrored.variables.slicing import Slice
@@ -618,3 +619,36 @@ def test_the_value_of_a_variable_of_an_open_shape_is_assigned(compiled):
     u.assign([1.0, 2.0, 3.0])
     with pytest.raises(VariableError, match=r"the value has shape \(3,\)"):
         v.assign(u)
+
+
+@pytest.mark.parametrize("use", ["reduce", "assign", "assign_add"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_a_function_that_reduces_over_deterministic_replicas_is_compiled_as_written(use, deterministic, monkeypatch):
+    notes = []
+    monkeypatch.setattr(FunctionStore, "note_reduction", lambda self, *, as_written: notes.append(as_written))
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4, deterministic=deterministic)
+    with strategy.scope():
+        v = mr.Variable(jnp.zeros(3), aggregation="MEAN")
+    value = strategy.run(lambda: replica_id() + jnp.ones(3))
+
+    @mr.function
+    def step(value):
+        return strategy.reduce("MEAN", value, axis=None) if use == "reduce" else getattr(v, use)(value)
+
+    assert step(value).tolist() == [2.5] * 3
+    assert notes == [deterministic]
+
+
+def test_an_addition_in_an_eager_run_has_the_shape_that_the_run_has_assigned_before():
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        v = mr.Variable([1.0, 2.0], shape=[None])
+
+    def replica(ones):
+        v.assign(ones)
+        v.assign_add(ones)
+
+    strategy.run(replica, args=(jnp.ones(3),))
+    assert v.numpy().tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(VariableError, match=r"variable .* has shape \(3,\)"):
+        v.assign_add(jnp.ones(2))

@@ -9,6 +9,7 @@ import pytest
 
 import mirrored as mr
 import mirrored.tf as tf
+from mirrored.errors import MirroredError
 
 ADDED = {"SUM": [2.0, 3.0, 1.0], "MEAN": [1.5, 2.0, 1.0], "ONLY_FIRST_REPLICA": [2.0, 1.0, 1.0]}
 
@@ -147,3 +148,32 @@ def test_in_cross_replica_context_rows_are_updated_once(aggregation):
     v.scatter_div(rows([2.0], [0]))
     v.scatter_add(rows([1.0], [1]))
     assert v.numpy().tolist() == [9.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda v, where: v.gather_nd(where),
+        lambda v, where: v.scatter_nd_update(where, jnp.ones(1)),
+        lambda v, where: v.scatter_nd_add(where, jnp.ones(1)),
+        lambda v, where: tf.gather_nd(v.read_value(), where),
+        lambda v, where: tf.gather_nd(v.read_value(), where, bad_indices_policy="IGNORE"),
+        lambda v, where: tf.tensor_scatter_nd_update(v.read_value(), where, jnp.ones(1)),
+        lambda v, where: tf.scatter_nd(where, jnp.ones(1), v.shape),
+    ],
+)
+@pytest.mark.parametrize("shape", [(3,), (2, 2)])
+def test_an_index_vector_longer_than_the_rank_is_refused(use, shape, compiled):
+    v = mr.Variable(jnp.ones(shape))
+    where = jnp.ones((1, len(shape) + 1), jnp.int32)
+    call = mr.function(lambda: use(v, where)) if compiled else lambda: use(v, where)
+    with pytest.raises(MirroredError, match="at most one entry per axis"):
+        call()
+
+
+def test_the_positions_in_a_batch_may_exceed_the_dtype_of_the_indices():
+    v = mr.Variable(jnp.zeros((300, 2)))
+    values = jnp.arange(300.0)[:, None]
+    v.batch_scatter_update(tf.IndexedSlices(values, jnp.ones((300, 1), jnp.uint8)))
+    assert v.numpy()[:, 1].tolist() == list(range(300))

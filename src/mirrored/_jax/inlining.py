@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var  # type: ignore[attr-defined]
 
+from mirrored._jax.arrays import is_owned
 from mirrored._jax.durations import tracing_measured
 from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.private import config as _config
@@ -135,6 +136,15 @@ class Staged:
         """Returns a copy of this traced function that computes only the results at `positions`, in this order."""
         outvars = [self.jaxpr.outvars[position] for position in positions]
         return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
+
+    def with_own_constants(self) -> Staged:
+        """Returns a copy of this traced function with copies of the NumPy arrays among its constants.
+
+        JAX keeps a view of a captured array, and each lowering reads it: a program that is lowered again would take the
+        numbers to which the array has been refilled.
+        """
+        constants = (one.copy() if isinstance(one, np.ndarray) and not is_owned(one) else one for one in self.constants)
+        return dataclasses.replace(self, constants=tuple(constants))
 
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Applies the program to values for its constants and its inputs, under the current trace."""

@@ -189,8 +189,8 @@ def _found_in_methods(kind: type) -> frozenset[str] | None:
     return frozenset().union(*(names_in(part.__code__)[1] for part in methods if isinstance(part, types.FunctionType)))
 
 
-def is_users(owner: types.ModuleType | type) -> bool:
-    """Returns whether a module or class belongs to user code, not to Python or a known library."""
+def is_users(owner: types.ModuleType | types.FunctionType | type) -> bool:
+    """Returns whether a module, function or class belongs to user code, not to Python or a known library."""
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
     package = str(name).partition(".")[0]
     return package not in _LIBRARIES and package not in sys.stdlib_module_names

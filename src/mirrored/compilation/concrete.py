@@ -18,6 +18,7 @@ from mirrored._jax.inlining import stage
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace
 from mirrored.compilation.input_signature import from_python
 from mirrored.compilation.program import Program
+from mirrored.compilation.static_keys import unchanging
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import within
 from mirrored.runtime.variable_store import FunctionStore
@@ -61,7 +62,8 @@ class ConcreteFunction:
         self._name = name
         self.function: Any = call
         self._names = self._named(python_function, args, kwargs)
-        self._leaves, self._treedef = structures.flatten((args, kwargs))
+        leaves, self._treedef = structures.flatten((args, kwargs))
+        self._leaves = [leaf if is_array(leaf) else unchanging(leaf) for leaf in leaves]
         self._places = [place for place, leaf in enumerate(self._leaves) if is_array(leaf)]
 
     def _named(
@@ -281,7 +283,7 @@ def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: 
         return [*(jnp.asarray(value) for _, value in store.staged.values()), *arrays_out]
 
     with caches.fresh():
-        staged = stage(flat, [leaves[place] for place in dynamic])
+        staged = stage(flat, [leaves[place] for place in dynamic]).with_own_constants()
     out_tree, *out_leaves = results
     _check(store, staged.constants, out_leaves, called)
     reads = tuple(variable for variable, _ in store.captured.values())

@@ -179,8 +179,13 @@ def iterating(name: str) -> ArgumentError:
     )
 
 
-def within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """Returns a function's closure variables, globals, default values and bound arguments, with their names."""
+def within_reach(function: Callable[..., Any], visited: list[Any] | None = None) -> list[tuple[str, Any]]:
+    """Returns a function's closure variables, globals, default values and bound arguments, with their names.
+
+    Args:
+        function: The function.
+        visited: The list to which it and the functions of its module that it calls are appended.
+    """
     found: list[tuple[str, Any]] = []
     attributes: set[str] = set()
     seen: set[int] = set()
@@ -193,6 +198,8 @@ def within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
         if code is None or id(code) in seen:
             continue
         seen.add(id(code))
+        if visited is not None:
+            visited.append(plain)
         home = home or plain.__module__
         names, named = names_in(code)
         attributes |= named

@@ -18,7 +18,7 @@ from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import RunScales, check_eager_call
+from mirrored.compilation.ragged import RunScales, check_eager_call, undone_after_errors
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.signature import (
     Arguments,
@@ -128,7 +128,7 @@ class Function(Code):
             arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
             with within(driver=self._notice_ragged(args, kwargs, here) or here.driver):
-                return self._as_python(*args, **kwargs)
+                return undone_after_errors(lambda: self._as_python(*args, **kwargs))
         try:
             program = self._program(arguments, here)
         except IteratedWhileTracing:
@@ -136,7 +136,7 @@ class Function(Code):
             return self._driven(args, kwargs)
         if quick is not None:
             self._quick[quick] = program
-        return program(arguments.arrays)
+        return program(arguments.arrays, arguments)
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments of one step, converted to `input_signature`, if any."""
@@ -169,7 +169,7 @@ class Function(Code):
     def _call_steps(self, here: Ambient, batches: Sequence[Any]) -> Any:
         """Runs `steps_per_call` steps, one per batch, in one dispatch."""
         arguments, arrays = self._flattened((batches,), {}, here)
-        return self._undriven(arguments, here)(arrays)
+        return self._undriven(arguments, here)(arrays, arguments)
 
     def _steps_inline(self, here: Ambient, batches: Sequence[Any]) -> Any:
         results = [self._inline(here, args, {}) for args in self._steps(batches)]

@@ -120,7 +120,7 @@ class Program:
             for array in self._arguments.arrays
         ]
         with caches.fresh():
-            return stage(flat, shapes)
+            return stage(flat, shapes).with_own_constants()
 
     def described(self) -> Any:
         """Returns a step's result with a `jax.ShapeDtypeStruct`, or a `PerReplica` of them, in place of each array."""
@@ -234,7 +234,7 @@ class Program:
             values = [variable.borrowed() for variable in (*self._donated, *self._kept)]
             return self._jitted.lower(*values, *self._outer, *arrays)
 
-    def __call__(self, arrays: Sequence[Any]) -> Any:
+    def __call__(self, arrays: Sequence[Any], arguments: Arguments | None = None) -> Any:
         """Runs the program on the variables' current values, and assigns all new values or none of them.
 
         After Ctrl-C the values may be assigned although the call raises. If a program that has donated buffers fails on
@@ -242,9 +242,11 @@ class Program:
 
         Args:
             arrays: The arguments' arrays, concatenated over all steps.
+            arguments: The arguments of this call. None: they are arrays and immutable constants, which are those of the
+                first call. Objects of the first call may have been mutated since.
         """
         if not is_eval(current_trace()):
-            return self._call_recorded(arrays)
+            return self._call_recorded(arrays, arguments or self._arguments)
         if state.calls_back or withheld:
             refuse_callbacks(self._name)
             settle_all((*self._donated, *self._kept))
@@ -306,7 +308,7 @@ class Program:
             note_step(self._assigned, outs, outs[-1], waits=self._several is None)
         store_all(self._assigned, outs)
 
-    def _call_recorded(self, arrays: Sequence[Any]) -> Any:
+    def _call_recorded(self, arrays: Sequence[Any], arguments: Arguments) -> Any:
         """Runs the program under a tape or a JAX transform: no buffer is donated, because residuals may refer to it.
 
         Residuals may refer to the new values of variables, too, which are therefore marked as shared.
@@ -316,7 +318,7 @@ class Program:
         """
         rereads = self._assigned and (self._store.rereads or self._steps is not None)
         if (rereads or self._store.as_written) and not self._store.under_tape:
-            return self._under_tape()._call_recorded(arrays)
+            return self._under_tape(arguments)._call_recorded(arrays, arguments)
         with turn() if self._assigned else nullcontext():
             values = [_announced(variable) for variable in (*self._donated, *self._kept)]
             for variable in self._assigned:
@@ -335,7 +337,7 @@ class Program:
                 announce_reassignment(variable, value if id(variable) in self._store.differentiated else None)
         return self._wrapped(outs[len(self._assigned) :])
 
-    def _under_tape(self) -> Program:
+    def _under_tape(self, arguments: Arguments) -> Program:
         """Returns the program for calls under a tape, which traces the function once more.
 
         Two things differ under a tape: the derivative of a value that is read after an assignment, and, in a
@@ -347,7 +349,7 @@ class Program:
         with tracing:
             if self._recorded is None:
                 make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
-                self._recorded = without_turns(lambda: make(function, self._arguments))
+                self._recorded = without_turns(lambda: make(function, arguments))
                 # As in calls without a tape: a program that donates keeps no old values, at its user's choice.
                 self._recorded._keeps = self._keeps
         return self._recorded

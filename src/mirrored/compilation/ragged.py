@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from mirrored.compilation.frozen_state import PythonState
 from mirrored.compilation.program import Program
+from mirrored.compilation.rewinding import Names
 from mirrored.compilation.signature import flatten_arguments
 from mirrored.errors import LossScaleWarning
 from mirrored.runtime.ambient import within
@@ -17,10 +18,12 @@ from mirrored.runtime.closure_key import code_of
 from mirrored.runtime.hooks import Driver
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
-from mirrored.variables.state_lock import tracing, without_turns
+from mirrored.variables.state_lock import or_undone, tracing, turn, without_turns
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
+
+T = TypeVar("T")
 
 
 def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -117,6 +120,8 @@ def check_eager_call(
 def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], trace: Callable[[], object]) -> bool:
     """Traces a function only to warn of a wrong loss scale; then undoes the function's changes to Python objects.
 
+    These are containers, random generators, attributes of the user's objects, closure variables and globals.
+
     Eager steps compute no jaxpr in which the check could find the scale. If the trace fails, nothing is checked. If the
     function can reach iterators, it is not traced: the trace would take elements from them, which cannot be put back,
     so a step would train on other examples than without the check.
@@ -136,6 +141,7 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
     python_state = PythonState(function, leaves, name)
     if not python_state.can_rewind:
         return False
+    names = Names(function, leaves)
     try:
         trace()
     except LossScaleWarning:
@@ -144,4 +150,14 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
         pass
     finally:
         python_state.rewind()
+        names.rewind()
     return True
+
+
+def undone_after_errors(call: Callable[[], T]) -> T:
+    """Calls a function that runs eagerly; an exception restores all variables that it assigned, as in compiled calls.
+
+    They include those assigned outside of `Strategy.run`.
+    """
+    with turn():
+        return or_undone(call)

@@ -14,7 +14,7 @@ from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
 from mirrored._jax.trees import Structure
 from mirrored._typing import Leaf, PyTree
-from mirrored.compilation.static_keys import Identity, static_key
+from mirrored.compilation.static_keys import Identity, static_key, unchanging
 from mirrored.errors import ArgumentError
 from mirrored.runtime.component_reads import stacked_of
 from mirrored.values import structures
@@ -78,12 +78,16 @@ class Arguments:
         return self._with(leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
-        """Returns a copy that holds only the shapes and dtypes of the arrays, so that the arrays can be freed."""
+        """Returns a copy that holds only the shapes and dtypes of the arrays, so that the arrays can be freed.
+
+        Its static values are copies, too, which keep their content when the program mutates its objects.
+        """
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
-        leaves = list(self.leaves)
-        for place in self.dynamic:
-            if not isinstance(leaves[place], DistributedValues):
-                leaves[place] = None
+        dynamic = set(self.dynamic)
+        leaves = [
+            leaf if isinstance(leaf, DistributedValues) else None if place in dynamic else unchanging(leaf)
+            for place, leaf in enumerate(self.leaves)
+        ]
         return dataclasses.replace(self, arrays=arrays, leaves=leaves, like=self._with([0] * len(leaves)))
 
 

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import pathlib
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 import jax
@@ -27,19 +27,19 @@ _BY_STATE: Final[tuple[object, ...]] = (types.SimpleNamespace.__eq__, argparse.N
 class Identity:
     """A cache key that compares an object by identity and keeps it alive."""
 
-    __slots__ = ("_object",)
+    __slots__ = ("value",)
 
     def __init__(self, value: object) -> None:
-        self._object = value
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self._object is other._object
+        return isinstance(other, Identity) and self.value is other.value
 
     def __hash__(self) -> int:
-        return id(self._object)
+        return id(self.value)
 
     def __repr__(self) -> str:
-        return repr(self._object)
+        return repr(self.value)
 
 
 class _Content:
@@ -94,6 +94,26 @@ def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
         return (kind, _opaque(value, around))
     state = None if kind in _CONTAINERS else _state(value, around)
     return (kind, elements if state is None else (elements, state))
+
+
+def unchanging(value: Any) -> Any:
+    """Returns a copy of a static argument with the content that it has now; objects keyed by identity are shared.
+
+    An object that cannot be copied is returned itself.
+    """
+    try:
+        return copy.deepcopy(value, {id(one): one for one in _identical(static_key(value))})
+    except Exception:  # as in `_copied`: it is assumed not to change
+        return value
+
+
+def _identical(key: object) -> Iterator[object]:
+    """Yields the objects in a key that are compared by identity."""
+    if isinstance(key, Identity):
+        yield key.value
+    elif isinstance(key, (tuple, frozenset)):
+        for part in key:
+            yield from _identical(part)
 
 
 def _elements(value: object, around: tuple[int, ...]) -> Hashable | None:

@@ -220,7 +220,13 @@ def flatten_targets(target: PyTree, called: str) -> list[Any]:
 
 def zeros_like_source(source: jax.Array | ReadableVariable) -> jax.Array:
     """Returns zeros with the shape and dtype of a source (an array or a variable)."""
-    return jnp.zeros(source.shape, source.dtype)
+    return jnp.zeros(shape_of(source), source.dtype)
+
+
+def shape_of(value: jax.Array | ReadableVariable) -> tuple[int, ...]:
+    """Returns the shape of an array or of a variable's value; a variable's declared shape may have unknown sizes."""
+    shape = getattr(value, "component_shape", None)
+    return tuple(value.shape if shape is None else shape)
 
 
 def _not_a_source(leaf: object, path: tuple[Any, ...], called: str) -> ArgumentTypeError:
@@ -392,7 +398,7 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
     Raises:
         ArgumentError: A shape has fewer than two dimensions, or the first dimensions differ.
     """
-    for name, shape in (("target", target.shape), ("source", source.shape)):
+    for name, shape in (("target", shape_of(target)), ("source", shape_of(source))):
         if len(shape) < 2:
             raise ArgumentError(
                 called,
@@ -400,10 +406,10 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
                 rule="target and source must have a batch dimension and at least one other dimension",
                 remedy="use jacobian, or add a dimension with x[:, None]",
             )
-    if target.shape[0] != source.shape[0]:
+    if shape_of(target)[0] != shape_of(source)[0]:
         raise ArgumentError(
             called,
-            found=f"the target has shape {target.shape}, the source {source.shape}",
+            found=f"the target has shape {shape_of(target)}, the source {shape_of(source)}",
             rule="Need first dimension of target shape and source shape to match",
             remedy="use jacobian if a row of the target depends on several rows of the source",
         )

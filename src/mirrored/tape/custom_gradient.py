@@ -21,7 +21,7 @@ from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
 from mirrored.runtime.merge import is_refusal, runs_in_place
-from mirrored.tape.backward import is_variable
+from mirrored.tape.backward import is_variable, shape_of
 from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.record import Pulled, Record, Runner, completed
 from mirrored.tape.trace import TapeTrace
@@ -414,18 +414,19 @@ def _fitted(gradient: Any, like: Any, what: str) -> Any:
     """Returns a gradient as an array of the dtype of the value to which it belongs, and checks its shape."""
     if gradient is None:
         return None
+    wanted = shape_of(like)
     if isinstance(gradient, SparseRows):
-        shape = gradient.dense_shape if isinstance(gradient.dense_shape, tuple) else like.shape
+        shape = gradient.dense_shape if isinstance(gradient.dense_shape, tuple) else wanted
         gradient = SparseRows(gradient.values, gradient.indices, shape).to_dense()
     value, dtype = _as_array(gradient), like.dtype
     is_array = isinstance(value, jax.Array)
     is_other = is_array and value.dtype != dtype
     complex_of_real = is_other and jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating)
-    if not is_array or value.shape != tuple(like.shape) or complex_of_real:
+    if not is_array or value.shape != wanted or complex_of_real:
         found = f"{value.dtype}{list(value.shape)}" if is_array else f"a {type(value).__name__}"
         raise ArgumentError(
             "custom_gradient",
-            found=f"the gradient with respect to {what}, {dtype}{list(like.shape)}, is {found}",
+            found=f"the gradient with respect to {what}, {dtype}{list(wanted)}, is {found}",
             rule="a gradient is an array of the shape of its argument or variable, and real if that is",
             remedy="compute it from the gradients of the results, for instance g * jnp.ones(x.shape); or return None",
         )

@@ -16,7 +16,14 @@ from mirrored._jax.trees import in_order_of
 from mirrored._typing import PyTree
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient
-from mirrored.tape.backward import UnconnectedGradients, is_variable, refuse_padded, source_of, zeros_like_source
+from mirrored.tape.backward import (
+    UnconnectedGradients,
+    is_variable,
+    refuse_padded,
+    shape_of,
+    source_of,
+    zeros_like_source,
+)
 from mirrored.tape.gradient_tape import GradientTape, target_value
 
 
@@ -156,10 +163,11 @@ def _leaves(structure: PyTree) -> tuple[list[Any], Any]:
 
 def _tangent(tangent: Any, primal: Any) -> jax.Array:
     array = as_array(tangent)
-    if np.shape(array) != tuple(np.shape(primal)) or array.dtype != primal.dtype:
+    shape = shape_of(primal)
+    if np.shape(array) != shape or array.dtype != primal.dtype:
         raise StructureError(
             "ForwardAccumulator",
-            found=f"a tangent is {array.dtype}{list(array.shape)}, its primal {primal.dtype}{list(np.shape(primal))}",
+            found=f"a tangent is {array.dtype}{list(array.shape)}, its primal {primal.dtype}{list(shape)}",
             rule="a tangent must have the shape and dtype of its primal",
             remedy="convert it: jnp.broadcast_to(tangent, primal.shape).astype(primal.dtype)",
         )

@@ -28,6 +28,7 @@ from mirrored.tape.backward import (
     flatten_targets,
     is_variable,
     refuse_padded,
+    shape_of,
     source_of,
     whole_leaves,
     zeros_like_source,
@@ -162,15 +163,16 @@ class GradientTape(Recording):
         jacobians.check_single(target, called)
         refuse_padded(sources, called)
         leaves, rebuild = flatten_sources(sources, called)
-        rows = jacobians.rows(target.shape, target.dtype)
+        shape = shape_of(target)
+        rows = jacobians.rows(shape, target.dtype)
         results = self._pull_rows(target, rows, leaves, vectorized=experimental_use_pfor)
         shaped = [
-            None if result is None else jnp.reshape(result, (*target.shape, *leaf.shape))
+            None if result is None else jnp.reshape(result, (*shape, *shape_of(leaf)))
             for result, leaf in zip(results, leaves, strict=True)
         ]
         if unconnected is UnconnectedGradients.ZERO:
             shaped = [
-                jnp.zeros((*target.shape, *leaf.shape), leaf.dtype) if result is None else result
+                jnp.zeros((*shape, *shape_of(leaf)), leaf.dtype) if result is None else result
                 for result, leaf in zip(shaped, leaves, strict=True)
             ]
         return rebuild(shaped)
@@ -215,9 +217,9 @@ class GradientTape(Recording):
         jacobians.check_single(target, called)
         jacobians.check_batched(target, source, called)
         source = source_of(source, called)
-        rows = jacobians.batched_rows(target.shape, target.dtype)
+        rows = jacobians.batched_rows(shape_of(target), target.dtype)
         (result,) = self._pull_rows(target, rows, [source], vectorized=experimental_use_pfor)
-        shape = (target.shape[0], *target.shape[1:], *source.shape[1:])
+        shape = (*shape_of(target), *shape_of(source)[1:])
         if result is None:
             return jnp.zeros(shape, source.dtype)
         return jnp.reshape(jnp.moveaxis(result, 1, 0), shape)
@@ -272,8 +274,10 @@ class GradientTape(Recording):
         with self._differentiating() as walk:
             key = self._key_of(target)
             keys = [self._key_of(source) for source in sources]
-            if key is None or not is_inexact(aval_of(target_value(target))):
+            if not is_inexact(aval_of(target_value(target))):
                 return [None] * len(sources)
+            if key is None:  # a variable that was not read in the block has the derivative 1 by itself
+                return [rows if _is_same_variable(source, target) else None for source in sources]
             wanted = [key for key in keys if key is not None]
 
             def pull_row(row: jax.Array) -> dict[Key, Any]:
@@ -296,10 +300,14 @@ def target_value(target: jax.Array | ReadableVariable) -> Any:
 
 def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
     """Returns the gradient of a source; adds the derivative of the target by itself if both are the same variable."""
-    if announced(source) is not announced(target):
+    if not _is_same_variable(source, target):
         return gradient
     seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _seed(weight)
     return seed if gradient is None else gradient + seed
+
+
+def _is_same_variable(source: Any, target: Any) -> bool:
+    return is_variable(target) and announced(source) is announced(target)
 
 
 def _seed(weight: jax.Array) -> Any:
@@ -330,10 +338,11 @@ def _is_leaf(value: object) -> bool:
 
 
 def _weight(weight: Operand, target: jax.Array | ReadableVariable) -> Any:
-    if np.shape(weight) != tuple(target.shape):
+    given, wanted = shape_of(weight) if is_variable(weight) else np.shape(weight), shape_of(target)
+    if given != wanted:
         raise StructureError(
             "GradientTape.gradient",
-            found=f"an output gradient has shape {np.shape(weight)}, its target {tuple(target.shape)}",
+            found=f"an output gradient has shape {given}, its target {wanted}",
             rule="an output gradient must have the shape of its target",
             remedy="broadcast it with jnp.broadcast_to, or pass one per target",
         )

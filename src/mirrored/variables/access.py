@@ -82,10 +82,11 @@ class Assignment:
         variable = self.variable
         # A variable may have a declared shape with unknown dimensions, and its value a definite one.
         shape = getattr(getattr(value, "container", value), "component_shape", None) or np.shape(value)
-        if shape != variable.component_shape and not (self.replaces and variable.may_become(shape)):
+        own = variable.component_shape if self.replaces else np.shape(old)  # `old` may be an uncommitted value
+        if shape != own and not (self.replaces and variable.may_become(shape)):
             raise VariableError(
                 self.called,
-                found=f"the value has shape {shape}, variable {variable.name!r} has shape {variable.component_shape}",
+                found=f"the value has shape {shape}, variable {variable.name!r} has shape {own}",
                 rule="an assigned value must have the variable's shape",
                 remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
             )
@@ -340,8 +341,10 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
     op, runner, layout = reduction_of(aggregation), here.runner, variable.device_assignment
     if runner is not None and (isinstance(value, LocalPerReplica) or here.store is not None):
         return runner.reduce(op, [[assignment.term(runner.component(value, k)) for k in range(runner.num_local)]])[0]
-    stacked = assignment.term(value.stacked(layout))
-    return reduce_stacked(variable.strategy.cross_device_ops, op, [stacked], layout)[0]
+    algorithm = variable.strategy.cross_device_ops
+    if here.store is not None:
+        here.store.note_reduction(as_written=algorithm.as_written)
+    return reduce_stacked(algorithm, op, [assignment.term(value.stacked(layout))], layout)[0]
 
 
 # Assignments in replica context

@@ -71,6 +71,8 @@ class Scattering:
     def batch_scatter_update(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Replaces rows of every entry of a batch: ``variable[i, indices[i, j]] = values[i, j]``."""
         indices = as_array(sparse_delta.indices)
+        if indices.dtype.itemsize < 4:
+            indices = indices.astype(jnp.int32)  # the positions in the batch may exceed the dtype
         batch = jnp.indices(indices.shape, indices.dtype)[:-1]
         return self.scatter_nd_update(jnp.stack([*batch, indices], -1), sparse_delta.values)
 
@@ -108,9 +110,20 @@ class Scattering:
 
     def _index_vectors(self: Any, method: str, indices: Operand) -> tuple[jax.Array, ...]:
         vectors = as_array(indices)
+        self._check_depth(method, vectors.shape)
         self._check_range(method, vectors, self.component_shape)
         by_dimension = jnp.moveaxis(vectors, -1, 0)
         return tuple(without_wrapping(one, size) for one, size in zip(by_dimension, self.component_shape, strict=False))
+
+    def _check_depth(self: Any, method: str, shape: tuple[int, ...]) -> None:
+        if shape and shape[-1] <= len(self.component_shape):
+            return
+        raise ArgumentError(
+            f"{self.name}.{method}",
+            found=f"indices of shape {shape} for a variable of shape {self.component_shape}",
+            rule="the last axis of the indices contains index vectors, with at most one entry per axis of the variable",
+            remedy="pass one index for each axis to be indexed: int[..., depth]",
+        )
 
     def _check_range(self: Any, method: str, indices: jax.Array, limits: int | tuple[int, ...]) -> None:
         found = outside(indices, limits)
@@ -137,6 +150,7 @@ class Scattering:
         )
 
     def _slices(self: Any, method: str, indices: Operand, updates: Operand) -> jax.Array:
+        self._check_depth(method, as_array(indices).shape)
         return self._new_values(method, updates, updates_shape(as_array(indices).shape, self.component_shape))  # type: ignore[no-any-return]
 
     def _add_nd(self: Any, method: str, indices: Operand, updates: Operand, sign: int) -> Any:

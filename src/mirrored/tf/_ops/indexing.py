@@ -53,6 +53,7 @@ def gather_nd(
     Raises:
         InvalidArgumentError: An index is out of range, in eager code on a CPU.
     """
+    _require_depth("tf.gather_nd", indices, params.shape[batch_dims:])
     if bad_indices_policy != "IGNORE":
         require_indices("tf.gather_nd", indices, params.shape[batch_dims:])
 
@@ -97,6 +98,18 @@ def require_indices(called: str, indices: jax.Array, limits: int | tuple[int, ..
         )
 
 
+def _require_depth(called: str, indices: jax.Array, shape: tuple[int, ...]) -> None:
+    """Requires index vectors in the last axis of `indices`, with at most one entry per axis of the indexed tensor."""
+    if indices.ndim and indices.shape[-1] <= len(shape):
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`indices` has the shape {indices.shape}, the tensor {shape}",
+        rule="the last axis of `indices` contains index vectors, with at most one entry per axis of the tensor",
+        remedy="pass one index for each axis to be indexed",
+    )
+
+
 def require_prefix(called: str, argument: str, indices: jax.Array | HostArray, data: str, value: jax.Array) -> None:
     """Raises an error unless the shape of `indices` is equal to the leading dimensions of the shape of `value`.
 
@@ -115,6 +128,7 @@ def require_prefix(called: str, argument: str, indices: jax.Array | HostArray, d
 
 def _check_updates(called: str, indices: jax.Array, updates: jax.Array, shape: tuple[int, ...]) -> None:
     """Requires one update for each index vector: JAX would broadcast other shapes silently."""
+    _require_depth(called, indices, shape)
     wanted = updates_shape(indices.shape, shape)
     if updates.shape != wanted:
         raise InvalidArgumentError.of(

@@ -1,0 +1,96 @@
+"""Undoes what a trace, made only for a check, has assigned to attributes, closure variables and globals."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+
+from mirrored._jax.traces import Tracer
+from mirrored.compilation.captured_objects import attributes_of, is_users, names_in, nested
+from mirrored.compilation.frozen_state import within_reach
+
+_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), jax.Array)
+_MISSING: Final = object()
+
+
+class Names:
+    """A snapshot of the names to which a function may assign: attributes of the user's objects, cells and globals.
+
+    Args:
+        function: The Python function.
+        leaves: The leaves of its arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], leaves: Sequence[Any]) -> None:
+        functions: list[Any] = []
+        found = [("", leaf) for leaf in leaves] + within_reach(function, functions)
+        deep = [value for _, value in nested(found)]
+        functions += [value for value in deep if isinstance(value, types.FunctionType) and is_users(value)]
+        cells = {id(cell): cell for one in functions for cell in one.__closure__ or ()}
+        self._cells = [(cell, _content(cell)) for cell in cells.values()]
+        self._globals = [(one.__globals__, _named(one)) for one in functions]
+        owners = (value for value in deep if is_users(type(value)))
+        self._attributes = [(owner, own) for owner in owners if (own := _own_attributes(owner))]
+
+    def rewind(self) -> None:
+        """Restores the values of all names.
+
+        Objects that the function has created in place of None or of nothing stay, such as a variable or a layer: the
+        eager call would create another one.
+        """
+        for cell, before in self._cells:
+            if _is_to_restore(before, _content(cell)):
+                if before is _MISSING:
+                    del cell.cell_contents
+                else:
+                    cell.cell_contents = before
+        for names, kept in self._globals:
+            for name, _ in _changes(kept, {name: names[name] for name in kept if name in names}):
+                names[name] = kept[name]
+        for owner, kept in self._attributes:
+            for name, before in _changes(kept, _own_attributes(owner)):
+                with contextlib.suppress(AttributeError, TypeError):  # the class forbids it
+                    if before is _MISSING:
+                        object.__delattr__(owner, name)
+                    else:
+                        object.__setattr__(owner, name, before)
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the names whose values must be restored, each with its value before, or `_MISSING`."""
+    for name in {**before, **after}:
+        old = before.get(name, _MISSING)
+        if _is_to_restore(old, after.get(name, _MISSING)):
+            yield name, old
+
+
+def _is_to_restore(before: object, after: object) -> bool:
+    if after is before:
+        return False
+    is_created = before is None or before is _MISSING
+    return not is_created or isinstance(after, _PLAIN) or any(isinstance(one, Tracer) for one in jax.tree.leaves(after))
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _MISSING
+
+
+def _named(function: types.FunctionType) -> dict[str, Any]:
+    """Returns the globals that a function names, with their values."""
+    names = names_in(function.__code__)[0]
+    return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+
+
+def _own_attributes(owner: object) -> dict[str, Any]:
+    """Returns the attributes of an object itself, also those in slots, without those of its class."""
+    own = getattr(owner, "__dict__", {})
+    parts = (part for base in type(owner).__mro__ for part in vars(base).items())
+    slots = {name for name, part in parts if isinstance(part, types.MemberDescriptorType)}
+    return {name: value for name, value in attributes_of(owner).items() if name in own or name in slots}
