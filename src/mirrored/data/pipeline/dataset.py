@@ -100,8 +100,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     def enumerate(self, start: int = 0) -> Self:
         """Replaces every element by the pair ``(index, element)``."""
-        known = self._node.cardinality
-        numbers = type(self).range(start, start + (2**62 if known < 0 else known))
+        # The numbers do not end: `files_of_worker` tells them by that from data.
+        numbers = type(self).range(start, min(start + ENDLESS, 2**63))
         return self._with(type(self).zip((numbers, self)))
 
     # --- Selection and order ------------------------------------------------------
