@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -13,7 +13,7 @@ from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
-from mirrored.data.options import Optional, Options
+from mirrored.data.options import Optional, Options, merged_options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
 from mirrored.data.pipeline.positions import may_have_dropped, outline, recorded_of
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
@@ -388,6 +388,11 @@ class Steps:
     @classmethod
     def _of(cls, node: Node) -> Self:
         return cls(node)
+
+    @classmethod
+    def _combined(cls, node: Node, datasets: Iterable[Steps]) -> Self:
+        """Returns a dataset that combines several, with the options of all of them."""
+        return cls(node, merged_options(one._options for one in datasets))
 
     def _then(self, node: Node) -> Self:
         return type(self)(node, self._options)
