@@ -273,7 +273,7 @@ class DatasetIterator:
 
     def _check_settings(self, state: dict[str, Any]) -> None:
         """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice."""
-        for name in ("settings", "arguments", "grouping", "replayed"):
+        for name in ("settings", "arguments", "grouping", "replayed", "slices"):
             own = self._recorded[name]
             self._check_same(state.get(name, own), own)  # positions of earlier versions have none
 
@@ -287,7 +287,7 @@ class DatasetIterator:
                 "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
                 "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
                 "(cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, `batch` and "
-                "`rebatch`",
+                "`rebatch`; and `take` and `repeat` before another `repeat` or `concatenate`",
                 remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
                 "set the position, and restore the checkpoint without the iterator",
             )
