@@ -17,6 +17,7 @@ from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_da
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
+from mirrored.data.elements import keeps_values
 from mirrored.errors import ArgumentTypeError, LostStateError
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation
@@ -33,7 +34,7 @@ class Saved:
         kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
             ``key components``, ``number`` or ``position`` (JSON-like state of an iterator or generator).
         shape: The shape of an array, or of one component.
-        dtype: The name of an array's NumPy dtype; for keys, the name of their implementation.
+        dtype: The name of the NumPy dtype of an array or scalar; for keys, the name of their implementation.
         value: The array on this host, the number, or the position. None for an array whose description was read from a
             manifest.
     """
@@ -71,7 +72,7 @@ class Saved:
             return f"{self.dtype}{shape} for each replica"
         if self.is_key:
             return f"a {self.dtype} key{shape}{' for each replica' if self.is_by_component else ''}"
-        return f"a {self.kind}"
+        return f"a {self.kind}{f' of {self.dtype}' if self.dtype else ''}"
 
 
 class Leaf(abc.ABC):
@@ -270,8 +271,16 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data that marks the value as a number."""
-        return Saved("number")
+        """Returns a `Saved` without data that marks the value as a number; with the dtype of a NumPy scalar."""
+        value = self.place.get()
+        return Saved("number", dtype=str(value.dtype) if isinstance(value, np.generic) else "")
+
+    def accepts(self, saved: Saved) -> bool:
+        """Returns whether a saved value is a number, which the dtype of a NumPy scalar can represent."""
+        here = self.outline()
+        if here.kind != saved.kind or not here.dtype:
+            return here.kind == saved.kind
+        return keeps_values(np.asarray(decode(saved.value)), np.dtype(here.dtype))
 
     def read(self) -> Saved:
         """Returns the number as a Python number, in the form that checkpoints store."""
