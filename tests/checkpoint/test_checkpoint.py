@@ -129,6 +129,28 @@ def test_a_number_that_fits_is_restored(tmp_path, saved, here):
     assert checkpoint.best == (type(here)(saved) if isinstance(here, np.generic) else saved)
 
 
+class Slotted:
+    __slots__ = ("__w", "b")
+
+    def __init__(self, value):
+        self.__w, self.b = mr.Variable(value), mr.Variable(value)
+
+    def values(self):
+        return [float(self.__w.numpy()), float(self.b.numpy())]
+
+
+def test_private_slots_are_state(tmp_path):
+    other = Slotted(2.0)
+    Checkpoint(part=other).restore(Checkpoint(part=Slotted(1.0)).write(tmp_path / "c")).assert_consumed()
+    assert other.values() == [1.0, 1.0]
+
+
+def test_a_random_generator_of_another_kind_is_refused(tmp_path):
+    path = Checkpoint(rng=np.random.default_rng(0)).write(tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError, match="rng  a position in the checkpoint, a position of Philox in"):
+        Checkpoint(rng=np.random.Generator(np.random.Philox(0))).restore(path)
+
+
 class Holder:
     def __init__(self, **parts):
         vars(self).update(parts)

@@ -151,12 +151,8 @@ class VariableLeaf(Leaf):
         variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self.undo()
         if self._by_component and not self._is_shared_out(saved):
-            whole = (
-                [_keys_of(saved, one) for one in saved.value]
-                if saved.is_by_component
-                else [value] * variable.num_replicas
-            )
-            value = PerReplica(self._components(whole), variable.device_assignment)
+            whole = saved.value if saved.is_by_component else [saved.value] * variable.num_replicas
+            value = PerReplica(self._components([_keys_of(saved, one) for one in whole]), variable.device_assignment)
         variable.assign(value, read_value=False)
         return undo
 
@@ -271,16 +267,14 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data that marks the value as a number; with the dtype of a NumPy scalar."""
+        """Returns a `Saved` without data: a number; with the dtype of a NumPy scalar."""
         value = self.place.get()
         return Saved("number", dtype=str(value.dtype) if isinstance(value, np.generic) else "")
 
     def accepts(self, saved: Saved) -> bool:
         """Returns whether a saved value is a number, which the dtype of a NumPy scalar can represent."""
-        here = self.outline()
-        if here.kind != saved.kind or not here.dtype:
-            return here.kind == saved.kind
-        return keeps_values(np.asarray(decode(saved.value)), np.dtype(here.dtype))
+        dtype = self.outline().dtype
+        return saved.kind == "number" and (not dtype or keeps_values(np.asarray(decode(saved.value)), np.dtype(dtype)))
 
     def read(self) -> Saved:
         """Returns the number as a Python number, in the form that checkpoints store."""
@@ -350,8 +344,13 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` that marks the value as a random generator's state, without the state itself."""
-        return Saved("position")
+        """Returns a `Saved` with the kind of the random generator, without its state."""
+        return Saved("position", dtype=self.generator.bit_generator.state["bit_generator"])
+
+    def accepts(self, saved: Saved) -> bool:
+        """Returns whether a saved value is the state of a random generator of this kind, or one state per worker."""
+        own = self.outline().dtype
+        return saved.kind == "position" and saved.value.get("bit_generator", own) == own
 
     def read(self) -> Saved:
         """Returns the random generator's state, in the form that checkpoints store."""
