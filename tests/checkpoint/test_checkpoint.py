@@ -129,6 +129,17 @@ def test_a_number_that_fits_is_restored(tmp_path, saved, here):
     assert checkpoint.best == (type(here)(saved) if isinstance(here, np.generic) else saved)
 
 
+@pytest.mark.parametrize(
+    "array",
+    [np.array(["a"]), np.array([b"a"]), np.array(["2026-01-01"], "M8[D]"), np.zeros(1, "i4,f4"), np.array([None])],
+)
+def test_an_array_in_a_container_that_cannot_be_saved_is_refused(tmp_path, array):
+    with pytest.raises(ArgumentError, match=r"history/0/names is an array of .*\n.*saves arrays of numbers"):
+        Checkpoint(history=[{"names": array}]).write(tmp_path / "c")
+    assert not list(tmp_path.iterdir())
+    Checkpoint(model=Holder(names=array, v=mr.Variable(1.0))).write(tmp_path / "c")
+
+
 class Slotted:
     __slots__ = ("__w", "b")
 
