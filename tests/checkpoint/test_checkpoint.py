@@ -109,6 +109,61 @@ def test_numbers_in_a_model_are_its_configuration(tmp_path):
     assert model.units == 5
 
 
+@pytest.mark.parametrize(
+    ("saved", "here"),
+    [(0.75, np.int32(0)), (np.float32(0.75), np.int64(0)), (5, np.bool_(False)), (1e6, np.float16(0)),
+     (300, np.uint8(0)), (1j, np.float32(0)), (2**63, np.int64(0))],
+)  # fmt: skip
+def test_a_number_that_the_dtype_of_a_scalar_changes_is_refused(tmp_path, saved, here):
+    path = Checkpoint(best=saved).write(tmp_path / "c")
+    checkpoint = Checkpoint(best=here)
+    with pytest.raises(CheckpointMismatchError, match=rf"best  the number .* a number of {here.dtype} in the program"):
+        checkpoint.restore(path)
+    assert checkpoint.best == here
+
+
+@pytest.mark.parametrize(
+    ("saved", "here"), [(0.1, np.float32(0)), (3.0, np.int32(0)), (float("inf"), np.float16(0)), (7, 0.5), (0.5, 7)]
+)
+def test_a_number_that_fits_is_restored(tmp_path, saved, here):
+    checkpoint = Checkpoint(best=here)
+    checkpoint.restore(Checkpoint(best=saved).write(tmp_path / "c")).assert_consumed()
+    assert checkpoint.best == (type(here)(saved) if isinstance(here, np.generic) else saved)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.array(["a"]), np.array([b"a"]), np.array(["2026-01-01"], "M8[D]"), np.zeros(1, "i4,f4"), np.array([None])],
+)
+def test_an_array_in_a_container_that_cannot_be_saved_is_refused(tmp_path, array):
+    with pytest.raises(ArgumentError, match=r"history/0/names is an array of .*\n.*saves arrays of numbers"):
+        Checkpoint(history=[{"names": array}]).write(tmp_path / "c")
+    assert not list(tmp_path.iterdir())
+    Checkpoint(model=Holder(names=array, v=mr.Variable(1.0))).write(tmp_path / "c")
+
+
+class Slotted:
+    __slots__ = ("__w", "b")
+
+    def __init__(self, value):
+        self.__w, self.b = mr.Variable(value), mr.Variable(value)
+
+    def values(self):
+        return [float(self.__w.numpy()), float(self.b.numpy())]
+
+
+def test_private_slots_are_state(tmp_path):
+    other = Slotted(2.0)
+    Checkpoint(part=other).restore(Checkpoint(part=Slotted(1.0)).write(tmp_path / "c")).assert_consumed()
+    assert other.values() == [1.0, 1.0]
+
+
+def test_a_random_generator_of_another_kind_is_refused(tmp_path):
+    path = Checkpoint(rng=np.random.default_rng(0)).write(tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError, match="rng  a position in the checkpoint, a position of Philox in"):
+        Checkpoint(rng=np.random.Generator(np.random.Philox(0))).restore(path)
+
+
 class Holder:
     def __init__(self, **parts):
         vars(self).update(parts)

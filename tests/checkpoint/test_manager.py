@@ -152,6 +152,20 @@ def test_one_in_so_many_hours_is_kept_for_good(tmp_path, v):
     assert visible(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-3"]
 
 
+def test_an_old_checkpoint_with_a_damaged_manifest_is_kept(tmp_path, v, caplog):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1, keep_every_n_hours=1.0)
+    manager.save(1)
+    manager.wait()
+    manifest = tmp_path / "ckpt-1" / "mirrored.json"
+    manifest.write_text(manifest.read_text().replace("float32", "float31"))
+    for step in (2, 3):
+        manager.save(step)
+        manager.wait()
+    assert visible(tmp_path) == ["ckpt-1", "ckpt-3"]
+    assert len([record for record in caplog.records if "which is damaged" in record.message]) == 1
+    assert manager.restore_latest() == 3
+
+
 def test_steps_do_not_wait_for_the_disk(tmp_path, monkeypatch):
     import threading
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import mirrored as mr
 from data.readings import assert_resumes_everywhere, plain, read
 from mirrored.data import Dataset
+from mirrored.errors import StructureError
 
 
 def _even(x: Any) -> Any:
@@ -397,3 +398,36 @@ def test_the_names_of_the_steps_in_saved_positions(name: str) -> None:
     ):
         state = iter(step(source).prefetch(2)).get_state()
         assert state["pipeline"] == f"{expected} < {below}"
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        (np.array([2**60 + 1], np.int64), np.array([1], np.uint64)),
+        ((np.array([1], np.int32),), (np.array([0.5], np.float32),)),
+        (np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)),
+        (np.zeros((1, 2), np.float32), np.zeros(1, np.float32)),
+        ({"a": np.zeros(1)}, {"b": np.zeros(1)}),
+        (np.zeros(1), np.array([b"a"], object)),
+    ],
+    ids=["signs", "kinds", "shapes", "ranks", "keys", "text"],
+)
+def test_rebatch_joins_only_batches_that_are_alike(batches: tuple[Any, Any]) -> None:
+    with pytest.raises(StructureError, match=r"Dataset\.rebatch: .*part 0 .*part 1"):
+        read(Dataset.from_generator(lambda: iter(batches)).rebatch(2))
+
+
+def test_rebatch_joins_texts_of_different_lengths() -> None:
+    batches = [np.array(["a"]), np.array(["long"])]
+    assert read(Dataset.from_generator(lambda: iter(batches)).rebatch(2)) == [["a", "long"]]
+
+
+def test_the_parts_of_a_batch_of_two_epochs_are_alike() -> None:
+    def other_dtypes(number: Any, rng: np.random.Generator) -> Any:
+        return number.astype([np.int64, np.uint64][rng.integers(2)])
+
+    epochs = Dataset.from_tensors(np.int64(2**60 + 1)).random_map(other_dtypes, seed=0).repeat(8)
+    with pytest.raises(
+        StructureError, match=r"Dataset\.batch: .*u?int64\[1\] in part 0 of the batch and u?int64\[1\] in"
+    ):
+        read(epochs.batch(8))

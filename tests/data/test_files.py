@@ -16,7 +16,7 @@ from mirrored.data.pipeline import files
 from mirrored.data.pipeline.dataset_source import DatasetSource
 from mirrored.data.pipeline.files import TFRecordWriter, files_of_worker, masked_crc
 from mirrored.data.sources import WorkerShare, as_source
-from mirrored.errors import DataFileError
+from mirrored.errors import ArgumentError, DataFileError
 
 RECORDS = [b"one", b"", b"three\x00\x00", bytes(range(256))]
 
@@ -138,6 +138,38 @@ class TestFilesOfWorkers:
 
         assert self.parts(tmp_path, zipped) == [[[0, 22]] * 2, [[11, 33]] * 2]
         assert self.parts(tmp_path, concatenated) == [[[0, 2, 0, 2]] * 2, [[1, 3, 1, 3]] * 2]
+
+    @pytest.mark.parametrize(
+        "combined",
+        [
+            lambda lines, labels: Dataset.zip((lines, labels)),
+            lambda lines, labels: Dataset.zip((labels.shuffle(4), lines)),
+            lambda lines, labels: lines.map(int).concatenate(labels),
+            lambda lines, labels: lines.map(int).concatenate(Dataset.from_tensors(1)),
+            lambda lines, labels: Dataset.sample_from_datasets([lines.map(np.int64), labels]),
+            lambda lines, labels: Dataset.choose_from_datasets([labels] * 4, lines.map(int)),
+        ],
+        ids=["zip", "zip_labels_first", "concatenate", "concatenate_constant", "sample", "choices"],
+    )
+    def test_data_without_files_next_to_files_is_refused(
+        self, tmp_path: Path, combined: Callable[[Dataset, Dataset], Dataset]
+    ) -> None:
+        labels = Dataset.from_tensor_slices(np.arange(4, dtype=np.int64))
+        with pytest.raises(
+            ArgumentError, match=r"AutoShardPolicy\.FILE, and \w+ of a dataset of files and one without"
+        ):
+            self.parts(tmp_path, lambda names: combined(Dataset.from_text_lines(names), labels).batch(4))
+
+    def test_numbers_constants_and_random_numbers_next_to_files(self, tmp_path: Path) -> None:
+        def combined(names: list[Path]) -> Dataset:
+            lines = Dataset.from_tensor_slices([str(name) for name in names]).enumerate().enumerate(5)
+            several = Dataset.zip((lines, Dataset.random(1), Dataset.counter(), Dataset.from_tensors(7).repeat()))
+            return several.map(lambda pair, drawn, number, one: pair[1][0] * 100 + number * 10 + one).batch(4)
+
+        assert self.parts(tmp_path, combined) == [[[7, 117]] * 2] * 2
+        options = Dataset.from_text_lines([tmp_path / "0", tmp_path / "1"]).map(int)
+        mixed = Dataset.choose_from_datasets([options, options], Dataset.range(2).repeat())
+        assert [read(Dataset(files_of_worker(mixed.node, worker, 2, "test"))) for worker in (0, 1)] == [[0, 0], [1, 1]]
 
     def test_a_shuffle_used_twice_has_two_orders(self, tmp_path: Path) -> None:
         def zipped(names: list[Path]) -> Dataset:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,15 @@ import numpy as np
 import pytest
 
 from data.readings import assert_resumes_everywhere, read
-from mirrored.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset
+from mirrored.data import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    ArraySpec,
+    AutoShardPolicy,
+    Dataset,
+    DistributeOptions,
+    Options,
+)
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 
 D = Dataset
@@ -181,3 +190,34 @@ def test_negative_seeds_give_an_order_of_their_own(made: Callable[[int], Dataset
 def test_different_negative_seeds_give_different_orders() -> None:
     orders = {str(read(Dataset.range(99).shuffle(99, seed))) for seed in (-2, -1, 1, 2)}
     assert len(orders) == 4
+
+
+def test_options_of_combined_datasets_are_merged() -> None:
+    options, more = Options(), Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+    more.deterministic, more.threading.private_threadpool_size = False, 4
+    a, b = D.range(8).with_options(options), D.range(8).with_options(more)
+    made = [
+        a.with_options(more),
+        D.zip((a, b)),
+        D.zip((b, a)),
+        D.sample_from_datasets([a, b]),
+        D.sample_from_datasets([b, D.range(1)], weights=D.from_tensors([0.5, 0.5]).repeat().with_options(options)),
+        D.sample_from_datasets(iter([a, b.with_options(options)]), weights=[0.0, 1.0]),
+        D.choose_from_datasets([a, b], D.range(2).repeat()),
+        D.choose_from_datasets([b], D.range(1).with_options(options)),
+        a.concatenate(b),
+        b.concatenate(a).enumerate(),
+    ]
+    for dataset in made:
+        assert dataset.options().experimental_distribute.auto_shard_policy == AutoShardPolicy.FILE
+        assert dataset.options().deterministic is False
+        assert dataset.options().threading.private_threadpool_size == 4
+    auto = Options(experimental_distribute=DistributeOptions(AutoShardPolicy.AUTO))
+    policy = a.with_options(auto).options().experimental_distribute
+    assert policy.auto_shard_policy == AutoShardPolicy.AUTO
+    assert policy == DistributeOptions() != a.options().experimental_distribute
+    assert repr(a.options().experimental_distribute) == (
+        "DistributeOptions(auto_shard_policy=<AutoShardPolicy.FILE: 1>, num_devices=None)"
+    )
+    assert a.with_options(Options()).options() == a.options() == copy.deepcopy(a.options())

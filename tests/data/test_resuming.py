@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 import mirrored as mr
 import mirrored.tf as tf
 from interrupts import interrupted_at
-from mirrored.data import Dataset, InputOptions
+from mirrored.data import AutoShardPolicy, Dataset, InputOptions, Options
 from mirrored.data.distributed import DistributedIterator
 from mirrored.data.feed import Feed
+from mirrored.data.readers import ElementsInTurn, GlobalBatches, Reader
+from mirrored.data.sources import WorkerShare, as_source
 from mirrored.errors import ArgumentError, InputError
 
 REPLICAS = (1, 2, 4, 8)
@@ -513,3 +515,33 @@ def test_a_distributed_position_beyond_the_end_of_shorter_data_is_refused(batch:
     _, state = read(Dataset.range(16).batch(4), 2, stop=3)
     with pytest.raises(InputError, match="the position is after (?:3|12) elements, and it has (?:2|8)"):
         read(Dataset.range(8).batch(batch), 2, state)
+
+
+@pytest.mark.parametrize("saved", [1, 2])
+@pytest.mark.parametrize("restored", [1, 2, 4])
+def test_equal_positions_of_other_numbers_of_workers_are_refused(tmp_path: Any, saved: int, restored: int) -> None:
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+    for number in range(4):
+        (tmp_path / f"{number}").write_text("a\nb\nc\nd\n")
+    lines = Dataset.from_text_lines([tmp_path / f"{number}" for number in range(4)]).map(len)
+    source = as_source(lines.batch(4).with_options(options), None, "test")
+
+    def readers(workers: int) -> list[Reader]:
+        shares = [WorkerShare(worker, tuple(range(workers)), 1, workers) for worker in range(workers)]
+        parts = [source if workers == 1 else source.of_worker(share, "test") for share in shares]
+        files = [GlobalBatches(part, InputOptions(), 1) for part in parts if part is not None]
+        return [*files, ElementsInTurn([source], 1, workers)]
+
+    for number, reader in enumerate(readers(saved)):
+        start = reader.get_state()
+        reader.read()
+        state = json.loads(json.dumps(reader.get_state()))
+        kind = -1 if number == saved else 0
+        readers(restored)[kind].set_state(start)
+        if restored == saved:
+            readers(restored)[kind].set_state({name: value for name, value in state.items() if name != "workers"})
+            readers(restored)[kind].set_state(state)
+        else:
+            with pytest.raises(ArgumentError, match="only with the same number of workers"):
+                readers(restored)[kind].set_state(state)

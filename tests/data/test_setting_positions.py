@@ -215,6 +215,17 @@ OTHER_ORDERS: dict[str, tuple[Dataset, Dataset]] = {
         numbers().group_by_window(lambda n: n % 2, lambda _, window: window.batch(4), 4),
     ),
     "bucket_by_sequence_length": (by_length([2, 2, 2]), by_length([4, 4, 4])),
+    "take: repeat": (numbers().take(4).repeat(3).batch(2), numbers().take(8).repeat(3).batch(2)),
+    "take: concatenate": (
+        numbers().take(2).concatenate(numbers()).batch(2),
+        numbers().take(4).concatenate(numbers()).batch(2),
+    ),
+    "repeat: concatenate": (
+        numbers().repeat(1).concatenate(numbers()).batch(2),
+        numbers().repeat(2).concatenate(numbers()).batch(2),
+    ),
+    "skip: batch": (numbers().batch(2).skip(2), numbers().batch(4).skip(2)),
+    "shard: batch": (numbers().batch(2).shard(2, 0), numbers().batch(4).shard(2, 0)),
 }
 
 
@@ -235,6 +246,10 @@ def test_a_position_of_another_order_is_refused(name: str, distributed: bool) ->
 KEPT_ORDERS: dict[str, tuple[Dataset, Dataset]] = {
     "shuffle: batch": (numbers().shuffle(4, 1).batch(2), numbers().shuffle(4, 1).batch(4)),
     "take": (numbers().take(12).batch(2), numbers().take(20).batch(2)),
+    "take: last": (
+        numbers(8).concatenate(numbers().skip(8).take(4)).batch(2),
+        numbers(8).concatenate(numbers().skip(8).take(12)).batch(2),
+    ),
     "rebatch": (numbers().batch(2).rebatch(4), numbers().batch(2).rebatch(5)),
     "interleave": (
         numbers(4).interleave(lambda n: Dataset.range(5 * n, 5 * n + 5), cycle_length=2).batch(2),

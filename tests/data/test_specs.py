@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mirrored.data import Dataset
+from mirrored.data.readers import Layout
 from mirrored.data.specs import ArraySpec, empty_batch, from_json, spec_of, to_json
 from mirrored.errors import ArgumentError, StructureError
 
@@ -115,3 +116,26 @@ def test_the_state_of_a_scan_stays_in_its_dtype() -> None:
 def test_the_state_of_a_scan_of_64_bits_keeps_python_numbers() -> None:
     dataset = Dataset.range(2).scan(np.float64(0), lambda state, _: (1e300, state))
     assert [float(state) for state in dataset] == [0.0, 1e300]
+
+
+def test_the_spec_of_elements_of_different_ranks_is_refused() -> None:
+    flat, square = Dataset.from_tensors(np.zeros(2)), Dataset.from_tensors(np.zeros((2, 2)))
+    with pytest.raises(StructureError, match=r"one number of dims"):
+        flat.concatenate(square).element_spec  # noqa: B018
+
+
+@pytest.mark.parametrize("dtype", ["S3", "U2", "datetime64[D]", "timedelta64[s]", "bool", "bfloat16", "O"])
+def test_the_layout_of_batches_is_restored(dtype: str) -> None:
+    kept, again = Layout(), Layout()
+    kept.keep()
+    kept.note({"a": np.zeros((2, 3), np.dtype(jnp.bfloat16 if dtype == "bfloat16" else dtype))})
+    again.set_state(json.loads(json.dumps(kept.get_state())))
+    assert again.empty()["a"].shape == (0, 3)
+    assert again.empty()["a"].dtype == (jnp.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+@pytest.mark.parametrize("step", [1, 2**62, -3])
+def test_a_range_beyond_int64_is_batched(step: int) -> None:
+    numbers = range(2**63 + 1, 2**63 + 1 + 2 * step, step)
+    dataset = Dataset.range(numbers.start, numbers.stop, step, output_type="uint64")
+    assert next(iter(dataset.batch(2))).tolist() == list(numbers)

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +96,18 @@ def test_arrays_of_the_other_byte_order_keep_their_values(keep: str, dtype: str,
 def test_what_would_change_in_a_file_is_refused(keep: str, rows: Any, tmp_path: Path) -> None:
     with pytest.raises(StructureError, match="only strings and bytes|without records"):
         list(WRITTEN[keep](Dataset.from_tensor_slices(rows), tmp_path))
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize("keep", WRITTEN)
+def test_named_tuples_are_refused(keep: str, tmp_path: Path) -> None:
+    points = Dataset.from_tensor_slices({"a": Point(np.arange(3), np.arange(3))})
+    with pytest.raises(StructureError, match="Point.*\n.*without records or named tuples"):
+        list(WRITTEN[keep](points, tmp_path))
 
 
 @pytest.mark.parametrize("keep", ["cache", "snapshot"])

@@ -272,6 +272,7 @@ class Checkpoint:
                 deferred.settle(checkpoint=self)
             with turn(), tracing, lock:
                 graph = self._look()
+                graph.refuse_unsaved("Checkpoint.save")
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
         manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
         waiting = self._restoration

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
+
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.objects import (
     HasSlots,
@@ -42,6 +44,7 @@ class Graph:
         optimizers: The optimizers, by name.
         visited: All visited objects, by `id`. Keeping them alive prevents the reuse of their ids.
         variables: The variables (ours or Keras') by name.
+        unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -51,6 +54,22 @@ class Graph:
     optimizers: dict[str, HasSlots] = dataclasses.field(default_factory=dict)
     visited: dict[int, Any] = dataclasses.field(default_factory=dict)
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def refuse_unsaved(self, called: str) -> None:
+        """Raises an error if the checkpoint's containers have arrays that would be left out.
+
+        Raises:
+            ArgumentError: There is such an array.
+        """
+        for name, array in self.unsaved.items():
+            raise ArgumentError(
+                called,
+                found=f"{name} is an array of {array.dtype}",
+                rule="a checkpoint saves arrays of numbers, not of texts, dates, records or objects",
+                remedy="save numbers (dates.astype('int64'), text.encode() as uint8), or leave the array out of the "
+                "checkpoint",
+            )
 
     def other_names(self) -> dict[str, list[str]]:
         """Returns a dict from each object's name to the other paths, also former ones, that lead to the same object."""
@@ -104,6 +123,8 @@ class _Walk:
             return
         if self._visit_optimizer(part, zone) or self._visit_leaf(part):
             return
+        if isinstance(value, np.ndarray) and zone.numbers and not zone.holders:
+            self.graph.unsaved[name] = value
         of_keras = keras_parts(value, part.place)
         inner = self._zone_inside(name, value, zone) if of_keras is None else _Zone(numbers=False)
         for one in parts_of(value, part.place) if of_keras is None else of_keras:

@@ -17,6 +17,7 @@ from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_da
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
+from mirrored.data.elements import keeps_values
 from mirrored.errors import ArgumentTypeError, LostStateError
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation
@@ -33,7 +34,7 @@ class Saved:
         kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
             ``key components``, ``number`` or ``position`` (JSON-like state of an iterator or generator).
         shape: The shape of an array, or of one component.
-        dtype: The name of an array's NumPy dtype; for keys, the name of their implementation.
+        dtype: The name of the NumPy dtype of an array or scalar; for keys, the name of their implementation.
         value: The array on this host, the number, or the position. None for an array whose description was read from a
             manifest.
     """
@@ -71,7 +72,7 @@ class Saved:
             return f"{self.dtype}{shape} for each replica"
         if self.is_key:
             return f"a {self.dtype} key{shape}{' for each replica' if self.is_by_component else ''}"
-        return f"a {self.kind}"
+        return f"a {self.kind}{f' of {self.dtype}' if self.dtype else ''}"
 
 
 class Leaf(abc.ABC):
@@ -150,12 +151,8 @@ class VariableLeaf(Leaf):
         variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self.undo()
         if self._by_component and not self._is_shared_out(saved):
-            whole = (
-                [_keys_of(saved, one) for one in saved.value]
-                if saved.is_by_component
-                else [value] * variable.num_replicas
-            )
-            value = PerReplica(self._components(whole), variable.device_assignment)
+            whole = saved.value if saved.is_by_component else [saved.value] * variable.num_replicas
+            value = PerReplica(self._components([_keys_of(saved, one) for one in whole]), variable.device_assignment)
         variable.assign(value, read_value=False)
         return undo
 
@@ -270,8 +267,14 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data that marks the value as a number."""
-        return Saved("number")
+        """Returns a `Saved` without data: a number; with the dtype of a NumPy scalar."""
+        value = self.place.get()
+        return Saved("number", dtype=str(value.dtype) if isinstance(value, np.generic) else "")
+
+    def accepts(self, saved: Saved) -> bool:
+        """Returns whether a saved value is a number, which the dtype of a NumPy scalar can represent."""
+        dtype = self.outline().dtype
+        return saved.kind == "number" and (not dtype or keeps_values(np.asarray(decode(saved.value)), np.dtype(dtype)))
 
     def read(self) -> Saved:
         """Returns the number as a Python number, in the form that checkpoints store."""
@@ -341,8 +344,13 @@ class GeneratorLeaf(Leaf):
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` that marks the value as a random generator's state, without the state itself."""
-        return Saved("position")
+        """Returns a `Saved` with the kind of the random generator, without its state."""
+        return Saved("position", dtype=self.generator.bit_generator.state["bit_generator"])
+
+    def accepts(self, saved: Saved) -> bool:
+        """Returns whether a saved value is the state of a random generator of this kind, or one state per worker."""
+        own = self.outline().dtype
+        return saved.kind == "position" and saved.value.get("bit_generator", own) == own
 
     def read(self) -> Saved:
         """Returns the random generator's state, in the form that checkpoints store."""

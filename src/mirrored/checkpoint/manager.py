@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import shutil
 import sys
@@ -38,6 +39,8 @@ from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ArgumentError, ArgumentTypeError, DamagedCheckpointError, MissingCheckpointError
 from mirrored.settings import RESTART
 from mirrored.variables import Variable
+
+_log: Final = logging.getLogger("mirrored.checkpoint")
 
 _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
@@ -321,10 +324,18 @@ class CheckpointManager:
         return [path for path in found if not (Path(path) / KEPT).exists()]
 
     def _retire(self, path: Path) -> None:
-        """Removes a checkpoint, or keeps it permanently if `keep_every_n_hours` have passed since the last kept one."""
+        """Removes a checkpoint, or keeps it permanently if `keep_every_n_hours` have passed since the last kept one.
+
+        One whose manifest is damaged, so that it does not show when it was written, is kept.
+        """
         hours = self._keep_every_n_hours
         if hours is not None:
-            written = read_manifest(actual(path)).order
+            try:
+                written = read_manifest(actual(path)).order
+            except DamagedCheckpointError as error:
+                _log.warning("CheckpointManager keeps %s, which is damaged: %s", path, error.found)
+                (path / KEPT).touch()
+                return
             if written - self._last_kept_nanoseconds >= hours * _NANOSECONDS_PER_HOUR:
                 self._last_kept_nanoseconds = written
                 (path / KEPT).touch()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mirrored.checkpoint.graph import Graph
-from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved
+from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved, decode
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.slot_groups import Joined, match_groups
 from mirrored.errors import CheckpointMismatchError
@@ -137,7 +137,8 @@ def _source(paths: Iterable[str], manifest: Manifest) -> str | None:
 
 
 def _misfit_line(one: Misfit) -> str:
-    return f"{one.name}  {one.saved} in the checkpoint, {one.here} in the program"
+    saved = f"the number {decode(one.saved.value)}" if one.saved.kind == one.here.kind == "number" else one.saved
+    return f"{one.name}  {saved} in the checkpoint, {one.here} in the program"
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

@@ -204,7 +204,11 @@ def _attributes(value: object) -> Iterator[tuple[str, Any]]:
 
 def _slots(kind: type) -> tuple[str, ...]:
     slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    prefix = f"_{kind.__name__.lstrip('_')}"  # of Python's own names of private attributes
+    return tuple(
+        f"{prefix}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in ((slots,) if isinstance(slots, str) else slots)
+    )
 
 
 def _escaped(text: str) -> str:

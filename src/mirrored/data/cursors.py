@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile, no_end
-from mirrored.data.elements import Element, concatenated
+from mirrored.data.elements import Element, joined
 from mirrored.data.placement import batch_size
 from mirrored.errors import ArgumentError, InputError
 
@@ -366,7 +366,7 @@ class RebatchCursor:
             raise StopIteration
         if not missing:  # a batch that is not full is the last one, also if the next size is 0
             self._turn = (self._turn + 1) % len(self._sizes)
-        return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: concatenated(leaves), *parts)
+        return joined(parts, "Dataset.rebatch")
 
     def _rows(self, count: int) -> Element:
         """Returns the next rows of the current batch."""

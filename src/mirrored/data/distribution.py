@@ -142,7 +142,7 @@ def distribute_from_function(
     contexts = _contexts(strategy.device_assignment, placer.num_replicas, options.experimental_replication_mode)
     sources = [as_source(dataset_fn(context), options.batch_size, called) for context in contexts]
     return DistributedDataset(
-        lambda: ElementsInTurn(sources, local_replicas),
+        lambda: ElementsInTurn(sources, local_replicas, len(_workers(strategy.device_assignment))),
         placer,
         options,
         lambda: _spec_of_elements(sources[0].spec, placer.num_replicas),

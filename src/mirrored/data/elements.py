@@ -147,7 +147,7 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
     return treedef.unflatten([_stacked(column, name, called) for column, name in zip(columns, names, strict=True)])
 
 
-def _columns(elements: Sequence[Element], called: str) -> tuple[list[list[Any]], Structure]:
+def _columns(elements: Sequence[Element], called: str, one: str = "element") -> tuple[list[list[Any]], Structure]:
     """Returns for each leaf its values in all elements; raises an error if their structures differ."""
     other: Any
     first, treedef = tree_flatten(elements[0])
@@ -157,7 +157,7 @@ def _columns(elements: Sequence[Element], called: str) -> tuple[list[list[Any]],
         if other != treedef.treedef:
             raise StructureError(
                 called,
-                found=f"element 0 of the batch is {treedef}, element {index} is {other}",
+                found=f"{one} 0 of the batch is {treedef}, {one} {index} is {other}",
                 rule="all elements of a dataset must have the same structure",
                 remedy="return the same keys and tuple lengths for every element",
             )
@@ -202,10 +202,33 @@ def _is_alike(leaf: Any, dtype: np.dtype[Any]) -> bool:
     return own == dtype or (own is not None and own.kind == dtype.kind and dtype.kind in "SU")
 
 
-def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenates arrays along their first dim into one array with aligned memory."""
-    out = aligned_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), np.result_type(*parts))
-    return np.concatenate(parts, out=out)
+def joined(parts: Sequence[Element], called: str) -> Element:
+    """Concatenates batches of the same structure along their first dim into one batch.
+
+    Raises:
+        StructureError: Structures, dtypes or shapes (apart from the first dim) differ.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    columns, treedef = _columns(parts, called, "part")
+    names = _names(parts[0])
+    return treedef.unflatten([_concatenated(*one, called) for one in zip(columns, names, strict=True)])
+
+
+def _concatenated(column: list[np.ndarray], name: str, called: str) -> np.ndarray:
+    first, dtype = column[0], _dtype_with_room(column)
+    for index, part in enumerate(column):
+        if part.shape[1:] != first.shape[1:] or not _is_alike(part, dtype):
+            raise StructureError(
+                called,
+                found=f"the leaf element{name} is {described(first)} in part 0 of the batch "
+                f"and {described(part)} in part {index}",
+                rule="the parts of a batch must have equal dtypes, and equal shapes apart from the first dim",
+                remedy="map the batches to one shape and dtype before",
+            )
+    # NumPy would choose a common dtype by itself, float64 for int64 and uint64, which changes large integers.
+    out = aligned_empty((sum(part.shape[0] for part in column), *first.shape[1:]), dtype)
+    return np.concatenate(column, out=out)
 
 
 def described(leaf: HostArray | np.generic | bytes) -> str:

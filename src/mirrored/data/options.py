@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from mirrored._typing import PyTree
@@ -55,7 +55,6 @@ class AutoShardPolicy(enum.IntEnum):
     HINT = 3
 
 
-@dataclasses.dataclass(slots=True)
 class DistributeOptions:
     """The type of `Options.experimental_distribute`: how a dataset is divided among several workers.
 
@@ -70,8 +69,29 @@ class DistributeOptions:
         'FILE'
     """
 
-    auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
-    num_devices: int | None = None
+    __slots__ = ("_policy", "num_devices")
+
+    def __init__(self, auto_shard_policy: AutoShardPolicy | None = None, num_devices: int | None = None) -> None:
+        self._policy, self.num_devices = auto_shard_policy, num_devices
+
+    @property
+    def auto_shard_policy(self) -> AutoShardPolicy:
+        """How the dataset is sharded over several workers; AUTO if it was not set."""
+        return AutoShardPolicy.AUTO if self._policy is None else self._policy
+
+    @auto_shard_policy.setter
+    def auto_shard_policy(self, value: AutoShardPolicy) -> None:
+        self._policy = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DistributeOptions):
+            return NotImplemented
+        return (self.auto_shard_policy, self.num_devices) == (other.auto_shard_policy, other.num_devices)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!r}, num_devices={self.num_devices!r})"
 
 
 # Options of TensorFlow's runtime. They change how fast elements arrive, not which ones, and have no counterpart here:
@@ -227,6 +247,26 @@ class Options:
     @experimental_threading.setter
     def experimental_threading(self, value: ThreadingOptions) -> None:
         self.threading = value
+
+
+def merged_options(several: Iterable[Options]) -> Options:
+    """Returns new options that contain those of all given ones; of an option that several set, the last value.
+
+    Source: `tf.data.Options.merge`, by which datasets combine the options of their inputs. None means: not set.
+    """
+    result = Options()
+    for options in several:
+        _merge(result, options)
+    return result
+
+
+def _merge(into: Any, given: Any) -> None:
+    for name in given.__slots__:
+        value = getattr(given, name)
+        if isinstance(value, DistributeOptions | ThreadingOptions | AutotuneOptions | OptimizationOptions):
+            _merge(getattr(into, name), value)
+        elif value is not None:
+            setattr(into, name, value)
 
 
 # `Optional`: an element, or the end of the data.

@@ -249,6 +249,7 @@ class GlobalBatches:
             "consumed": self._consumed,
             "leave_out": self._to_skip,
             "full": self._full,
+            "workers": self._source.workers,
             **self.layout.get_state(),
         }
 
@@ -258,7 +259,11 @@ class GlobalBatches:
         The reader is newly opened and has read nothing. The dataset cannot restore the position if its source cannot
         save positions, or has another batch size than when the position was saved (`Source.restore` may read a batch
         from a second iterator to find out).
+
+        Raises:
+            ArgumentError: Each worker reads its own data, and the position is one of another number of workers.
         """
+        _check_workers(state, self._source.workers, state["consumed"])
         self._consumed = state["consumed"]
         self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
@@ -280,6 +285,7 @@ class ElementsInTurn:
     Args:
         sources: One source, or one per replica.
         num_replicas: Number of replicas of this process.
+        workers: The number of workers that each read such datasets.
     """
 
     @property
@@ -287,8 +293,8 @@ class ElementsInTurn:
         """Whether all workers stop as soon as one worker has no more data; True if the elements are scalars."""
         return self._scalars
 
-    def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:
-        self._sources = sources
+    def __init__(self, sources: Sequence[Source], num_replicas: int, workers: int = 1) -> None:
+        self._sources, self._workers = sources, workers
         self._cursors = [source.open() for source in sources]
         self._num_replicas = num_replicas
         self._scalars = False
@@ -346,13 +352,21 @@ class ElementsInTurn:
     def get_state(self) -> Any:
         """Returns how far each dataset was read: the iterators' states and the numbers of elements read."""
         positions = [cursor.get_state() for cursor in self._cursors]
-        return {"sources": positions, "taken": list(self._taken), **self.layout.get_state()}
+        return {
+            "sources": positions,
+            "taken": list(self._taken),
+            "workers": self._workers,
+            **self.layout.get_state(),
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a read position; the number of datasets must be the same as when the position was saved.
 
         The reader is newly opened and has read nothing. The elements before the position of a source that cannot save
         one, such as a list, are read again.
+
+        Raises:
+            ArgumentError: The position is one of another number of datasets or workers.
         """
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(
@@ -362,11 +376,13 @@ class ElementsInTurn:
                 rule="the number of input pipelines (calls of the dataset function) must stay the same",
                 remedy="resume with the same number of input pipelines, or use experimental_distribute_dataset",
             )
-        self._ended.clear()
-        self.layout.set_state(state)
         # Positions of earlier versions have "rows", the number of elements that each replica has received, instead.
         of_each = state.get("rows", 0) * self._num_replicas // len(self._cursors)
-        self._taken = list(state.get("taken", [of_each] * len(self._cursors)))
+        taken = list(state.get("taken", [of_each] * len(self._cursors)))
+        _check_workers(state, self._workers, sum(taken))
+        self._ended.clear()
+        self.layout.set_state(state)
+        self._taken = taken
         for cursor, position, taken in zip(self._cursors, state["sources"], self._taken, strict=True):
             if position is not None:
                 cursor.set_state(position)
@@ -377,6 +393,31 @@ class ElementsInTurn:
     def close(self) -> None:
         """Closes the iterators over the datasets."""
         close_each(self._cursors)
+
+
+def _check_workers(state: dict[str, Any], workers: int, read: int) -> None:
+    """Refuses a position in one worker's own data if another number of workers divides the data.
+
+    The positions of all workers can be equal, so that a checkpoint contains only one, which does not show their number.
+
+    Args:
+        state: The position; those of earlier versions have no number of workers.
+        workers: The number of workers that each read their own data; 1 if all read the same.
+        read: How many examples or elements were read before the position.
+    """
+    saved = state.get("workers", workers)
+    if saved != workers and read:
+        raise ArgumentError(
+            "DistributedIterator.set_state",
+            found=f"the position was saved by {_readers(saved)}, and is restored by {_readers(workers)}",
+            rule="if each worker reads its own data, positions can be restored only with the same number of workers",
+            remedy=f"resume with {_readers(saved)}, omit the iterator from the checkpoint, or distribute global "
+            "batches (AutoShardPolicy.DATA), whose position fits any number of workers",
+        )
+
+
+def _readers(workers: int) -> str:
+    return f"{workers} workers that read their own data" if workers > 1 else "a worker that reads all of the data"
 
 
 def _has_scalars(element: Element) -> bool:

@@ -90,6 +90,11 @@ class Source(abc.ABC):
         return self.cardinality if self.cardinality <= 0 else UNKNOWN_CARDINALITY
 
     @property
+    def workers(self) -> int:
+        """The number of workers that each read a part of the data of their own; 1 if all read the same data."""
+        return 1
+
+    @property
     @abc.abstractmethod
     def may_be_unbatched(self) -> bool:
         """Whether the elements could be single examples, because nothing shows that they are batches."""

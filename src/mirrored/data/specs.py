@@ -134,7 +134,12 @@ def merged(first: PyTree, second: PyTree) -> Any:
 
     def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
         if len(a.shape) != len(b.shape):
-            raise ValueError("ranks differ")
+            raise StructureError(
+                "Dataset.element_spec",
+                found=f"the elements of combined datasets are {a!r} and {b!r}",
+                rule="a spec has one number of dims, with None for dims that vary",
+                remedy="reshape the elements to one number of dims; elements of a dataset that is only read may differ",
+            )
         return ArraySpec(tuple(m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)), a.dtype)
 
     return tree_map(merge, first, second, is_leaf=lambda part: isinstance(part, ArraySpec))
@@ -210,7 +215,9 @@ def to_json(spec: PyTree) -> Any:
         TypeError: The spec has other containers than dicts with string keys, tuples and lists.
     """
     if isinstance(spec, ArraySpec):
-        return {"dtype": spec.dtype.name, "shape": list(spec.shape)}
+        # NumPy does not read the names of texts and dates, such as "str64".
+        name = spec.dtype.str if spec.dtype.kind in "SUMm" else spec.dtype.name
+        return {"dtype": name, "shape": list(spec.shape)}
     if type(spec) is dict and all(isinstance(key, str) for key in spec):
         return {"dict": {key: to_json(part) for key, part in spec.items()}}
     if type(spec) in (tuple, list):

@@ -43,11 +43,11 @@ class Combining(Steps):
                 remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
             )
         parts = [member._node for member in members]
-        return cls(zipping.Zipped(Members(parts), treedef))
+        return cls._combined(zipping.Zipped(Members(parts), treedef), members)
 
     def concatenate(self, dataset: Steps) -> Self:
         """Appends the elements of another dataset to the elements of this dataset."""
-        return self._then(transformations.Concatenated(Members((self._node, dataset._node))))
+        return self._combined(transformations.Concatenated(Members((self._node, dataset._node))), (self, dataset))
 
     def interleave(
         self,

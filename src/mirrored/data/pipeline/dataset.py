@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, handed_out, own_element
-from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
+from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options, merged_options
 from mirrored.data.pipeline import caching, shuffling, stateful, storing, streams
 from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
@@ -100,8 +99,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     def enumerate(self, start: int = 0) -> Self:
         """Replaces every element by the pair ``(index, element)``."""
-        known = self._node.cardinality
-        numbers = type(self).range(start, start + (2**62 if known < 0 else known))
+        # The numbers do not end: `files_of_worker` tells them by that from data.
+        numbers = type(self).range(start, min(start + ENDLESS, 2**63))
         return self._with(type(self).zip((numbers, self)))
 
     # --- Selection and order ------------------------------------------------------
@@ -229,11 +228,11 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(self._node if size == 0 else steps.Prefetched(self._node, size))
 
     def with_options(self, options: Options) -> Self:
-        """Returns a dataset with the same elements and the given options."""
-        return type(self)(self._node, dataclasses.replace(options))
+        """Returns a dataset with the same elements and the given options; those that are not set stay as they were."""
+        return type(self)(self._node, merged_options((self._options, options)))
 
     def options(self) -> Options:
-        """Returns the options that `with_options` has set, or the default options."""
+        """Returns the options that `with_options` has set for this dataset or those it combines."""
         return self._options
 
     def apply(self, transformation_func: Callable[[Self], S]) -> S:

@@ -30,10 +30,12 @@ class DatasetSource(Source):
     Attributes:
         dataset: The dataset.
         without_examples: The result of `no_examples`, if it is already known.
+        workers: The number of workers that each read a part of the data of their own.
     """
 
     dataset: Dataset
     without_examples: Element = None
+    workers: int = 1
 
     @property
     def batching(self) -> str:
@@ -92,6 +94,7 @@ class DatasetSource(Source):
         # It is read without caches: with FILE, they would keep elements of files that other workers read.
         whole = type(dataset)(without_caches(dataset.node)) if policy is AutoShardPolicy.FILE else dataset
         first = next(whole.take(1).as_numpy_iterator(), None)
+        workers = 1
         if policy is AutoShardPolicy.FILE:
             worker, workers = share.processes.index(share.process), len(share.processes)
             dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))
@@ -101,11 +104,11 @@ class DatasetSource(Source):
             sizes = host_allgather(called, "read the size of the first batch", size)
             size = size or next((theirs for theirs in sizes if theirs), None)
         if not size:
-            return DatasetSource(dataset)
+            return DatasetSource(dataset, workers=workers)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
         part = -(-size * share.local_replicas // share.num_replicas)
         empty = None if first is None else tree_map(lambda leaf: leaf[:0], first)
-        return DatasetSource(dataset.rebatch(part), empty)
+        return DatasetSource(dataset.rebatch(part), empty, workers)
 
     def settle_seeds(self, cursor: Cursor) -> None:
         iterator = cast(DatasetIterator, cursor)

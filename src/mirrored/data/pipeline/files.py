@@ -21,9 +21,10 @@ from mirrored.data.cursors import Cursor, SequenceCursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c
 from mirrored.data.options import UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.indexed_sources import ArraySource, ListSource
-from mirrored.data.pipeline.nodes import CursorNode, Node, Run, nodes
-from mirrored.data.pipeline.transformations import Sliced
+from mirrored.data.pipeline.indexed_sources import ArraySource, Chosen, ListSource, RangeSource
+from mirrored.data.pipeline.nodes import ENDLESS, CursorNode, Node, Run, nodes
+from mirrored.data.pipeline.shuffling import Uniform
+from mirrored.data.pipeline.transformations import Concatenated, Several, Sliced
 from mirrored.data.specs import ArraySpec
 from mirrored.errors import ArgumentError, ArgumentTypeError, DataFileError, InputError, MirroredError
 
@@ -310,7 +311,8 @@ def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
     (`interleave`, `flat_map`), they are the names from `list_files` or `from_tensor_slices`.
 
     Raises:
-        ArgumentError: The pipeline reads no files, or fewer files than there are workers.
+        ArgumentError: The pipeline reads no files, or fewer files than there are workers; or it combines datasets with
+            and without files.
     """
     found = [step for step in nodes(node) if _files_in(step)]
     counts = [_files_in(step) for step in found]
@@ -322,6 +324,8 @@ def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
             rule="each worker must have at least one file that no other worker reads",
             remedy="use AutoShardPolicy.DATA (or AUTO), or split the data into at least as many files as workers",
         )
+    for step in nodes(node):
+        _check_all_have_files(step, called)
     wanted = {id(step) for step in found}
 
     def shard(step: Node) -> Node | None:
@@ -385,6 +389,42 @@ def _copy(
     if all(changed[name] is fields[name] for name in fields):
         return node
     return dataclasses.replace(node, **{**changed, **further(node)})
+
+
+def _check_all_have_files(step: Node, called: str) -> None:
+    """Refuses a combination of datasets with and without files, of which only the first ones can be divided.
+
+    Pairs of `zip` would not belong together; the others' elements would be read by each worker.
+    """
+    inputs: Sequence[Node] = ()
+    if isinstance(step, Several):
+        inputs = step.members if isinstance(step, Concatenated) else [one for one in step.members if not _is_alike(one)]
+    elif isinstance(step, Chosen):  # choices decide the order alone, unless files contain them
+        inputs = [*step.members, *([step.choices] if _has_files(step.choices) else [])]
+    without = [one for one in inputs if not _has_files(one)]
+    if without and len(without) < len(inputs):
+        raise ArgumentError(
+            called,
+            found=f"AutoShardPolicy.FILE, and {step.name} of a dataset of files and one without ({without[0].name})",
+            rule="each worker reads its own files, and no part of the data that does not come from files: it would "
+            "combine them with the wrong elements, or use the same elements as the others",
+            remedy="use AutoShardPolicy.DATA (or AUTO), or read all of the data from files",
+        )
+
+
+def _is_alike(node: Node) -> bool:
+    """Returns whether it does not matter which elements a worker reads: one constant, random numbers, a numbering."""
+    return all(
+        isinstance(step, Uniform)
+        or (isinstance(step, RangeSource) and step.length >= ENDLESS)
+        or (isinstance(step, ListSource) and step.length == 1)
+        for step in nodes(node)
+        if not step.parents
+    )
+
+
+def _has_files(node: Node) -> bool:
+    return any(_files_in(step) for step in nodes(node))
 
 
 def _files_in(node: Node) -> int:

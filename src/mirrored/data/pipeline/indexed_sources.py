@@ -83,10 +83,12 @@ class RangeSource(MemorySource):
 
     def rows(self, positions: range | np.ndarray) -> Element:
         """Returns the integers at the given indices of the range, as a vector."""
-        out = aligned_empty((len(positions),), np.int64)
+        start, step = self.numbers.start, self.numbers.step
+        is_unsigned = self.dtype == np.uint64
+        out = aligned_empty((len(positions),), np.uint64 if is_unsigned else np.int64)
         out[...] = positions
-        out *= self.numbers.step
-        out += self.numbers.start
+        out *= step % 2**64 if is_unsigned else step  # modulo 2**64, so that a range can descend
+        out += start
         return out.astype(self.dtype, copy=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -13,7 +13,7 @@ from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
-from mirrored.data.options import Optional, Options
+from mirrored.data.options import Optional, Options, merged_options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
 from mirrored.data.pipeline.positions import epochs_of, is_in_first_epoch, may_have_dropped, outline, recorded_of
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
@@ -280,7 +280,7 @@ class DatasetIterator:
 
     def _check_settings(self, state: dict[str, Any]) -> None:
         """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice."""
-        for name in ("settings", "arguments", "grouping", "replayed"):
+        for name in ("settings", "arguments", "grouping", "replayed", "slices"):
             own = self._recorded[name]
             self._check_same(state.get(name, own), own)  # positions of earlier versions have none
 
@@ -294,7 +294,7 @@ class DatasetIterator:
                 "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
                 "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
                 "(cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, `batch` and "
-                "`rebatch`",
+                "`rebatch`; and `take` and `repeat` before another `repeat` or `concatenate`",
                 remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
                 "set the position, and restore the checkpoint without the iterator",
             )
@@ -409,6 +409,11 @@ class Steps:
     @classmethod
     def _of(cls, node: Node) -> Self:
         return cls(node)
+
+    @classmethod
+    def _combined(cls, node: Node, datasets: Iterable[Steps]) -> Self:
+        """Returns a dataset that combines several, with the options of all of them."""
+        return cls(node, merged_options(one._options for one in datasets))
 
     def _then(self, node: Node) -> Self:
         return type(self)(node, self._options)

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from mirrored.data.pipeline.nodes import Node, nodes
-from mirrored.data.pipeline.transformations import Batched, Mapping, Prefetched, Repeated, Sliced
+from mirrored.data.pipeline.transformations import Batched, Concatenated, Mapping, Prefetched, Repeated, Sliced
 
 _DROPS: Final = "drop_remainder=True"  # in `Node.grouping`
 
@@ -36,6 +36,8 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
       record the second ones.
     - ``grouping``: how the steps divide the examples into elements.
     - ``replayed``: those that decide the order of elements which a later step reads again, skips or reorders.
+    - ``slices``: the lengths of parts that others follow (`take`, `repeat`), and the units in which slices count.
+      Earlier versions did not record them.
     - ``order``: those that decide the order of all elements, of which a position may need only a part.
     """
     steps = list(nodes(node))
@@ -44,6 +46,7 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
         "arguments": [step.arguments for step in steps if step.arguments],
         "grouping": _grouping_of(node),
         "replayed": _replayed_of(node),
+        "slices": _slices_of(node),
         "order": _order_of(node),
     }
 
@@ -51,6 +54,23 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
 def _replayed_of(node: Node) -> list[str]:
     replays = node.replays or node.keeps_elements or (isinstance(node, Sliced) and node.step != 1)
     return [order for parent in node.parents for order in (_order_of if replays else _replayed_of)(parent)]
+
+
+def _slices_of(node: Node) -> list[str]:
+    found = []
+    for step in nodes(node):
+        if isinstance(step, Sliced) and step.settings and sizes_of(step.parent):
+            # The position of a dataset with another batch size counts the examples before it, with others left out.
+            found.append(f"{step.settings} of {', '.join(sizes_of(step.parent))}")
+        # An indexed position is one number, which means another element if the parts before it have other lengths.
+        followed = step.parents if isinstance(step, Repeated) else ()
+        followed = step.members[:-1] if isinstance(step, Concatenated) else followed
+        for inner in (inner for parent in followed if step.is_indexed for inner in nodes(parent)):
+            if isinstance(inner, Sliced) and inner.stop is not None:
+                found.append(", ".join([f"take({inner.stop})", *sizes_of(inner.parent)]))
+            elif isinstance(inner, Repeated):
+                found.append(f"repeat({inner.count})")
+    return found
 
 
 def _order_of(node: Node) -> list[str]:

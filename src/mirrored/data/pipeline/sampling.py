@@ -91,12 +91,14 @@ class Sampling(Steps):
             True
         """
         called = "Dataset.sample_from_datasets"
+        datasets = list(datasets)
         members = _checked_members(datasets, called)
         draws = _uniform(seed, rerandomize_each_iteration)
         if isinstance(weights, Steps):
             # TensorFlow wraps the weights of one draw into a row; `_weighed` flattens them.
             choices: Any = cls.zip((cls(weights._node), cls(draws))).map(_weighed)  # type: ignore[attr-defined]
-            return cls(indexed_sources.Chosen(choices.node, tuple(members), stop_on_empty_dataset, called))
+            mixed = indexed_sources.Chosen(choices.node, tuple(members), stop_on_empty_dataset, called)
+            return cls._combined(mixed, (weights, *datasets))
         given = np.ones(len(members)) if weights is None else np.asarray(weights, np.float64)
         if given.shape != (len(members),):
             raise ArgumentError(
@@ -106,12 +108,14 @@ class Sampling(Steps):
                 remedy="pass as many weights as datasets",
             )
         known = indexed_sources.check_weights(given, "weights", called)
-        kept = [(member, weight) for member, weight in zip(members, known, strict=True) if weight > 0]
-        if len(kept) == 1:
-            return cls(kept[0][0])
+        kept = [(dataset, weight) for dataset, weight in zip(datasets, known, strict=True) if weight > 0]
+        chosen = [dataset for dataset, _ in kept]
+        if len(chosen) == 1:
+            return cls._combined(chosen[0].node, chosen)
         by_weight = indexed_sources.ByWeight([weight for _, weight in kept])
         drawn = transformations.Mapped(draws, by_weight)
-        return cls(indexed_sources.Chosen(drawn, tuple(member for member, _ in kept), stop_on_empty_dataset, called))
+        nodes = tuple(one.node for one in chosen)
+        return cls._combined(indexed_sources.Chosen(drawn, nodes, stop_on_empty_dataset, called), chosen)
 
     @classmethod
     def choose_from_datasets(
@@ -141,8 +145,10 @@ class Sampling(Steps):
                 rule="choice_dataset must be a dataset of integers",
                 remedy="create one with Dataset.range(...) or Dataset.from_tensor_slices(...)",
             )
+        datasets = list(datasets)
         members = tuple(_checked_members(datasets, called))
-        return cls(indexed_sources.Chosen(choice_dataset._node, members, stop_on_empty_dataset, called))
+        mixed = indexed_sources.Chosen(choice_dataset._node, members, stop_on_empty_dataset, called)
+        return cls._combined(mixed, (choice_dataset, *datasets))
 
     def rejection_resample(
         self,

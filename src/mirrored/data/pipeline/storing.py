@@ -157,13 +157,13 @@ def _structure(spec: PyTree, called: str) -> Any:
                 remedy="map the elements to dictionaries with string keys, or to tuples",
             )
         return {"dict": {key: _structure(part, called) for key, part in spec.items()}}
-    if isinstance(spec, tuple):
+    if isinstance(spec, tuple) and not hasattr(spec, "_fields"):  # a named tuple would become a plain one
         return {"tuple": [_structure(part, called) for part in spec]}
     if not isinstance(spec, ArraySpec) or spec.dtype.fields is not None:
         raise StructureError(
             called,
             found=f"elements that contain {spec!r}",
-            rule="stored elements must be dictionaries and tuples of arrays and bytes, without records",
+            rule="stored elements must be dictionaries and tuples of arrays and bytes, without records or named tuples",
             remedy="map the elements to dictionaries or tuples before they are stored",
         )
     return {"dtype": _TEXT if spec.dtype.kind in "OSU" else spec.dtype.name, "shape": list(spec.shape)}

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from mirrored._jax.trees import tree_flatten, tree_map
+from mirrored._jax.trees import tree_flatten
 from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
 from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor, StrideCursor
-from mirrored.data.elements import Element, concatenated, pad_and_stack, padded_shapes_of, stack
+from mirrored.data.elements import Element, joined, pad_and_stack, padded_shapes_of, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
@@ -241,7 +241,8 @@ class _RepeatedRows:
             return self._contiguous(positions)
         epochs, places = np.divmod(np.asarray(positions, np.int64), self._each)
         if len(epochs) and np.all(epochs[1:] >= epochs[:-1]):
-            return _joined([self._epoch(int(number)).rows(places[epochs == number]) for number in np.unique(epochs)])
+            parts = [self._epoch(int(number)).rows(places[epochs == number]) for number in np.unique(epochs)]
+            return joined(parts, "Dataset.batch")
         return stack([self._epoch(int(e)).item(int(p)) for e, p in zip(epochs, places, strict=True)])
 
     def _contiguous(self, positions: range) -> Element:
@@ -250,12 +251,7 @@ class _RepeatedRows:
             first = number * self._each
             inside = range(max(positions.start, first) - first, min(positions.stop - first, self._each))
             parts.append(self._epoch(number).rows(inside))
-        return _joined(parts)
-
-
-def _joined(parts: list[Element]) -> Element:
-    """Concatenates batches along their first dim into one batch."""
-    return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: concatenated(leaves), *parts)
+        return joined(parts, "Dataset.batch")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mirrored._typing import DTypeLike, Operand
+from mirrored.data.elements import keeps_values
 from mirrored.tf import _dtypes
 from mirrored.tf._data.host_arrays import Texts, as_bytes_array, on_host
 from mirrored.tf._data.messages import message, parsed
@@ -136,6 +137,7 @@ def _checked(features: Mapping[str, Any]) -> Mapping[str, Any]:
                 rule="features can only be float32, int64 or string",
                 remedy="parse the feature as one of these, and convert it with tf.cast",
             )
+        _check_default(feature.default_value, _dtypes.as_dtype(feature.dtype).dtype, key)
     return features
 
 
@@ -187,6 +189,17 @@ def _absent(
         fault = f"is missing, and has a default_value of shape {list(default.shape)}, not {list(shape)}"
         raise _wrong(key, fault, "pass a default_value of the shape of the feature")
     return default.astype(dtype.dtype).reshape(shape)[()]
+
+
+def _check_default(value: Any, dtype: np.dtype[Any], key: str) -> None:
+    default = np.asarray(value)
+    if value is None or not default.size:
+        return
+    has_text = default.dtype.kind in "OSU"
+    if has_text != dtype.hasobject or not (has_text or keeps_values(default, dtype)):
+        kind = "string" if dtype.hasobject else dtype.name
+        fault = f"has the default_value {default.tolist()}, which is not of its dtype, {kind}"
+        raise _wrong(key, fault, "pass a default_value of the dtype of the feature")
 
 
 def _wrong(key: str, found: str, remedy: str) -> InvalidArgumentError:
