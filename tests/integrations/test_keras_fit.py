@@ -367,11 +367,11 @@ class Sum(keras.losses.Loss):
         return -y_pred[:, 0]
 
 
-def linear_model(replicas: int | None, rate: float) -> Any:
+def linear_model(replicas: int | None, rate: float, **options: Any) -> Any:
     """Each use of example i adds `rate` to weight i, which starts at i."""
     with scope(replicas):
         model = keras.Sequential([keras.Input((EXAMPLES,)), keras.layers.Dense(1, use_bias=False)])
-        model.compile(keras.optimizers.SGD(rate), Sum())
+        model.compile(keras.optimizers.SGD(rate), Sum(), **options)
     model.set_weights([np.arange(EXAMPLES, dtype="float32")[:, None]])
     return model
 
@@ -413,6 +413,29 @@ def test_fit_uses_each_example_of_a_shuffled_dataset_once_per_epoch(seed: int | 
     model = linear_model(replicas, 1.0)
     model.fit(examples().shuffle(EXAMPLES, seed=seed).batch(2), epochs=3, verbose=0)
     np.testing.assert_allclose(model.get_weights()[0][:, 0] - np.arange(EXAMPLES), 3)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.first(2)
+def test_an_epoch_ends_with_the_data_if_a_pass_is_shorter_than_the_first(
+    replicas: int | None, steps_per_execution: int
+) -> None:
+    length = 4  # in the pass that counts the batches
+
+    def batches() -> Any:
+        for _ in range(length):
+            yield np.eye(EXAMPLES, dtype="float32"), np.ones((EXAMPLES, 1), np.float32)
+
+    def begin(epoch: int, logs: object) -> None:
+        nonlocal length
+        length = 4 if epoch else 2
+
+    model = linear_model(replicas, 0.0, steps_per_execution=steps_per_execution)
+    dataset = mr.data.Dataset.from_generator(batches, output_signature=None)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(dataset, epochs=2, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=begin)])
+    assert int(model.optimizer.iterations.value) == 2 + 4
 
 
 def test_fit_warns_that_it_does_not_shuffle_a_dataset() -> None:
