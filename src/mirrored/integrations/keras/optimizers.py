@@ -209,6 +209,16 @@ def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
             remedy="for one optimizer over several models write, before the first step: "
             "optimizer.build(first_model.trainable_variables + second_model.trainable_variables)",
         )
+    seen: set[int] = set()
+    for variable in variables:
+        if id(variable) in seen:
+            raise ArgumentError(
+                f"{type(optimizer).__name__}.apply_gradients",
+                found=f"variable {variable.path!r} was passed twice",
+                rule="a call can update each variable only once",
+                remedy="sum its gradients first: mirrored.aggregate_gradients([gradients_1, gradients_2])",
+            )
+        seen.add(id(variable))
 
 
 def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
