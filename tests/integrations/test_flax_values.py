@@ -70,3 +70,22 @@ def test_modules_may_hold_arrays_beside_variables() -> None:
     assert isinstance(moved.linear.kernel._raw_value, mr.Variable)
     tree = mr.mirror({"w": nnx.Param(jnp.ones(2))}, strategy)
     assert isinstance(tree["w"]._raw_value, mr.Variable)
+
+
+@pytest.mark.parametrize(
+    ("initial", "value"),
+    [
+        (jnp.uint8(250), 300),
+        (jnp.uint8(250), np.array(300)),
+        (jnp.uint32(0), -1),
+        (jnp.int32(0), np.int64(2**40)),
+        (jnp.asarray(False), 2),
+    ],
+    ids=["uint8", "array", "negative", "int64", "bool"],
+)
+def test_integers_out_of_range_are_refused(initial: Any, value: Any) -> None:
+    with mr.MirroredStrategy(["CPU:0"]).scope():
+        variable = nnx.Variable(initial)
+    with pytest.raises(mr.errors.MirroredError, match="uint8|uint32|int32|bool"):
+        variable.set_value(value)
+    assert variable.get_value() == initial
