@@ -318,7 +318,7 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
             warnings.filterwarnings("ignore", "Gradients do not exist")
             return optimizer.stateless_apply(slots, full, values)
 
-    settings = _settings(optimizer)
+    settings = _all_settings(optimizer)
     if not is_eval(current_trace()) or ambient().listeners or settings is None:
         return update
     cache = optimizer.__dict__.setdefault("_mirrored_updates", {})
@@ -328,10 +328,27 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
     return cache[key]  # type: ignore[no-any-return]
 
 
+def _all_settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
+    """Returns what a trace of an optimizer's update keeps as constants: its settings and the variables' constraints.
+
+    Returns None if a part of it may change without notice.
+    """
+    constraints = [variable.constraint for variable in variables_of_optimizer(optimizer)]
+    found = (_settings(optimizer), *(() if one is None else _of_keras(one) for one in constraints))
+    return None if any(one is None for one in found) else found
+
+
+def _of_keras(part: Any) -> tuple[Any, ...] | None:
+    """Returns a key of a schedule or constraint of Keras; None for one of the user, which may read anything."""
+    if not type(part).__module__.startswith("keras."):
+        return None
+    return Identity(part), repr(part.get_config())
+
+
 def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
     """Returns the settings of an optimizer and of those that it wraps (`LossScaleOptimizer`), by name.
 
-    Returns None if the learning rate is a function, whose result may change without notice.
+    Returns None if the learning rate is a function or schedule of the user, whose result may change without notice.
     """
     found: list[Any] = []
     for name, value in vars(optimizer).items():
@@ -342,7 +359,10 @@ def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
         elif isinstance(value, (np.ndarray, np.generic)) or (isinstance(value, jax.Array) and not value.ndim):
             found.append((name, str(value.dtype), np.asarray(value).tobytes()))
         elif isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
-            found.append((name, Identity(value)))
+            schedule = _of_keras(value)
+            if schedule is None:
+                return None
+            found.append((name, schedule))
         elif isinstance(value, keras.optimizers.Optimizer):
             inner = _settings(value)
             if inner is None:
