@@ -444,6 +444,29 @@ def test_fit_warns_that_it_does_not_shuffle_a_dataset() -> None:
         model.fit(examples().batch(2), shuffle=True, verbose=0)
 
 
+@pytest.mark.parametrize("loop", ["predict", "evaluate", "predict_on_batch"])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("change", ["freeze", "lora"])
+@pytest.mark.first(3)
+def test_a_loop_after_the_trainable_weights_have_changed(change: str, replicas: int, loop: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((4, 4), np.float32), np.ones((4, 1), np.float32)
+
+    def run() -> Any:
+        return model.evaluate(x, y, verbose=0) if loop == "evaluate" else getattr(model, loop)(x)
+
+    before = run()
+    if change == "freeze":
+        model.layers[0].trainable = False
+    else:
+        with strategy.scope():
+            model.layers[0].enable_lora(1)
+    np.testing.assert_allclose(run(), before, rtol=1e-6)
+
+
 RECOMPILED = {
     "loss": lambda model: {"loss": "mae"},
     "loss_weights": lambda model: {"loss": "mse", "loss_weights": [0.25]},

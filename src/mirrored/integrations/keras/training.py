@@ -34,7 +34,14 @@ from mirrored.integrations.keras.batches import (
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.calls import converting_calls
 from mirrored.integrations.keras.masks import connect_masks
-from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
+from mirrored.integrations.keras.newest import (
+    GROUPS,
+    kept_by_fit,
+    kept_state,
+    kept_steps,
+    newest_first,
+    variables_of,
+)
 from mirrored.integrations.keras.private import Distribution, backend_distribution
 from mirrored.integrations.keras.steps import (
     BARE_ELEMENTS,
@@ -61,6 +68,8 @@ _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 
 
 _KIND_OF = {"fit": "train", "train": "train", "evaluate": "test", "test": "test", "predict": "predict"}
+# An attribute of a model: by the kind of step, the variables for which its function was made, by identity.
+_GROUPS_OF_STEPS = "_mirrored_groups_of_steps"
 _PyDataset: Any = keras.utils.PyDataset
 
 
@@ -255,7 +264,12 @@ def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
             if force or getattr(self, made) is None:
                 setattr(self, made, made_for(self, kind))
             return getattr(self, made)
-        result = make(self, force)
+        step = getattr(self, made)
+        # The function fixes the numbers of trainable and other weights, which change with `layer.trainable`.
+        groups = [list(map(id, variables_of(self, group))) for group in GROUPS]
+        known = vars(self).setdefault(_GROUPS_OF_STEPS, {})
+        result = make(self, force or (hasattr(step, "bounded") and known.get(kind) != groups))
+        known[kind] = groups
         step = getattr(self, made)
         if callable(step) and not hasattr(step, "bounded") and strategy_of(self) is not None:
             setattr(self, made, _bounded(step))
