@@ -337,3 +337,26 @@ def test_welford_takes_a_mask_of_each_row() -> None:
         metric = nnx.metrics.Welford("x")
     strategy.run(lambda: metric.update(x=jnp.array([[1.0, 3.0], [9.0, 9.0]]), mask=jnp.array([[True], [False]])))
     assert (float(metric.compute().mean), float(metric.compute().standard_deviation)) == (2.0, 1.0)
+
+
+@COMPILED
+@pytest.mark.parametrize("per_feature", [False, True])
+def test_a_replica_whose_rows_are_all_masked_keeps_its_statistics(per_feature: bool, compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        norm = nnx.BatchNorm(2, momentum=0.5, rngs=nnx.Rngs(0))
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    mask = np.array([True, True, False, False])[:, None]
+    if per_feature:
+        mask = np.array([[True, True], [True, True], [False, True], [False, True]])
+    [parts] = strategy.experimental_distribute_dataset([(x, mask)])
+
+    def step(x: Any, mask: Any) -> Any:
+        return strategy.run(lambda x, mask: (norm(x, mask=mask), norm.mean[...]), args=(x, mask))
+
+    outputs, means = (mr.function(step) if compiled else step)(*parts)
+    assert all(np.isfinite(np.asarray(one)).all() for one in strategy.local_results(outputs))
+    first, second = (np.asarray(one).tolist() for one in strategy.local_results(means))
+    assert first == [0.5, 1.0]
+    assert second == ([0.0, 3.0] if per_feature else [0.0, 0.0])
+    assert np.isfinite(np.asarray(norm.var[...])).all()

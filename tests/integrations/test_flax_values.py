@@ -99,3 +99,22 @@ def test_assign_in_replicas_leaves_the_keys_and_refuses_other_values() -> None:
     values["rngs"]["key"] = jnp.zeros(2, jnp.uint32)
     with pytest.raises(mr.errors.ArgumentTypeError, match="random keys of a mirrored module were assigned"):
         mr.assign(nnx.state(model), values)
+
+
+@pytest.mark.parametrize(
+    ("initial", "value"),
+    [
+        (jnp.uint8(250), 300),
+        (jnp.uint8(250), np.array(300)),
+        (jnp.uint32(0), -1),
+        (jnp.int32(0), np.int64(2**40)),
+        (jnp.asarray(False), 2),
+    ],
+    ids=["uint8", "array", "negative", "int64", "bool"],
+)
+def test_integers_out_of_range_are_refused(initial: Any, value: Any) -> None:
+    with mr.MirroredStrategy(["CPU:0"]).scope():
+        variable = nnx.Variable(initial)
+    with pytest.raises(mr.errors.MirroredError, match="uint8|uint32|int32|bool"):
+        variable.set_value(value)
+    assert variable.get_value() == initial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -133,6 +134,70 @@ def test_clipping_acts_on_the_summed_gradient() -> None:
         v, optimizer = mr.Variable(0.0), keras.optimizers.SGD(1.0, clipnorm=1.0)
     strategy.run(lambda: optimizer.apply_gradients([(jax.numpy.float32(10.0), v)]))
     assert float(v) == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("way_of_run", ["eager", "compiled", "outside"])
+@pytest.mark.filterwarnings("ignore::mirrored.errors.OutOfScopeWarning")
+def test_variables_that_are_overwritten_get_the_largest_value(way_of_run: str) -> None:
+    """As scales of float8 layers, whose gradient is their new value."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope() if way_of_run != "outside" else contextlib.nullcontext():
+        weight, amax = keras.Variable(np.float32(10.0)), keras.Variable(np.float32(0.0))
+        amax.overwrite_with_gradient = True
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight, amax])
+
+    def replica() -> None:
+        number = jax.numpy.float32(mr.get_replica_context().replica_id_in_sync_group)
+        optimizer.apply_gradients([(jax.numpy.float32(0.5), weight), (number + 2.0, amax)])
+
+    run = mr.function(lambda: strategy.run(replica)) if way_of_run == "compiled" else lambda: strategy.run(replica)
+    for _ in range(2):
+        run()
+    assert (float(weight.value), float(amax.value)) == (8.0, 3.0)
+
+
+class _OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    def __init__(self, rate: Any) -> None:
+        self.rate = rate
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate * 1.0
+
+
+@pytest.mark.parametrize(
+    "changing", ["attribute", "variable", "schedule of Keras", "constraint", "constraint of Keras"]
+)
+def test_an_eager_update_follows_its_schedule_and_constraint(changing: str) -> None:
+    strategy, bound = mr.MirroredStrategy(jax.devices()[:2]), [100.0]
+    schedules = keras.optimizers.schedules
+    with strategy.scope():
+        weight = keras.Variable(np.array([10.0], np.float32))
+        rate = keras.Variable(np.float32(1.0), trainable=False)
+        schedule: Any = _OwnSchedule(rate if changing == "variable" else 1.0)
+        if changing == "schedule of Keras":
+            schedule = schedules.ExponentialDecay(1.0, 1, 1.0)
+        if changing == "constraint":
+            weight.constraint = lambda value: keras.ops.minimum(value, bound[0])
+        if changing == "constraint of Keras":
+            weight.constraint = keras.constraints.MaxNorm(100.0, axis=0)
+        optimizer = keras.optimizers.SGD(1.0 if "constraint" in changing else schedule)
+        optimizer.build([weight])
+
+    def step() -> float:
+        strategy.run(lambda: optimizer.apply_gradients([(np.array([0.5], np.float32), weight)]))
+        return float(weight.value[0])
+
+    assert step() == 9.0
+    changes = {
+        "attribute": lambda: setattr(schedule, "rate", 0.0),
+        "variable": lambda: rate.assign(0.0),
+        "schedule of Keras": lambda: setattr(schedule, "initial_learning_rate", 0.0),
+        "constraint": lambda: bound.__setitem__(0, 5.0),
+        "constraint of Keras": lambda: setattr(weight.constraint, "max_value", 5.0),
+    }
+    changes[changing]()
+    assert step() == pytest.approx(5.0 if "constraint" in changing else 9.0)
 
 
 def test_loss_scaling_skips_a_step_that_overflowed_on_one_replica() -> None:

@@ -367,11 +367,11 @@ class Sum(keras.losses.Loss):
         return -y_pred[:, 0]
 
 
-def linear_model(replicas: int | None, rate: float) -> Any:
+def linear_model(replicas: int | None, rate: float, **options: Any) -> Any:
     """Each use of example i adds `rate` to weight i, which starts at i."""
     with scope(replicas):
         model = keras.Sequential([keras.Input((EXAMPLES,)), keras.layers.Dense(1, use_bias=False)])
-        model.compile(keras.optimizers.SGD(rate), Sum())
+        model.compile(keras.optimizers.SGD(rate), Sum(), **options)
     model.set_weights([np.arange(EXAMPLES, dtype="float32")[:, None]])
     return model
 
@@ -415,10 +415,56 @@ def test_fit_uses_each_example_of_a_shuffled_dataset_once_per_epoch(seed: int | 
     np.testing.assert_allclose(model.get_weights()[0][:, 0] - np.arange(EXAMPLES), 3)
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.first(2)
+def test_an_epoch_ends_with_the_data_if_a_pass_is_shorter_than_the_first(
+    replicas: int | None, steps_per_execution: int
+) -> None:
+    length = 4  # in the pass that counts the batches
+
+    def batches() -> Any:
+        for _ in range(length):
+            yield np.eye(EXAMPLES, dtype="float32"), np.ones((EXAMPLES, 1), np.float32)
+
+    def begin(epoch: int, logs: object) -> None:
+        nonlocal length
+        length = 4 if epoch else 2
+
+    model = linear_model(replicas, 0.0, steps_per_execution=steps_per_execution)
+    dataset = mr.data.Dataset.from_generator(batches, output_signature=None)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(dataset, epochs=2, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=begin)])
+    assert int(model.optimizer.iterations.value) == 2 + 4
+
+
 def test_fit_warns_that_it_does_not_shuffle_a_dataset() -> None:
     model = linear_model(2, 0.0)
     with pytest.warns(UserWarning, match="shuffle=True has no effect on a dataset"):
         model.fit(examples().batch(2), shuffle=True, verbose=0)
+
+
+@pytest.mark.parametrize("loop", ["predict", "evaluate", "predict_on_batch"])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("change", ["freeze", "lora"])
+@pytest.mark.first(3)
+def test_a_loop_after_the_trainable_weights_have_changed(change: str, replicas: int, loop: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((4, 4), np.float32), np.ones((4, 1), np.float32)
+
+    def run() -> Any:
+        return model.evaluate(x, y, verbose=0) if loop == "evaluate" else getattr(model, loop)(x)
+
+    before = run()
+    if change == "freeze":
+        model.layers[0].trainable = False
+    else:
+        with strategy.scope():
+            model.layers[0].enable_lora(1)
+    np.testing.assert_allclose(run(), before, rtol=1e-6)
 
 
 RECOMPILED = {

@@ -167,6 +167,66 @@ def test_interrupts_at_many_moments(options):
     assert seen[-1] > seen[0]
 
 
+class _Stop(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        raise RuntimeError("stop")
+
+    on_predict_batch_end = on_test_batch_end
+
+
+@pytest.mark.parametrize("next_loop", ["evaluate", "predict", "fit", "predict_on_batch"])
+@pytest.mark.parametrize("loop", ["evaluate", "predict"])
+@pytest.mark.first(2)
+def test_a_loop_after_one_that_an_exception_has_ended(loop, next_loop):
+    model = model_of(2, 2)
+    model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0)
+    before = check(model)
+    arguments = (X, Y) if loop == "evaluate" else (X,)
+    with pytest.raises(RuntimeError, match="stop"):
+        getattr(model, loop)(*arguments, batch_size=BATCH, verbose=0, callbacks=[_Stop()])
+    LOOPS[next_loop][0](model)
+    assert check(model) == before + 8 * (next_loop == "fit")
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=["compiled", "eager"])
+@pytest.mark.parametrize("inner", ["predict_on_batch", "predict", "test_on_batch", "evaluate"])
+@pytest.mark.first(2)
+def test_a_callback_runs_another_loop_on_the_newest_weights(inner, options):
+    """It refers to the model as a global: `self.model` would sync the state."""
+    model = model_of(2, 2, **options)
+    kernels = []
+
+    class Inner(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            LOOPS[inner][0](model)
+            kernels.append(model.get_weights()[0][0, 0])
+
+    model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0, callbacks=[Inner()])
+    np.testing.assert_allclose(kernels, [-1.0, -2.5, -4.25, -6.125])
+    assert check(model) == 4
+
+
+@pytest.mark.parametrize("assigning", ["learning_rate", "keras", "plain", "run", "function"])
+@pytest.mark.first(3)
+def test_an_assignment_in_a_batch_callback_holds(assigning):
+    model = model_of(2, 2)
+    optimizer, strategy = model.optimizer, model.layers[0].kernel.mirrored.strategy
+    rate = optimizer._learning_rate
+    ways = {
+        "learning_rate": lambda: setattr(optimizer, "learning_rate", 0.0),
+        "keras": lambda: rate.assign(0.0),
+        "plain": lambda: rate.mirrored.assign(0.0),
+        "run": lambda: strategy.run(lambda: rate.mirrored.assign(0.0)),
+        "function": lambda: mr.function(lambda: rate.mirrored.assign(0.0))(),
+    }
+    end = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None if batch else ways[assigning]())
+    model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0, callbacks=[end])
+    assert float(rate.value) == 0.0
+    assert float(model.layers[0].steps.value) == int(optimizer.iterations.value) == 4
+    # SGD has moved the kernel by -1, and from then on the velocity halves.
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), np.full((2, 1), -1.0 - 0.5 - 0.25 - 0.125))
+
+
 def test_weights_that_were_set_are_not_undone_by_a_batch_that_fails():
     model = model_of(2, 2)
     model.train_on_batch(X[:BATCH], Y[:BATCH])

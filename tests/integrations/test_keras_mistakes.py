@@ -95,6 +95,17 @@ def test_an_optimizer_of_mirrored_refuses_keras_variables(replicas: int | None) 
             strategy.run(call) if strategy else call()
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_variable_in_two_pairs(devices: int) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices])
+    with strategy.scope():
+        shared, optimizer = keras.Variable(np.float32(10.0), name="shared"), keras.optimizers.SGD(1.0)
+        optimizer.build([shared])
+    with pytest.raises(mr.errors.ArgumentError, match="variable 'shared' was passed twice"):
+        strategy.run(lambda: optimizer.apply_gradients([(np.float32(1.0), shared), (np.float32(2.0), shared)]))
+    assert float(shared.value) == 10.0
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.first(1)
 @pytest.mark.long

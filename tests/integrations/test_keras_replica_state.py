@@ -81,6 +81,20 @@ def test_a_step_gets_bare_elements_after_a_callback_has_called_another_loop() ->
     assert not any(model.seen)
 
 
+def test_the_validation_of_fit_gets_bare_elements() -> None:
+    class Own(Reconstruct):
+        def test_step(self, images: Any) -> Any:
+            return self.train_step(images)
+
+    with mr.MirroredStrategy(**ONE_DEVICE).scope():
+        model = Own()
+        model.compile("sgd")
+    dataset = mr.data.Dataset.from_tensor_slices(np.ones((8, 2), np.float32)).batch(4)
+    model.fit(dataset, validation_data=dataset, epochs=2, verbose=0)
+    assert model.seen
+    assert not any(model.seen)
+
+
 def test_a_callback_may_call_a_model_without_a_strategy() -> None:
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     with mr.MirroredStrategy(**TWO_DEVICES).scope():

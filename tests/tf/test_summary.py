@@ -41,6 +41,28 @@ def test_scalars(tmp_path):
     assert [(step, value.simple_value) for step, value in found["accuracy"]] == [(7, 0.25)]
 
 
+def test_writers_of_one_folder_keep_the_values_of_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1e9)  # in the same second
+    for step in range(2):
+        writer = tf.summary.create_file_writer(tmp_path, filename_suffix=".own")
+        with writer.as_default():
+            tf.summary.scalar("loss", 1.0, step=step)
+        writer.close()
+    assert [step for step, _ in values_in(tmp_path)["loss"]] == [0, 1]
+    assert len(list(tmp_path.glob("*.own"))) == 2
+
+
+def test_a_closed_writer_takes_no_values(tmp_path):
+    writer = tf.summary.create_file_writer(tmp_path)
+    with writer.as_default():
+        tf.summary.scalar("loss", 1.0, step=0)
+        writer.close()
+        with pytest.raises(ContextError, match="a writer that is closed"):
+            tf.summary.scalar("loss", 1.0, step=1)
+    writer.close()
+    assert [step for step, _ in values_in(tmp_path)["loss"]] == [0]
+
+
 def test_pictures_histograms_and_texts(tmp_path):
     writer = tf.summary.create_file_writer(str(tmp_path))
     with writer.as_default():

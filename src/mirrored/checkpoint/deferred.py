@@ -11,15 +11,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import UserDict, UserList
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, SupportsIndex
 
 import jax
 
-from mirrored._jax.traces import eager
 from mirrored.errors import CheckpointError
-from mirrored.runtime.ambient import within
+from mirrored.runtime.ambient import outside_of_everything
 from mirrored.variables import Variable
 from mirrored.variables.creation import Settle, set_watch
 from mirrored.variables.state_lock import apart, lock, turn
@@ -240,7 +238,7 @@ def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) ->
             new = [(one, number) for one, number in _fresh.untouched() if not one.is_withheld_from(settle)]
             for variable, _ in new:
                 variable.release()
-            with _outside_of_everything():
+            with outside_of_everything():
                 for one, since in _all_waiting():
                     later = [variable for variable, number in new if number > since]
                     if later:
@@ -272,12 +270,6 @@ def _refuse(error: CheckpointError, variable: Variable) -> None:
 
 def _all_waiting() -> list[tuple[Waiting, int]]:
     return [(one, since) for reference, since in list(_waiting.values()) if (one := reference()) is not None]
-
-
-@contextmanager
-def _outside_of_everything() -> Iterator[None]:
-    with within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, driver=None), eager():
-        yield
 
 
 def _made(variable: Variable) -> Settle:

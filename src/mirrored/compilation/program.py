@@ -250,6 +250,8 @@ class Program:
         if state.calls_back or withheld:
             refuse_callbacks(self._name)
             settle_all((*self._donated, *self._kept))
+            for variable in self._assigned:
+                variable.before_write()
         try:
             outs = self._dispatched(arrays)
             results = outs[len(self._assigned) :]

@@ -188,6 +188,8 @@ class EagerRunner(ReplicaRunner):
     def commit(self) -> None:
         """Assigns the values that the replicas have staged: to all variables or, after an error, to none."""
         entries = list(self.store.staged.values())
+        for entry in entries:
+            entry.variable.before_write()
         wholes = [self.store.whole(entry.variable) for entry in entries]
         if self._spans:
             self._check_workers(entries)

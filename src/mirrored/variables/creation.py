@@ -316,6 +316,13 @@ class Awaiting:
             with apart():  # the value stays if the code that reads it fails
                 ask(self)
 
+    def before_write(self) -> None:
+        """Makes a loop that carries the variable's value store it, because it would replace a new value at its end."""
+        before_write = getattr(self._withheld, "before_write", None)
+        if before_write is not None:
+            with apart():
+                before_write(self)
+
     def release(self) -> None:
         """Removes the callback that would supply the variable's value, so that the stored value stays."""
         if self._withheld is not None:

@@ -355,6 +355,7 @@ class VariableStorage(Awaiting):
             value: The value, in the form in which it is stored.
             shared: Whether other code also holds its buffers.
         """
+        self.before_write()
         if thread.kept_back is not None:
             thread.kept_back.append((self, value, shared))
             return

@@ -48,12 +48,35 @@ def _with_examples(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def with_examples(self: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
-        if ambient().replica is None or self.axis_name is not None or 0 not in jnp.shape(x):
+        if ambient().replica is None or self.axis_name is not None:
             return call(self, x, *args, **kwargs)
+        if 0 not in jnp.shape(x):
+            return _with_mask(call, self, x, *args, **kwargs)
         kwargs.pop("use_running_average", None)
         return call(self, x, True, *args[1:], **kwargs)
 
     return with_examples
+
+
+def _with_mask(
+    call: Callable[..., Any], norm: Any, x: Array, use_running_average: bool | None = None, *, mask: Any = None
+) -> Any:
+    """Calls `nnx.BatchNorm` so that features without an unmasked element on this replica keep their statistics.
+
+    Their mean would be 0/0, and the running statistics NaN for ever. They are normalized by the masked elements.
+    """
+    is_running = norm.use_running_average if use_running_average is None else use_running_average
+    if mask is None or is_running or is_running is None:
+        return call(norm, x, use_running_average, mask=mask)
+    mask = jnp.asarray(mask, bool)
+    reduced = tuple(axis for axis in range(jnp.ndim(x)) if axis not in canonical_axes(jnp.ndim(x), norm.axis))
+    counted = jnp.any(jnp.broadcast_to(mask, jnp.shape(x)), reduced, keepdims=True)
+    before = norm.mean[...], norm.var[...]
+    result = call(norm, x, use_running_average, mask=mask | ~counted)
+    here = jnp.squeeze(counted, reduced)
+    for statistic, old in zip((norm.mean, norm.var), before, strict=True):
+        statistic[...] = jnp.where(here.reshape(old.shape), statistic[...], old)
+    return result
 
 
 def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any]:

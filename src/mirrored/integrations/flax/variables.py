@@ -36,6 +36,7 @@ from mirrored.integrations.flax.random_state import ReplicaKey, assign_random_st
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_reassignment
 from mirrored.variables import Variable
+from mirrored.variables.rules import check_kind
 
 if TYPE_CHECKING:
     from flax.nnx import Variable as NNXVariable
@@ -100,6 +101,8 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
         if array.dtype != content.dtype:
             _check_kind(variable, content, array)
             array = array.astype(content.dtype)
+        if not isinstance(value, jax.Array):  # `assign` could not see the value on the host
+            check_kind(value, content.dtype, f"{type(variable).__name__}.set_value", _name_of(content))
         content.assign(array, read_value=False)
         if isinstance(variable, nnx.Param):
             announce_reassignment(content, array)

@@ -12,6 +12,7 @@ on the data:
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -39,7 +40,7 @@ from mirrored.integrations.keras.private import (
     shuffles_arrays,
     steps_seen,
 )
-from mirrored.integrations.keras.training import KerasBatches
+from mirrored.integrations.keras.training import EndOfData, KerasBatches
 from mirrored.patches import replace
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def _noting(reset: Callable[..., None]) -> Callable[..., None]:
 
 
 def _drawing(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the generator over a pass, which draws its order at the first batch."""
+    """Wraps the generator over a pass, which draws its order at the first batch, so that it ends with the data."""
 
     @functools.wraps(read)
     def drawing(self: Any, *args: Any) -> Iterator[Any]:
@@ -299,7 +300,8 @@ def _drawing(read: Callable[..., Any]) -> Callable[..., Any]:
             if begin_from is not None:
                 source.set(begin_from)
             self.mirrored_begin = source.get()
-        yield from read(self, *args)
+        with contextlib.suppress(EndOfData):
+            yield from read(self, *args)
 
     return drawing
 

@@ -22,9 +22,9 @@ from mirrored._jax.dispatch import CacheMisses, Dispatch, consume
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
-from mirrored.integrations.keras.private import keras_state, set_loop_state
-from mirrored.integrations.keras.variables import lose_deleted
-from mirrored.runtime.ambient import ambient, entered
+from mirrored.integrations.keras.private import keras_state, resume_sync, set_loop_state
+from mirrored.integrations.keras.variables import is_from_fit, lose_deleted
+from mirrored.runtime.ambient import ambient, entered, outside_of_everything
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
         if strategy_of(self) is not None:
+            # A loop that an exception has ended, or in whose callback this one runs, may have left results that are not
+            # assigned yet. Their inputs were donated, so without them all weights would be lost.
+            if _is_carried(self):
+                resume_sync(self)
+                self.jax_state_sync()
             # Discards the state of an earlier loop, because the variables may have been assigned since.
             set_loop_state(self, None)
             vars(self).get(_NEWEST, deque()).clear()
@@ -93,16 +98,39 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
 
 
 def withhold(model: Model, which: Mapping[str, bool]) -> None:
-    """Makes a model's variables call `model.jax_state_sync` before their values are read the next time."""
-
-    def sync(variable: Variable) -> None:
-        model.jax_state_sync()
-        lose_deleted(variable)
-
+    """Makes a model's variables call `model.jax_state_sync` before they are read or assigned the next time."""
+    carrying = _Carrying(model)
     for group in GROUPS:
         for one in variables_of(model, group) if which.get(group) else ():
             if isinstance(getattr(one, "mirrored", None), Variable):
-                one.mirrored.withhold(sync)
+                one.mirrored.withhold(carrying)
+
+
+class _Carrying:
+    """Gives back the values of a model's variables that its training loop carries."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __call__(self, variable: Variable) -> None:
+        with outside_of_everything():  # a replica or a tape may be the first to read
+            self.model.jax_state_sync()
+        lose_deleted(variable)
+
+    def before_write(self, variable: Variable) -> None:
+        """Gives the values back before an assignment, which the loop would otherwise replace at its end."""
+        if not is_from_fit():
+            variable.settle()
+
+
+def _is_carried(model: Model) -> bool:
+    for group in GROUPS:
+        for one in variables_of(model, group):
+            variable = getattr(one, "mirrored", None)
+            carrying = variable.awaited() if isinstance(variable, Variable) else None
+            if isinstance(carrying, _Carrying) and carrying.model is model:
+                return True
+    return False
 
 
 def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.source_lines import user_stacklevel
@@ -27,7 +28,7 @@ from mirrored.integrations.keras.private import (
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.optimizers.gradient_merge import note_summed, refuse_keys, update_with_sums
 from mirrored.runtime.ambient import ambient, within
-from mirrored.strategies import get_replica_context
+from mirrored.strategies import ReplicaContext, get_replica_context
 from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
 
@@ -60,7 +61,7 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
         if _are_updated_in_turn(variables):
             _apply_once(self, list(grads), variables)
         else:
-            _apply(self, _summed(self, list(grads)), variables)
+            _apply(self, _reduced(self, list(grads), variables), variables)
         return None
 
     return apply_over_replicas
@@ -169,10 +170,14 @@ def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
 def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
     """Applies the gradients' sum over replicas once for all replicas, to variables of no strategy, and warns."""
     called = f"{type(optimizer).__name__}.apply_gradients"
-    present = [i for i, grad in enumerate(grads) if grad is not None]
+    present = [i for i, grad in enumerate(grads) if grad is not None and not _overwrites(variables[i])]
+    context = get_replica_context()
+    assert context is not None  # `_are_updated_in_turn` has checked it
+    # On the host, because the update runs on the devices of all replicas.
+    maxima = [None if one is None else np.asarray(one) for one in _maxima(called, context, grads, variables)]
 
     def update(sums: Sequence[Any]) -> None:
-        all_sums: list[Any] = [None] * len(grads)
+        all_sums: list[Any] = list(maxima)
         for i, total in zip(present, sums, strict=True):
             all_sums[i] = total
         _apply(optimizer, all_sums, variables)
@@ -209,9 +214,49 @@ def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
             remedy="for one optimizer over several models write, before the first step: "
             "optimizer.build(first_model.trainable_variables + second_model.trainable_variables)",
         )
+    seen: set[int] = set()
+    for variable in variables:
+        if id(variable) in seen:
+            raise ArgumentError(
+                f"{type(optimizer).__name__}.apply_gradients",
+                found=f"variable {variable.path!r} was passed twice",
+                rule="a call can update each variable only once",
+                remedy="sum its gradients first: mirrored.aggregate_gradients([gradients_1, gradients_2])",
+            )
+        seen.add(id(variable))
 
 
-def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
+class _Largest(ReduceOp):
+    """The largest of the replicas' values. All instances are equal, because a compiled program's key contains one."""
+
+    def __call__(self, per_replica: jax.Array) -> Any:
+        return jnp.max(per_replica, axis=0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Largest)
+
+    def __hash__(self) -> int:
+        return hash(_Largest)
+
+
+def _overwrites(variable: KerasVariable) -> bool:
+    """Returns whether a step assigns the "gradient" of a variable to it: a scale of a float8 layer, for instance."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _maxima(called: str, context: ReplicaContext, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+    """Returns, for variables that are overwritten, the largest value of all replicas, and None for the others.
+
+    Keras combines several such values in the same way.
+    """
+    if context.num_replicas_in_sync == 1 or not any(map(_overwrites, variables)):
+        return [grad if _overwrites(one) else None for grad, one in zip(grads, variables, strict=True)]
+    values = [grad for grad, one in zip(grads, variables, strict=True) if _overwrites(one)]
+    largest = iter(all_reduce_for(called, context, _Largest(), values))
+    return [next(largest) if _overwrites(one) else None for one in variables]
+
+
+def _reduced(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
     context = get_replica_context()
     if context is None:
         raise ContextError(
@@ -223,8 +268,11 @@ def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
     if context.num_replicas_in_sync == 1:
         return grads
     called = f"{type(optimizer).__name__}.apply_gradients"
-    note_summed(called, [gradient for gradient in grads if gradient is not None])
-    return list(all_reduce_for(called, context, ReduceOp.SUM, grads))
+    maxima = _maxima(called, context, grads, variables)
+    summed = [None if _overwrites(one) else grad for grad, one in zip(grads, variables, strict=True)]
+    note_summed(called, [gradient for gradient in summed if gradient is not None])
+    sums = all_reduce_for(called, context, ReduceOp.SUM, summed)
+    return [high if total is None else total for total, high in zip(sums, maxima, strict=True)]
 
 
 def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
@@ -270,7 +318,7 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
             warnings.filterwarnings("ignore", "Gradients do not exist")
             return optimizer.stateless_apply(slots, full, values)
 
-    settings = _settings(optimizer)
+    settings = _all_settings(optimizer)
     if not is_eval(current_trace()) or ambient().listeners or settings is None:
         return update
     cache = optimizer.__dict__.setdefault("_mirrored_updates", {})
@@ -280,10 +328,27 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
     return cache[key]  # type: ignore[no-any-return]
 
 
+def _all_settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
+    """Returns what a trace of an optimizer's update keeps as constants: its settings and the variables' constraints.
+
+    Returns None if a part of it may change without notice.
+    """
+    constraints = [variable.constraint for variable in variables_of_optimizer(optimizer)]
+    found = (_settings(optimizer), *(() if one is None else _of_keras(one) for one in constraints))
+    return None if any(one is None for one in found) else found
+
+
+def _of_keras(part: Any) -> tuple[Any, ...] | None:
+    """Returns a key of a schedule or constraint of Keras; None for one of the user, which may read anything."""
+    if not type(part).__module__.startswith("keras."):
+        return None
+    return Identity(part), repr(part.get_config())
+
+
 def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
     """Returns the settings of an optimizer and of those that it wraps (`LossScaleOptimizer`), by name.
 
-    Returns None if the learning rate is a function, whose result may change without notice.
+    Returns None if the learning rate is a function or schedule of the user, whose result may change without notice.
     """
     found: list[Any] = []
     for name, value in vars(optimizer).items():
@@ -294,7 +359,10 @@ def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
         elif isinstance(value, (np.ndarray, np.generic)) or (isinstance(value, jax.Array) and not value.ndim):
             found.append((name, str(value.dtype), np.asarray(value).tobytes()))
         elif isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
-            found.append((name, Identity(value)))
+            schedule = _of_keras(value)
+            if schedule is None:
+                return None
+            found.append((name, schedule))
         elif isinstance(value, keras.optimizers.Optimizer):
             inner = _settings(value)
             if inner is None:

@@ -171,6 +171,11 @@ def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
         model._jax_state_synced = False
 
 
+def resume_sync(model: Model) -> None:
+    """Makes `jax_state_sync` assign the values of the last loop, also if Keras has begun another one since."""
+    model._jax_state_synced = False
+
+
 def shardings_of_state(model: Model, count: int) -> Any:
     """Returns the shardings of a step's state, as Keras gives them to `jax.jit`; None without a distribution.
 

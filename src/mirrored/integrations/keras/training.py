@@ -34,7 +34,14 @@ from mirrored.integrations.keras.batches import (
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.calls import converting_calls
 from mirrored.integrations.keras.masks import connect_masks
-from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
+from mirrored.integrations.keras.newest import (
+    GROUPS,
+    kept_by_fit,
+    kept_state,
+    kept_steps,
+    newest_first,
+    variables_of,
+)
 from mirrored.integrations.keras.private import Distribution, backend_distribution
 from mirrored.integrations.keras.steps import (
     BARE_ELEMENTS,
@@ -61,6 +68,8 @@ _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 
 
 _KIND_OF = {"fit": "train", "train": "train", "evaluate": "test", "test": "test", "predict": "predict"}
+# An attribute of a model: by the kind of step, the variables for which its function was made, by identity.
+_GROUPS_OF_STEPS = "_mirrored_groups_of_steps"
 _PyDataset: Any = keras.utils.PyDataset
 
 
@@ -101,15 +110,20 @@ class _Layout:
         self.backend_layout = sharding
 
 
+class EndOfData(Exception):
+    """Raised instead of StopIteration, which Python would replace by RuntimeError in Keras' generator over a pass."""
+
+
 class KerasBatches(_PyDataset):  # type: ignore[misc]
     """A `keras.utils.PyDataset` that yields the batches of a `mirrored` dataset, starting over in each epoch."""
 
     def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         cardinality = int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
-        # An unknown length is determined by one pass over the data.
+        # An unknown length is determined by one pass over the data. A later, shorter pass ends with its data.
         self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
         self._dataset = dataset
+        self.has_bare_elements = _has_bare_elements(dataset)
         self._iterator: Any = None
         self._next = 0
 
@@ -119,13 +133,17 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         return self._count
 
     def __getitem__(self, index: int) -> Any:
-        if self._iterator is None or index != self._next:
-            self._iterator, self._next = iter(self._dataset), 0
-            for _ in range(index):
-                next(self._iterator)
-                self._next += 1
-        self._next += 1
-        return tree_map(_whole, next(self._iterator), is_leaf=_is_split)
+        try:
+            if self._iterator is None or index != self._next:
+                self._iterator, self._next = iter(self._dataset), 0
+                for _ in range(index):
+                    next(self._iterator)
+                    self._next += 1
+            self._next += 1
+            batch = next(self._iterator)
+        except StopIteration:
+            raise EndOfData from None
+        return tree_map(_whole, batch, is_leaf=_is_split)
 
     def get_state(self) -> Any:
         """Returns the position in the dataset after the last batch that was read; None before the first batch."""
@@ -246,7 +264,12 @@ def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
             if force or getattr(self, made) is None:
                 setattr(self, made, made_for(self, kind))
             return getattr(self, made)
-        result = make(self, force)
+        step = getattr(self, made)
+        # The function fixes the numbers of trainable and other weights, which change with `layer.trainable`.
+        groups = [list(map(id, variables_of(self, group))) for group in GROUPS]
+        known = vars(self).setdefault(_GROUPS_OF_STEPS, {})
+        result = make(self, force or (hasattr(step, "bounded") and known.get(kind) != groups))
+        known[kind] = groups
         step = getattr(self, made)
         if callable(step) and not hasattr(step, "bounded") and strategy_of(self) is not None:
             setattr(self, made, _bounded(step))
@@ -284,6 +307,8 @@ def _fed(argument: object, strategy: Strategy | None) -> Any:
 
 def _has_bare_elements(x: Any = None, **others: object) -> bool:
     """Returns whether `x` is a dataset whose elements are not tuples, which Keras packs into tuples."""
+    if isinstance(x, KerasBatches):  # the validation of `fit` gets the dataset that `fit` was given
+        return x.has_bare_elements
     return _is_dataset(x) and not isinstance(getattr(x, "element_spec", None), tuple)
 
 

@@ -64,6 +64,11 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
     return syncing
 
 
+def is_from_fit() -> bool:
+    """Returns whether the current code assigns the results of `fit`, `evaluate` or `predict` to a model."""
+    return _from_fit.get()
+
+
 def stored_at_once(made: Variable, value: object) -> bool:
     """Stores an array directly in a variable, faster than `assign`; returns False if that is impossible."""
     here, device_assignment = ambient(), made.device_assignment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ _PROTO_TYPES: Final = {
 
 
 _MOST_SECONDS: Final = 60.0  # for the thread that writes events
+_numbers: Final = itertools.count()  # of the writers of this process
 
 
 class WriteTimeoutError(MirroredError, TimeoutError):
@@ -59,14 +61,26 @@ class SummaryWriter:
 
     def __init__(self, logdir: str | os.PathLike[str], flush_millis: int, filename_suffix: str) -> None:
         module = load("tensorboardX", called="tf.summary.create_file_writer", extra="summary")
-        suffix = filename_suffix or ""
+        # tensorboardX names a file by the second and the host, and truncates one of the same name.
+        suffix = f".{os.getpid()}.{next(_numbers)}{filename_suffix or ''}"
         self._events: Any = module.SummaryWriter(str(logdir), flush_secs=flush_millis / 1000, filename_suffix=suffix)
         self._flushing = threading.Lock()
-        self._is_pending = True
+        self._is_pending, self._is_closed = True, False
 
     @property
     def events(self) -> Any:
-        """The underlying tensorboardX writer, which receives the values to write."""
+        """The underlying tensorboardX writer, which receives the values to write.
+
+        Raises:
+            ContextError: The writer is closed.
+        """
+        if self._is_closed:
+            raise ContextError(
+                "tf.summary",
+                found="a value was written with a writer that is closed",
+                rule="a writer takes values until its close()",
+                remedy="close it after the last value, or make another writer with tf.summary.create_file_writer",
+            )
         self._is_pending = True
         return self._events
 
@@ -118,6 +132,7 @@ class SummaryWriter:
 
     def close(self) -> None:
         """Writes all pending values to disk and closes the event file."""
+        self._is_closed = True
         self._events.close()
 
 
