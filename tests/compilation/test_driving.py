@@ -143,10 +143,59 @@ def of_recursive_helper(factor: float) -> Any:
     return lambda x: total([x * 0.5, [x * 0.5]])
 
 
+def of_attribute(factor: float) -> Any:
+    def replica(x: Any) -> Any:
+        return x.sum() * replica.factor  # type: ignore[attr-defined]
+
+    replica.factor = factor  # type: ignore[attr-defined]
+    return replica
+
+
+def of_helper_with_attribute(factor: float) -> Any:
+    helper = of_attribute(factor)
+    return lambda x: helper(x)
+
+
+def of_tuple_of_functions(factor: float) -> Any:
+    functions = (of_default(factor), {"other": [lambda x: x.sum() * 0]})
+    return lambda x: functions[0](x) + functions[1]["other"][0](x)
+
+
+def of_module(factor: float) -> Any:
+    """A function with the same code for every module, and other globals."""
+    module = MODULES.setdefault(factor, {"factor": factor})
+    if "replica" not in module:
+        exec(compile("def replica(x):\n    return x.sum() * factor\n", f"module{factor}.py", "exec"), module)
+    return module["replica"]
+
+
+MODULES: dict[float, Any] = {}
+BUFFER = np.zeros(1, np.float32)
+STATE: dict[str, Any] = {"scales": [0.0]}
+
+
+def of_refilled_buffer(factor: float) -> Any:
+    buffer = BUFFER
+    buffer[:] = factor
+    return lambda x: (x * buffer).sum()
+
+
+def of_changed_dict(factor: float) -> Any:
+    state = STATE
+    state["scales"][0] = factor
+    return lambda x: x.sum() * state["scales"][0]
+
+
+def of_method_of_dataclass(factor: float) -> Any:
+    return Unhashable(factor).__call__
+
+
 BY_VALUE = [of_default, of_keyword_default, of_helper_with_default, of_partial, of_decorated, of_recursive_helper]
+BY_VALUE += [of_attribute, of_helper_with_attribute, of_tuple_of_functions, of_module]
+BY_VALUE += [of_refilled_buffer, of_changed_dict, of_method_of_dataclass, Unhashable]
 
 
-@pytest.mark.parametrize("make", [*BY_VALUE, of_method, Unhashable], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [*BY_VALUE, of_method], ids=lambda make: make.__name__)
 def test_a_replica_function_is_compiled_for_each_of_its_values(make: Callable[[float], Any]) -> None:
     """The programs of the first values ran with all others, silently."""
     strategy = mr.MirroredStrategy(jax.devices()[:2])
@@ -166,6 +215,51 @@ def test_a_replica_function_is_compiled_for_each_of_its_values(make: Callable[[f
         assert found == [2.0, 4.0, 6.0]
     if make in BY_VALUE:
         assert epoch.trace_count == len(factors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """A callable object whose `==` finds 2 equal to 2.0, and 0.0 to -0.0."""
+
+    factor: float
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(("one", "two"), [(2, 2.0), (0.0, -0.0), (True, 1)])
+def test_callable_objects_are_compared_by_the_types_and_bits_of_their_contents(one: Any, two: Any) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    dataset = strategy.distribute_dataset([np.ones((2, 1), np.int32 if one == 2 else np.float32)] * 2)
+
+    @mr.function
+    def epoch(iterator: Any) -> list[Any]:
+        return [
+            np.asarray(strategy.run(Scale(factor), args=(x,)).values[0])
+            for factor, x in zip((one, two), iterator, strict=True)
+        ]
+
+    found = epoch(iter(dataset))
+    assert epoch.trace_count == 2
+    expected = [np.asarray(jax.numpy.ones((1, 1), found[0].dtype) * factor) for factor in (one, two)]
+    assert [(x.dtype, x.tobytes()) for x in found] == [(x.dtype, x.tobytes()) for x in expected]
+
+
+def test_what_a_trace_appends_to_a_list_causes_no_other_trace() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    dataset = strategy.distribute_dataset([np.ones((2, 1), np.float32)] * 3)
+    notes: dict[str, list[int]] = {"traced": []}
+
+    @mr.function
+    def epoch(dataset: Any) -> list[float]:
+        def replica(x: Any) -> Any:
+            notes["traced"].append(1)
+            return x.sum()
+
+        return [float(strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)) for x in dataset]
+
+    assert [epoch(dataset) for _ in range(2)] == [[2.0] * 3] * 2
+    assert (epoch.trace_count, len(notes["traced"])) == (1, 1)
 
 
 def test_objects_in_the_key_of_a_program_are_kept_alive() -> None:

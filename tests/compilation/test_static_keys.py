@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import gc
 import math
 import types
@@ -192,3 +193,65 @@ def test_variables_whose_shape_may_change_are_not_mistaken_for_each_other():
     v.assign(jnp.zeros(2))
     last = mr.Variable(jnp.zeros(3), shape=(None,))
     assert (size(), last.shape.rank) == (2, 1)
+
+
+class Scaled(Config):
+    """A class that is no dataclass itself: its `==` and its fields are those of `Config`."""
+
+    def __init__(self, scale):
+        super().__init__(scale, [])
+
+
+class WithSlot(Config):
+    __slots__ = ("other",)
+
+
+@dataclasses.dataclass
+class Elements(dict):
+    units: int = 1
+
+    @property
+    def other(self):
+        return self["other"]
+
+    @other.setter
+    def other(self, value):
+        self["other"] = value
+
+
+@dataclasses.dataclass
+class Late:
+    units: int
+    note: str = dataclasses.field(default="", compare=False)
+
+    def __post_init__(self):
+        self.other = 2.0
+
+    @functools.cached_property
+    def double(self):
+        return 2 * self.units
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Scaled(1.0), lambda: WithSlot(1.0, []), Elements, lambda: Late(1)],
+    ids=["subclass", "slots", "elements", "no field"],
+)
+def test_a_dataclass_is_compared_by_all_its_attributes_and_elements(make):
+    first, second = make(), make()
+    for one in (first, second):
+        one.scale, one.layers, one.other = 1.0, [], 2.0
+    assert static_key(first) == static_key(second)
+    second.other = 3.0
+    assert static_key(first) != static_key(second)
+
+
+def test_fields_that_are_not_compared_are_not_in_the_key():
+    assert static_key(Late(1, "one")) == static_key(Late(1, "two"))
+
+
+def test_a_cached_property_causes_no_other_trace():
+    config = Late(1)
+    key = static_key(config)
+    assert config.double == 2
+    assert static_key(config) == key

@@ -337,3 +337,31 @@ def test_a_tape_around_a_compiled_run_refuses_the_merged_custom_gradient():
 
     with pytest.raises(TapeError, match="open the tape inside the function given to run"):
         step(jnp.asarray(2.0))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jitted"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_rule_calls_a_jitted_helper_that_reads_the_replica_id(devices, compiled, wrap):
+    strategy = MirroredStrategy(jax.devices()[:devices], num_replicas=2)
+
+    @jax.jit
+    def own(g):
+        return g * (get_replica_context().replica_id_in_sync_group + 1.0)
+
+    @jax.custom_vjp
+    def marked(x):
+        return x * 1.0
+
+    marked.defvjp(lambda x: (x * 1.0, None), lambda _, g: (own(g),))
+    loss = wrap(lambda x: jnp.sum(marked(x)))
+
+    def replica(x):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = loss(x)
+        return tape.gradient(y, x)
+
+    run = lambda x: strategy.run(replica, (x,))  # noqa: E731
+    result = (function(run) if compiled else run)(jnp.ones(2))
+    assert [np.asarray(one).tolist() for one in result.values] == [[1.0, 1.0], [2.0, 2.0]]

@@ -79,3 +79,11 @@ def test_calls_without_traced_arguments_happen_each_time(call, inputs):
     f(tf.constant(0.0)).block_until_ready()
     start = len(calls)
     assert float(f(tf.constant(0.0))) == 2 * start + 1  # the next two numbers
+
+
+def test_integers_that_fit_become_unsigned():
+    image = tf.constant(np.array([10, 200], np.uint8))
+    one = tf.py_function(lambda x: 5, [image], tf.uint8)
+    assert (np.asarray(one).tolist(), one.dtype) == (5, np.uint8)
+    several = tf.numpy_function(lambda x: x.astype(np.int32) // 2, [image], tf.uint8)
+    assert np.asarray(several).tolist() == [5, 100]

@@ -139,3 +139,8 @@ def test_a_loaded_function_of_integers_refuses_fractions(tmp_path: Path) -> None
     tf.saved_model.save(module, str(tmp_path))
     with pytest.raises(ValueError, match="double"):
         tf.saved_model.load(str(tmp_path)).double([1.5, 2.5])
+
+
+def test_the_mean_of_unsigned_integers_divides_large_sums():
+    rows = tf.constant(np.array([1_500_000_000] * 2, np.uint32))
+    assert np.asarray(tf.math.segment_mean(rows, np.array([0, 0], np.int32))).tolist() == [1_500_000_000]

@@ -67,7 +67,8 @@ from mirrored._jax.private import util as _util
 # token of a replica of an eager run is a tuple, too, nothing depends on that.
 #
 # The VJP rule of an operation closes over no values, so it is derived under the default token of both contexts
-# (`Operation.rule`), and all replicas share it.
+# (`Operation.rule`), and all replicas share it. If the operation contains custom derivative rules, whose Python code
+# may call a helper that reads the replica id, it is derived under the replica's token.
 #
 # Code that runs while all tapes are suspended (`TapeTrace.under_parent`, `Operation.rule`, the backward pass) or that
 # computes eagerly inside a trace uses the default token None, so it shares its traces with code outside of tapes.

@@ -29,6 +29,7 @@ from mirrored.compilation.signature import (
     quick_key,
     steps_of,
 )
+from mirrored.compilation.static_keys import static_key
 from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
@@ -95,8 +96,7 @@ class Function(Code):
     @property
     def trace_count(self) -> int:
         """The number of times that this function has been traced, including traces inside `Strategy.run`."""
-        driven = 0 if self._driver is None else self._driver.trace_count
-        return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
+        return self._traces + sum(one.trace_count for one in (*self._by_strategy.values(), self._driver) if one)
 
     @entry_point
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ class Function(Code):
         try:
             program = self._program(arguments, here)
         except IteratedWhileTracing:
-            self._driver = Driver(self._alike)
+            self._driver = Driver(self._alike, static_key)
             return self._driven(args, kwargs)
         if quick is not None:
             self._quick[quick] = program

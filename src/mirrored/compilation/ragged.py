@@ -12,6 +12,7 @@ from mirrored.compilation.frozen_state import PythonState
 from mirrored.compilation.program import Program
 from mirrored.compilation.rewinding import Names
 from mirrored.compilation.signature import flatten_arguments
+from mirrored.compilation.static_keys import static_key
 from mirrored.errors import LossScaleWarning
 from mirrored.runtime.ambient import within
 from mirrored.runtime.closure_key import code_of
@@ -64,7 +65,7 @@ class RunScales(Driver):
     compiles = False
 
     def __init__(self, trace: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], object]) -> None:
-        super().__init__(lambda function: function)
+        super().__init__(lambda function: function, static_key)
         self._trace = trace
         self._checked: set[Any] = set()
 

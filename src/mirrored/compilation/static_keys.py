@@ -6,6 +6,7 @@ import argparse
 import collections
 import copy
 import dataclasses
+import functools
 import pathlib
 import types
 from collections.abc import Hashable, Iterator
@@ -87,8 +88,7 @@ def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
         return (kind, around.index(id(value)))  # an object that contains itself
     around = (*around, id(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and kind.__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
-        fields = (one.name for one in dataclasses.fields(value) if one.compare)
-        return (kind, tuple((name, static_key(getattr(value, name), around)) for name in fields))
+        return (kind, _of_dataclass(value, around))
     elements = _elements(value, around)
     if elements is None:
         return (kind, _opaque(value, around))
@@ -114,6 +114,24 @@ def _identical(key: object) -> Iterator[object]:
     elif isinstance(key, (tuple, frozenset)):
         for part in key:
             yield from _identical(part)
+
+
+def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:
+    """Returns the key of a dataclass: its compared fields, its elements, and its attributes that are not fields."""
+    fields = dataclasses.fields(value)
+    compared = tuple((one.name, static_key(getattr(value, one.name), around)) for one in fields if one.compare)
+    names = {one.name for one in fields}
+    state = object.__getstate__(value)  # type: ignore[attr-defined]
+    parts = state if isinstance(state, tuple) else (state,)  # a tuple: the attributes, and those in slots
+    others = tuple(
+        (name, static_key(one, around))
+        for part in parts
+        if part
+        for name, one in part.items()
+        # The trace may have filled a cached property, which follows from the rest.
+        if name not in names and not isinstance(getattr(type(value), name, None), functools.cached_property)
+    )
+    return compared, others, _elements(value, around)
 
 
 def _elements(value: object, around: tuple[int, ...]) -> Hashable | None:

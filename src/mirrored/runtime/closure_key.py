@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Hashable
-from types import NoneType
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 # Every call of a driven function executes the ``def`` or ``lambda`` of its replica function anew, so the function
-# objects differ. Two functions have one program if they have the same code and the same values: those that they close
-# over, have as defaults, or are bound to. Numbers and strings are compared by value, functions among the values like
-# the function itself, and all other objects by identity.
+# objects differ. Two functions have one program if they have the same code, globals and values: those that they close
+# over, have as defaults or attributes, or are bound to. Functions among the values, also in lists, tuples and dicts,
+# are compared like the function itself, and all other objects by their content (`static_keys`): the loop of the driven
+# function may refill an array or change a dict.
 
-_BY_VALUE = (int, bool, str, bytes, NoneType)
+KeyOf = Callable[[Any], Hashable]
+
+_ENTERED = (types.FunctionType, list, tuple, dict)
 
 
 def code_of(function: Callable[..., Any]) -> Hashable:
@@ -30,49 +32,75 @@ def code_of(function: Callable[..., Any]) -> Hashable:
     return function
 
 
-def closure_key(function: Callable[..., Any], kept: list[object]) -> Hashable:
+def closure_key(function: Callable[..., Any], key_of: KeyOf) -> Hashable:
     """Returns a key that is equal for functions with the same code and the same values.
 
     Args:
         function: A function.
-        kept: Receives the objects whose identities are in the key. As long as the key is in use, they must be kept
-            alive, or another object could take over an identity.
+        key_of: Returns the key of an object that is no function. If it compares the object by identity, it must keep it
+            alive, or another object could take over the identity.
     """
-    return _key(function, {}, kept)
+    return _Keys(key_of).key(function)
 
 
-def _key(value: Any, seen: dict[int, int], kept: list[object]) -> Hashable:
-    kind = type(value)
-    if kind in _BY_VALUE:
-        return kind, value
-    if kind is float or kind is complex:
-        return kind, repr(value)  # by `repr`, NaN equals NaN and 0.0 differs from -0.0
-    if kind is types.FunctionType:
-        return _key_of_function(value, seen, kept)
-    if kind is types.MethodType:
-        kept.append(value.__self__)
-        return _key(value.__func__, seen, kept), id(value.__self__)
-    if kind is functools.partial:
-        keywords = tuple([(name, _key(one, seen, kept)) for name, one in value.keywords.items()])
-        return _key(value.func, seen, kept), _keys(value.args, seen, kept), keywords
-    kept.append(value)
-    return id(value)
+class _Keys:
+    """The keys of the objects that can be reached from one function."""
+
+    def __init__(self, key_of: KeyOf) -> None:
+        self._key_of = key_of
+        # A function that calls itself closes over itself, and a list may contain itself.
+        self._seen: dict[int, int] = {}
+
+    def key(self, value: Any) -> Hashable:
+        """Returns the key of a function or of one of its values."""
+        kind = type(value)
+        if kind is types.MethodType:
+            return kind, self.key(value.__func__), self._key_of(value.__self__)
+        if kind is functools.partial:
+            return kind, self.key(value.func), self._keys(value.args), self._named(value.keywords)
+        if kind not in _ENTERED:
+            return self._key_of(value)
+        if id(value) in self._seen:
+            return "seen", self._seen[id(value)]
+        self._seen[id(value)] = len(self._seen)
+        if kind is types.FunctionType:
+            return self._key_of_function(value)
+        return kind, self._named(value) if kind is dict else self._keys(value)
+
+    def _key_of_function(self, function: types.FunctionType) -> Hashable:
+        contents: list[Hashable] = []
+        for cell in function.__closure__ or ():
+            try:
+                contents.append(self.key(cell.cell_contents))
+            except ValueError:  # not assigned yet
+                contents.append(None)
+        # Code objects are compared by value, without the file: functions of two modules may have equal ones.
+        return (
+            function.__code__,
+            _Globals(function.__globals__),
+            tuple(contents),
+            self._keys(function.__defaults__ or ()),
+            self._named(function.__kwdefaults__ or {}),
+            self._named(function.__dict__),
+        )
+
+    def _keys(self, values: Iterable[Any]) -> tuple[Hashable, ...]:
+        return tuple([self.key(value) for value in values])
+
+    def _named(self, values: dict[Any, Any]) -> tuple[Hashable, ...]:
+        return tuple([(self._key_of(name), self.key(one)) for name, one in values.items()])
 
 
-def _key_of_function(function: types.FunctionType, seen: dict[int, int], kept: list[object]) -> Hashable:
-    if id(function) in seen:  # a function that calls itself closes over itself
-        return "seen", seen[id(function)]
-    seen[id(function)] = len(seen)
-    contents: list[Hashable] = []
-    for cell in function.__closure__ or ():
-        try:
-            contents.append(_key(cell.cell_contents, seen, kept))
-        except ValueError:  # not assigned yet
-            contents.append(None)
-    keywords = function.__kwdefaults__
-    by_name = tuple([(name, _key(one, seen, kept)) for name, one in keywords.items()]) if keywords else ()
-    return function.__code__, tuple(contents), _keys(function.__defaults__ or (), seen, kept), by_name
+class _Globals:
+    """A cache key that compares the globals of a function by identity and keeps them alive."""
 
+    __slots__ = ("_names",)
 
-def _keys(values: tuple[Any, ...], seen: dict[int, int], kept: list[object]) -> tuple[Hashable, ...]:
-    return tuple([_key(value, seen, kept) for value in values])
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Globals) and self._names is other._names
+
+    def __hash__(self) -> int:
+        return id(self._names)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.closure_key import closure_key, code_of
+from mirrored.runtime.closure_key import KeyOf, closure_key, code_of
 
 # Hook for `mirrored.tf`: programs for TensorFlow catch errors about shapes by TensorFlow's class.
 
@@ -273,14 +273,17 @@ class Driver:
 
     Args:
         compile_function: Compiles a replica function.
+        key_of: Returns the key of a value that is no function.
     """
 
     compiles = True
     """Whether the runs are compiled. Otherwise the driver is one that only looks at them (`compilation.ragged`)."""
 
-    def __init__(self, compile_function: Callable[[Callable[..., Any]], Any]) -> None:
+    def __init__(self, compile_function: Callable[[Callable[..., Any]], Any], key_of: KeyOf) -> None:
         self._compile = compile_function
-        self._compiled: dict[Hashable, tuple[Any, list[object]]] = {}
+        self._key_of = key_of
+        self._compiled: dict[Hashable, Any] = {}
+        self._after: dict[int, Hashable] = {}  # by the id of a compiled function: the key after its last run
         self._variants: dict[Hashable, int] = {}
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
@@ -289,18 +292,32 @@ class Driver:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function` compiled, or uncompiled if its code was compiled too often with different closures."""
-        code = code_of(function)
-        kept: list[object] = [function]
-        # An object with a hash is compared by its own `==`, such as two equal frozen dataclasses.
-        key = (code, None if code is function else closure_key(function, kept))
+        key = self._key(function)
         if key not in self._compiled:
+            code = code_of(function)
             self._variants[code] = self._variants.get(code, 0) + 1
             if self._variants[code] > _MAX_VARIANTS:
                 return function
-            self._compiled[key] = (self._compile(function), kept)
-        return self._compiled[key][0]  # type: ignore[no-any-return]
+            self._compiled[key] = self._compile(function)
+        return self._compiled[key]  # type: ignore[no-any-return]
+
+    def run(self, function: Callable[..., Any], compiled: Any, run: Callable[[], Any]) -> Any:
+        """Returns the result of `run`, which calls `compiled`, the compiled `function`.
+
+        A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. The program
+        is then the one for the contents after it, too, or every later call would trace anew.
+        """
+        result = run()
+        after = self._key(function)
+        if after not in self._compiled:
+            self._compiled.pop(self._after.pop(id(compiled), None), None)  # only the last contents, to bound the memory
+            self._compiled[after], self._after[id(compiled)] = compiled, after
+        return result
+
+    def _key(self, function: Callable[..., Any]) -> Hashable:
+        return code_of(function), closure_key(function, self._key_of)
 
     @property
     def trace_count(self) -> int:
         """The number of times that this driver's compiled replica functions have been traced."""
-        return sum(compiled.trace_count for compiled, _ in self._compiled.values())
+        return sum(compiled.trace_count for compiled in {id(one): one for one in self._compiled.values()}.values())

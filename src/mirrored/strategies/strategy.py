@@ -195,6 +195,7 @@ class Strategy(DistributesInput, OlderNames):
         here = ambient()
         if not here.strategies:
             hooks.connect()
+        given = fn
         if here.driver is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
             fn = here.driver.of_run(self, fn, args, kwargs)
         if isinstance(fn, Function):
@@ -207,7 +208,10 @@ class Strategy(DistributesInput, OlderNames):
                     "steps_per_call=k)",
                 )
             if here.store is None and here.runner is None and not functions_run_eagerly():
-                return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
+                run = functools.partial(
+                    fn.around(self, functools.partial(self._runs, out_specs), specs.key), *args, **kwargs
+                )
+                return run() if here.driver is None or given is fn else here.driver.run(given, fn, run)
             fn = fn.python_function
         with within(strategies=(*here.strategies, self)), axis_names_explained():
             if self._device_assignment is None or self._device_assignment.num_replicas == 1:

@@ -186,9 +186,12 @@ class Operation:
         """Returns the VJP rule for given input types, with respect to the inputs at positions `watched`.
 
         The rule closes over no values. So it is derived without the tokens of `_jax.caches`, and all tapes and replicas
-        share it.
+        share it. But a custom derivative rule may call a jitted helper that reads the replica id, so those rules are
+        derived under the replica's token.
         """
         token, replica_token = caches.swap(None), caches.swap_replica(None)
+        if self.custom_calls is not CustomCalls.NONE:
+            caches.put_replica(replica_token)
         try:
             key = (avals, watched, context_key())
             rule = self._rules.get(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,10 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
     return outs[0] if outs else None
 
 
+# What each kind of numbers can hold; signed and unsigned integers differ in their values only, which are compared.
+_KINDS: Final = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
 def _of_dtype(result: Any, dtype: np.dtype[Any]) -> jax.Array:
     """Converts a result to its declared dtype.
 
@@ -89,7 +93,7 @@ def _of_dtype(result: Any, dtype: np.dtype[Any]) -> jax.Array:
     tensor = as_tensor(result)
     host = None if isinstance(tensor, Tracer) else np.asarray(result if hasattr(result, "dtype") else tensor)
     if host is not None and host.dtype != dtype and host.dtype.kind in "biufc" and dtype.kind in "biufc":
-        loses_kind = not np.can_cast(host.dtype, dtype, "same_kind")
+        loses_kind = _KINDS[host.dtype.kind] > _KINDS[dtype.kind]
         with np.errstate(all="ignore"):
             if dtype.kind in "biu" and (loses_kind or bool(np.any(host.astype(dtype) != host))):
                 _refuse(host, dtype)

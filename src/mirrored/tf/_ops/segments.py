@@ -71,7 +71,8 @@ def _mean_of_dtype(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
     if data.dtype.kind not in "iu":
         return _mean(data, ids, count)
     total = jax.ops.segment_sum(data, ids, count)
-    wide = jnp.promote_types(total.dtype, jnp.int32)
+    # The common type of uint32 and int32 is int64, which is int32 without x64.
+    wide = total.dtype if total.dtype.itemsize >= 4 else jnp.int32
     sizes = jnp.broadcast_to(jnp.maximum(_sizes(data, ids, count), 1), total.shape)
     return lax.div(total.astype(wide), sizes.astype(wide)).astype(total.dtype)
 
