@@ -58,6 +58,44 @@ def read_again(cursor: Any) -> Any:
         raise beyond_end() from None
 
 
+class PositionCursor:
+    """An iterator over a random-access sequence without threads; its saved position has Grain's format.
+
+    An element that raises an exception is passed, but not one that an interrupt ends.
+    """
+
+    def __init__(self, item: Callable[[int], Element], length: int) -> None:
+        self._item, self._length, self._next = item, length, 0
+
+    def __next__(self) -> Element:
+        if self._next >= self._length:
+            raise StopIteration
+        try:
+            element = self._item(self._next)
+        except Exception:
+            self._next += 1
+            raise
+        self._next += 1
+        return element
+
+    def get_state(self) -> Any:
+        """Returns the index of the next element, in Grain's format of read positions."""
+        return {"next_index": self._next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores the index of the next element from a result of `get_state`.
+
+        Raises:
+            InputError: The data has fewer elements.
+        """
+        if state["next_index"] > self._length:
+            raise beyond_end(state["next_index"], self._length)
+        self._next = state["next_index"]
+
+    def close(self) -> None:
+        """Does nothing, because this iterator has no resources to release."""
+
+
 class Iterators:
     """A factory of iterators over a Python iterable: each pass over the dataset gets a new iterator.
 

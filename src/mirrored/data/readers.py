@@ -383,11 +383,11 @@ class ElementsInTurn:
         self._ended.clear()
         self.layout.set_state(state)
         self._taken = taken
-        for cursor, position, taken in zip(self._cursors, state["sources"], self._taken, strict=True):
+        for cursor, position, count in zip(self._cursors, state["sources"], self._taken, strict=True):
             if position is not None:
                 cursor.set_state(position)
                 continue
-            for _ in range(taken):
+            for _ in range(count):
                 read_again(cursor)
 
     def close(self) -> None:

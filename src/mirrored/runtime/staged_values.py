@@ -37,6 +37,10 @@ class VariableLike(ReadableVariable, Protocol):
         """Returns one replica's stored component of the variable, on that replica's device."""
         ...
 
+    def before_write(self) -> None:
+        """Lets the owner of a withheld value, such as a Keras training loop, store it before a new one."""
+        ...
+
     def store(self, value: jax.Array, *, shared: bool = False) -> None:
         """Stores a new value for all replicas; `shared` says whether other code also holds the new value's buffers."""
         ...

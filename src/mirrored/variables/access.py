@@ -363,9 +363,8 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
         return _write_alone(assignment, value) if runner is None else _write_shared(assignment, value, runner, index)
     alone = runner is None or runner.device_assignment.num_replicas == 1
     if runner is None or alone or variable.per_replica or not _is_aggregated(assignment):
-        new = assignment.combined(
-            store.local(variable, index), _aggregated_alone(assignment, value) if alone else value
-        )
+        term = _aggregated_alone(assignment, value) if alone else value
+        new = assignment.combined(store.local(variable, index), term)
         store.set_local(variable, index, new, assignment.where)
         return store.local(variable, index)
     if variable.device_assignment is None and variable.is_sum_of_components:
@@ -375,12 +374,9 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
 
 
 def _is_aggregated(assignment: Assignment) -> bool:
-    """Returns whether the values that the replicas of a run assign to a variable are aggregated.
-
-    The replicas of an eager run assign a plain variable one after another, so compiled ones must assign equal values.
-    Only the sum of what they add is the same in both.
-    """
+    """Returns whether the values that the replicas of a run assign to a variable are aggregated."""
     variable = assignment.variable
+    # Eager replicas assign a plain variable in turn; only the sum of what they add is the same in a compiled run.
     if variable.device_assignment is not None or variable.internal:
         return variable.aggregation is not VariableAggregation.NONE
     adds = not assignment.replaces and variable.aggregation is VariableAggregation.SUM

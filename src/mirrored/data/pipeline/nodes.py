@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from mirrored.data import specs
-from mirrored.data.cursors import Cursor, beyond_end
+from mirrored.data.cursors import Cursor, PositionCursor
 from mirrored.data.elements import Element, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
@@ -196,7 +196,7 @@ class IndexedNode(Node):
         rows, threads = self.open(run), parallel_calls(self)
         if threads:
             return engine().by_position(rows.item, rows.length, threads)
-        return engine().by_cursor(lambda: PositionCursor(rows), self.name)
+        return engine().by_cursor(lambda: PositionCursor(rows.item, rows.length), self.name)
 
     def cursor(self, run: Run) -> Cursor:
         """Returns a new iterator over the elements: Grain's if it reads with threads, otherwise a `PositionCursor`.
@@ -205,7 +205,10 @@ class IndexedNode(Node):
         devices.
         """
         by_position = self.is_indexed and not self.wants_threads
-        return PositionCursor(self.open(run)) if by_position else super().cursor(run)
+        if not by_position:
+            return super().cursor(run)
+        rows = self.open(run)
+        return PositionCursor(rows.item, rows.length)
 
     @property
     def wants_threads(self) -> bool:
@@ -217,44 +220,6 @@ def rows_of(node: Node, run: Run) -> Rows:
     """Opens an operation that `is_indexed` as a random-access sequence."""
     assert isinstance(node, IndexedNode)
     return node.open(run)
-
-
-class PositionCursor:
-    """An iterator over a random-access sequence without threads; its saved position has Grain's format.
-
-    An element that raises an exception is passed, but not one that an interrupt ends.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        self._item, self._length, self._next = rows.item, rows.length, 0
-
-    def __next__(self) -> Element:
-        if self._next >= self._length:
-            raise StopIteration
-        try:
-            element = self._item(self._next)
-        except Exception:
-            self._next += 1
-            raise
-        self._next += 1
-        return element
-
-    def get_state(self) -> Any:
-        """Returns the index of the next element, in Grain's format of read positions."""
-        return {"next_index": self._next}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the index of the next element from a result of `get_state`.
-
-        Raises:
-            InputError: The data has fewer elements.
-        """
-        if state["next_index"] > self._length:
-            raise beyond_end(state["next_index"], self._length)
-        self._next = state["next_index"]
-
-    def close(self) -> None:
-        """Does nothing, because this iterator has no resources to release."""
 
 
 def nodes(node: Node) -> Iterator[Node]:

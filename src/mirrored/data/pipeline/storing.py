@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._typing import PyTree
-from mirrored.data.cursors import Cursor
+from mirrored.data.cursors import Cursor, PositionCursor
 from mirrored.data.elements import Element
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
@@ -35,7 +35,6 @@ from mirrored.data.pipeline.nodes import (
     IndexedNode,
     ItemRows,
     Node,
-    PositionCursor,
     Rows,
     Run,
     elements_of,
@@ -367,7 +366,8 @@ class Kept(StreamStep, CursorNode):
         return {"folder": os.path.join(self.folder, f"worker-{worker}-of-{workers}")}
 
     def open_cursor(self, run: Run) -> Cursor:
-        return PositionCursor(_rows_in(self._open(run)))
+        rows = _rows_in(self._open(run))
+        return PositionCursor(rows.item, rows.length)
 
     def kept_seeds(self) -> dict[int, int]:
         """Returns the random seeds stored in the cache file, as a dict keyed by `id(operation)`.
