@@ -481,3 +481,17 @@ def test_a_later_epoch_keeps_its_number_of_examples(name: str, saved: int, now: 
             put(restored, later)
     del later["epochs"]  # as earlier versions save it
     iter(EPOCHS[name](now)).set_state(later)
+
+
+def test_a_repeat_may_be_added_or_its_count_raised_in_the_first_epoch():
+    for saved, built in ((2, 3), (1, 3)):
+        before = iter(Dataset.range(8).repeat(saved).batch(2))
+        next(before), next(before)
+        after = iter(Dataset.range(8).repeat(built).batch(2))
+        after.set_state(before.get_state())
+        assert next(after).tolist() == [4, 5]
+    before = iter(Dataset.range(8).batch(2))
+    next(before)
+    after = iter(Dataset.range(8).repeat(3).batch(2))
+    assert not after.restore(before.get_state()), "the operations have changed, so the epoch begins again"
+    assert next(after).tolist() == [0, 1]

@@ -36,7 +36,7 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
       record the second ones.
     - ``grouping``: how the steps divide the examples into elements.
     - ``replayed``: those that decide the order of elements which a later step reads again, skips or reorders.
-    - ``slices``: the lengths of parts that others follow (`take`, `repeat`), and the units in which slices count.
+    - ``slices``: the lengths of parts that others follow in `concatenate`, and the units in which slices count.
       Earlier versions did not record them.
     - ``order``: those that decide the order of all elements, of which a position may need only a part.
     """
@@ -63,8 +63,8 @@ def _slices_of(node: Node) -> list[str]:
             # The position of a dataset with another batch size counts the examples before it, with others left out.
             found.append(f"{step.settings} of {', '.join(sizes_of(step.parent))}")
         # An indexed position is one number, which means another element if the parts before it have other lengths.
-        followed = step.parents if isinstance(step, Repeated) else ()
-        followed = step.members[:-1] if isinstance(step, Concatenated) else followed
+        # `epochs_of` has the lengths of the epochs of a `repeat`.
+        followed = step.members[:-1] if isinstance(step, Concatenated) else ()
         for inner in (inner for parent in followed if step.is_indexed for inner in nodes(parent)):
             if isinstance(inner, Sliced) and inner.stop is not None:
                 found.append(", ".join([f"take({inner.stop})", *sizes_of(inner.parent)]))
@@ -87,7 +87,7 @@ def _grouping_of(node: Node) -> list[str]:
 
 def epochs_of(node: Node) -> list[int]:
     """Returns the numbers of examples in the epochs of each `repeat` whose positions are indices over all epochs."""
-    repeats = [step for step in nodes(node) if isinstance(step, Repeated) and step.count != 1 and step.is_indexed]
+    repeats = [step for step in nodes(node) if isinstance(step, Repeated) and step.is_indexed]
     return [_before_batches(step.parent)[0].cardinality for step in repeats]
 
 
@@ -107,9 +107,11 @@ def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
         state: The position, of a dataset with another number of examples per epoch.
         node: The dataset.
     """
+    if not state["count"] or Repeated.__name__ not in state["pipeline"]:
+        return True
     repeat, size = _before_batches(node)
-    if not state["count"] or state.get("pipeline") != outline(node) or not isinstance(repeat, Repeated):
-        return not state["count"]
+    if state["pipeline"] != outline(node) or not isinstance(repeat, Repeated):
+        return False
     given = state["count"] * size * _before_batches(repeat.parent)[1]
     known = [length for length in (*state["epochs"], *epochs_of(node)) if length >= 0]
     return len(state["epochs"]) == 1 and given <= min(known, default=0)
