@@ -202,6 +202,25 @@ def test_compiled_methods_of_a_copy_assign_the_variables_of_the_copy(make, part)
     assert copy.copy(model).step is model.step
 
 
+@pytest.mark.parametrize("function_first", [False, True])
+@pytest.mark.parametrize("through_helper", [False, True])
+def test_a_closure_over_a_variable_uses_its_copy(function_first, through_helper):
+    class Model:
+        def __init__(self):
+            v = mr.Variable(0.0)
+            add = (lambda x: v.assign_add(x)) if through_helper else None
+            if not function_first:
+                self.v = v
+            self.step = mr.function((lambda: add(1.0)) if through_helper else (lambda: v.assign_add(1.0)))
+            self.v = v
+
+    model = Model()
+    twin = copy.deepcopy(model)
+    twin.step()
+    assert (float(model.v), float(twin.v)) == (0.0, 1.0)
+    assert copy.deepcopy(model.step) is model.step, "a function that is copied alone keeps its variables"
+
+
 def test_a_copied_method_keeps_its_options():
     model = Counter(lambda model: mr.function(model.add, input_signature=[jax.ShapeDtypeStruct((), jnp.float32)]))
     assert float(copy.deepcopy(model).step(2)) == 2.0

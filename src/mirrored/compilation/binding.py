@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from mirrored.errors import ContextError
+from mirrored.variables import Variable
 
 if TYPE_CHECKING:
     from mirrored.compilation.concrete import ConcreteFunction
@@ -88,16 +89,24 @@ def with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[
     """Returns a Python function for a deep copy, in which it uses the copies of the objects that are copied with it.
 
     A bound method, a partial function or another object that is called is deep-copied, with what it holds. Python's
-    deep copy of a function is the function itself; here one that closes over objects of `memo` gets their copies.
+    deep copy of a function is the function itself; here one that closes over variables or over objects of `memo` gets
+    their copies, and so do the functions that it closes over.
 
     Args:
         function: The Python function.
-        memo: That of `copy.deepcopy`: the copies by the ids of the copied objects.
+        memo: That of `copy.deepcopy`: the copies by the ids of the copied objects. Empty if the function alone is
+            copied: it then keeps its variables.
     """
     if not isinstance(function, types.FunctionType):
         return copy.deepcopy(function, memo)
+    return _function_with_copies(function, memo, ()) if memo else function
+
+
+def _function_with_copies(
+    function: types.FunctionType, memo: dict[int, Any], around: tuple[types.FunctionType, ...]
+) -> types.FunctionType:
     cells = function.__closure__ or ()
-    copies = tuple(_with_copy(cell, memo) for cell in cells)
+    copies = tuple(_with_copy(cell, memo, (*around, function)) for cell in cells)
     if all(new is old for new, old in zip(copies, cells, strict=True)):
         return function
     made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, copies)
@@ -107,7 +116,7 @@ def with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[
     return made
 
 
-def _with_copy(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
+def _with_copy(cell: types.CellType, memo: dict[int, Any], around: tuple[types.FunctionType, ...]) -> types.CellType:
     """Returns a cell with the copy of what a cell holds; the cell itself if that is not copied."""
     try:
         content = cell.cell_contents
@@ -115,7 +124,12 @@ def _with_copy(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
         return cell
     if isinstance(content, types.MethodType) and id(content.__self__) in memo:
         return types.CellType(copy.deepcopy(content, memo))
-    return types.CellType(memo[id(content)]) if id(content) in memo else cell
+    if isinstance(content, types.FunctionType) and content not in around:
+        made = _function_with_copies(content, memo, around)
+        return cell if made is content else types.CellType(made)
+    # The copied object may hold a variable of the function in a later attribute: it is not in `memo` yet.
+    is_copied = id(content) in memo or isinstance(content, Variable)
+    return types.CellType(copy.deepcopy(content, memo)) if is_copied else cell
 
 
 def reference_to(instance: object) -> Callable[[], Any]:
