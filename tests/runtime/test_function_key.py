@@ -70,6 +70,7 @@ NUMBERS = {
     "list": lambda own: contained([own]),
     "dict": lambda own: contained({"a": own}),
     "frozenset": lambda own: contained(frozenset({own})),
+    "set": lambda own: contained({own}),
     "number in a tuple in a dict": lambda own: closure({"a": (1.0, {"b": (own,)})}),
     "length": lambda own: closure((1.0,) * (own + 1)),
     "helper": lambda own: closure((jnp.sin, jnp.cos)[own % 2]),

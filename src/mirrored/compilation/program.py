@@ -31,7 +31,7 @@ from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
 from mirrored.compilation.frozen_state import refuse_result
-from mirrored.compilation.program_checks import check_devices, check_ordered, several_processes
+from mirrored.compilation.program_checks import check_devices, check_ordered, explained_nesting, several_processes
 from mirrored.compilation.scan import Result, Scan
 from mirrored.compilation.signature import Arguments
 from mirrored.runtime.ambient import announce_read, announce_reassignment, within
@@ -330,7 +330,13 @@ class Program:
             together = self._several is not None and not any(isinstance(one, Tracer) for one in payloads)
             if together:
                 self._met.arrive(payloads, self._digest)
-            outs = self._plain(*values, *self._outer, *arrays)
+            try:
+                outs = self._plain(*values, *self._outer, *arrays)
+            except ValueError as error:
+                explained = explained_nesting(self._name, error)
+                if explained is None:
+                    raise
+                raise explained from error
             if together:
                 self._met.passed(payload_of(outs[-1]))
             self._store_new([*map(payload_of, outs)])

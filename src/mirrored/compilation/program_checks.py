@@ -83,6 +83,20 @@ def _explained_use(called: str, error: Exception) -> TransformError | None:
     )
 
 
+def explained_nesting(called: str, error: ValueError) -> TransformError | None:
+    """Converts JAX's error for a deterministic function inside another traced program; None for any other error."""
+    if "compiler_options" not in str(error):
+        return None
+    return TransformError(
+        called,
+        found="it contains a run with deterministic=True, and was called while JAX traces another program (`jax.jit`, "
+        "or a loop or branch of `jax.lax`)",
+        rule="XLA compiles such a function as a program of its own; as a part of another one its bits would depend on "
+        "the number of devices",
+        remedy="call it outside of `jax.jit`, or replace `jax.jit` by `mirrored.function`",
+    )
+
+
 def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
     """Checks that all `Strategy.run` calls and variables of a program use the same devices.
 

@@ -220,7 +220,7 @@ def _leaves(named: Iterable[tuple[object, object]], prefix: str, seen: set[int])
         elif _is_function(value):
             yield f"{prefix}{name}", CodeKey(value)
             yield from _bound(value, f"{prefix}{name}.", seen)
-        elif isinstance(value, (list, tuple, dict, frozenset)) and id(value) not in seen:
+        elif isinstance(value, (list, tuple, dict, set, frozenset)) and id(value) not in seen:
             if isinstance(value, (list, dict)):  # only these can contain themselves
                 seen.add(id(value))
             inside = f"{prefix}{name}."
@@ -233,7 +233,7 @@ def _leaves(named: Iterable[tuple[object, object]], prefix: str, seen: set[int])
 def _items(container: Any) -> list[tuple[object, object]]:
     if isinstance(container, dict):
         return list(container.items())
-    return list(enumerate(sorted(container, key=repr) if isinstance(container, frozenset) else container))
+    return list(enumerate(sorted(container, key=repr) if isinstance(container, (set, frozenset)) else container))
 
 
 def _is_array(value: object) -> bool:
