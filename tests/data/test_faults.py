@@ -147,3 +147,22 @@ def test_what_ends_the_program_passes_a_prefetch(kind: type[BaseException], thre
         with pytest.raises(kind, match="stop"):
             next(reading)
         assert [int(x) for x in reading] == [2, 3]
+
+
+@pytest.mark.parametrize("prefetched", [True, False])
+def test_an_interrupt_that_ends_a_generator_does_not_end_the_data(prefetched):
+    raised = []
+
+    def numbers():
+        for i in range(4):
+            if i == 2 and not raised:
+                raised.append(i)
+                raise KeyboardInterrupt
+            yield i
+
+    dataset = Dataset.from_generator(numbers)
+    iterator = iter(dataset.prefetch(1) if prefetched else dataset)
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [int(element) for element in iterator] == [2, 3]

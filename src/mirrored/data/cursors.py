@@ -151,8 +151,11 @@ class IterableCursor:
         self._count = 0
         # What has ended a generator: without it, the data would seem to end there to `ignore_errors` of a later step.
         self._error: Exception | None = None
+        self._is_interrupted = False  # an interrupt has ended a generator, so that a new one must take its place
 
     def __next__(self) -> Element:
+        if self._is_interrupted:
+            self._read_again(self._count)
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = self._begin()
@@ -162,9 +165,10 @@ class IterableCursor:
             raise self._error
         try:
             value = next(iterator)
-        except Exception as error:
+        except BaseException as error:
             if getattr(iterator, "gi_frame", self) is None and not isinstance(error, StopIteration):
-                self._error = error
+                self._error = error if isinstance(error, Exception) else None
+                self._is_interrupted = not isinstance(error, Exception)
             raise
         if self._iterator is not iterator:  # another thread has called `close`, and left the iterator to this one
             close_iterator(iterator)
@@ -181,12 +185,15 @@ class IterableCursor:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.close()
-        self._count, self._error = 0, None
+        self._count, self._error, self._is_interrupted = 0, None, False
         if state["count"]:
-            self._iterator = self._begin()
-            for _ in range(state["count"]):
-                read_again(self._iterator)
-            self._count = state["count"]
+            self._read_again(state["count"])
+
+    def _read_again(self, count: int) -> None:
+        iterator = self._begin()
+        for _ in range(count):
+            read_again(iterator)
+        self._iterator, self._count, self._is_interrupted = iterator, count, False
 
     def close(self) -> None:
         iterator, self._iterator = self._iterator, None
