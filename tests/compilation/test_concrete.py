@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import jax
@@ -120,3 +121,27 @@ def test_the_variables_of_a_concrete_function():
     assert unread.trainable
     with pytest.raises(ArgumentError, match="has not been traced"):
         _ = step.get_concrete_function(mr.data.ArraySpec((None,), np.float32)).variables
+
+
+@pytest.mark.parametrize("how", ["method", "object"])
+def test_static_arguments_keep_the_variables_of_their_objects(how):
+    class Model:
+        def __init__(self):
+            self.w = mr.Variable(1.0)
+
+        def train(self, x):
+            return self.w.assign_add(x)
+
+    @dataclasses.dataclass
+    class Step:
+        rate: float
+        model: Model = dataclasses.field(compare=False)
+
+        def __call__(self, x):
+            return self.model.train(self.rate * x)
+
+    model = Model()
+    apply = mr.function(lambda called, x: called(x))
+    called = model.train if how == "method" else Step(1.0, model)
+    apply.get_concrete_function(called, jax.ShapeDtypeStruct((), jnp.float32))(jnp.float32(2.0))
+    assert float(model.w) == 3.0

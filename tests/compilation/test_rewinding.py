@@ -88,3 +88,31 @@ def test_an_error_of_an_eager_call_restores_what_it_assigned_outside_of_runs(fir
         with pytest.raises(TypeError):
             step(uneven())
         assert int(count.numpy()) == before
+
+
+@pytest.mark.parametrize("rows", [4, 3], ids=["even", "uneven"])
+def test_a_flag_stays_with_what_it_guards(rows):
+    made = []
+
+    class Model:
+        built = False
+
+        def build(self):
+            self.w = mr.Variable(jnp.ones(()))
+            made.append(self.w)
+            self.built = True
+
+    model = Model()
+    model.built = False
+
+    @mr.function
+    def step(batch):
+        if not model.built:
+            model.build()
+        STRATEGY.run(lambda x: x.sum() * model.w, args=(batch,))
+
+    (batch,) = STRATEGY.distribute_dataset([np.ones((rows, 1), np.float32)])
+    with STRATEGY.scope():
+        step(batch)
+    assert model.built
+    assert len(made) == 1

@@ -14,7 +14,8 @@ from data.readings import assert_resumes_everywhere, read
 from mirrored.data import AutoShardPolicy, Dataset, Options
 from mirrored.data.pipeline import files
 from mirrored.data.pipeline.dataset_source import DatasetSource
-from mirrored.data.pipeline.files import TFRecordWriter, files_of_worker, masked_crc
+from mirrored.data.pipeline.file_sharding import files_of_worker
+from mirrored.data.pipeline.files import TFRecordWriter, masked_crc
 from mirrored.data.sources import WorkerShare, as_source
 from mirrored.errors import ArgumentError, DataFileError
 
@@ -230,3 +231,18 @@ def test_a_worker_reads_its_files_in_combined_datasets(tmp_path: Path, combined:
         [[b"aa", b"cc"], [b"bb", b"dd"]],
         [[b"a", b"c", b"a"], [b"b", b"d", b"b"]],
     )
+
+
+@pytest.mark.parametrize("other", ["texts", "fewer files"])
+def test_files_do_not_pair_with_texts_in_memory_or_fewer_files(tmp_path: Path, other: str) -> None:
+    for name in "abcd":
+        (tmp_path / name).write_text(f"{name}\n")
+    (tmp_path / "ab").write_text("a\nb\n")
+    (tmp_path / "cd").write_text("c\nd\n")
+    lines = Dataset.from_text_lines([tmp_path / name for name in "abcd"])
+    texts = Dataset.from_tensor_slices(np.array(["a", "b", "c", "d"]))
+    pairs = Dataset.zip(
+        (lines, texts if other == "texts" else Dataset.from_text_lines([tmp_path / "ab", tmp_path / "cd"]))
+    )
+    with pytest.raises(ArgumentError, match="pair only if all datasets"):
+        files_of_worker(pairs.node, 0, 2, "test")

@@ -495,3 +495,16 @@ def test_a_repeat_may_be_added_or_its_count_raised_in_the_first_epoch():
     after = iter(Dataset.range(8).repeat(3).batch(2))
     assert not after.restore(before.get_state()), "the operations have changed, so the epoch begins again"
     assert next(after).tolist() == [0, 1]
+
+
+def test_a_part_before_others_keeps_its_number_of_elements():
+    before = iter(Dataset.range(10).concatenate(Dataset.range(100, 110)))
+    assert [int(next(before)) for _ in range(12)][-1] == 101
+    after = iter(Dataset.range(15).concatenate(Dataset.range(100, 110)))
+    with pytest.raises(ArgumentError, match="10 elements before others"):
+        after.set_state(before.get_state())
+    same = iter(Dataset.range(10).take(60).concatenate(Dataset.range(100, 110)))
+    between = iter(Dataset.range(10).take(50).concatenate(Dataset.range(100, 110)))
+    assert [int(next(between)) for _ in range(12)][-1] == 101
+    same.set_state(between.get_state())
+    assert int(next(same)) == 102

@@ -255,3 +255,27 @@ def test_a_model_without_a_strategy_has_keras_own_step():
     model.compile("sgd", "mse")
     model.fit(X, Y, verbose=0)
     assert "_mirrored_newest" not in vars(model)
+
+
+@pytest.mark.parametrize("loop", ["predict", "evaluate"])
+def test_layers_keep_their_weights_if_one_is_frozen_after_an_interrupted_loop(loop):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        layers = [keras.layers.Dense(2, use_bias=False) for _ in range(2)]
+        model = keras.Sequential([keras.Input((2,)), *layers])
+        model.compile("sgd", "mse")
+    kernels = [np.eye(2, dtype=np.float32) * 2, np.eye(2, dtype=np.float32) * 3]
+    model.set_weights(kernels)
+
+    class Stop(keras.callbacks.Callback):
+        def on_predict_batch_end(self, batch, logs=None):
+            raise KeyError("stop")
+
+        on_test_batch_end = on_predict_batch_end
+
+    x = np.ones((4, 2), np.float32)
+    with pytest.raises(KeyError, match="stop"):
+        getattr(model, loop)(*([x] if loop == "predict" else [x, x]), batch_size=4, verbose=0, callbacks=[Stop()])
+    layers[0].trainable = False
+    for layer, kernel in zip(layers[::-1], kernels[::-1], strict=True):
+        np.testing.assert_array_equal(np.asarray(layer.kernel), kernel)

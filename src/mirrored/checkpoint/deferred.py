@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, SupportsIndex
 import jax
 
 from mirrored.errors import CheckpointError
-from mirrored.runtime.ambient import outside_of_everything
+from mirrored.runtime.entry_point import outside_of_everything
 from mirrored.variables import Variable
 from mirrored.variables.creation import Settle, set_watch
 from mirrored.variables.state_lock import apart, lock, turn

@@ -85,7 +85,7 @@ class Function(Code):
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._quick: dict[Hashable, Program] = {}
-        self._has_met_ragged = False
+        self.has_met_ragged = False
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
@@ -266,9 +266,9 @@ class Function(Code):
 
     def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> RunScales | None:
         """Checks the loss scale before the first eager call; may return a driver that checks the runs of that call."""
-        if self._has_met_ragged:
+        if self.has_met_ragged:
             return None
-        self._has_met_ragged = True
+        self.has_met_ragged = True
         log_ragged(self.python_function, self._name)
         return None if self._programs else check_eager_call(self, self._name, args, kwargs, here.device_assignment)
 

@@ -39,8 +39,8 @@ class Names:
     def rewind(self) -> None:
         """Restores the values of all names.
 
-        Objects that the function has created in place of None or of nothing stay, such as a variable or a layer: the
-        eager call would create another one.
+        Objects that the function has created in place of None or of nothing stay, such as a variable or a layer, and
+        so do flags that became True, such as ``built``: the eager call would create others.
         """
         for cell, before in self._cells:
             if _is_to_restore(before, _content(cell)):
@@ -69,8 +69,8 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tu
 
 
 def _is_to_restore(before: object, after: object) -> bool:
-    if after is before:
-        return False
+    if after is before or (before is False and after is True):
+        return False  # a flag that something has been created, which stays
     is_created = before is None or before is _MISSING
     return not is_created or isinstance(after, _PLAIN) or any(isinstance(one, Tracer) for one in jax.tree.leaves(after))
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import pathlib
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any, Final
 
 import jax
@@ -97,23 +97,44 @@ def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
 
 
 def unchanging(value: Any) -> Any:
-    """Returns a copy of a static argument with the content that it has now; objects keyed by identity are shared.
+    """Returns a static argument in which containers, dataclasses, namespaces and NumPy arrays are copies.
 
-    An object that cannot be copied is returned itself.
+    They keep the content that they have now. All other objects are shared, because a copy of a method, a model or a
+    variable would have state of its own; so are the fields of dataclasses that are not compared.
     """
-    try:
-        return copy.deepcopy(value, {id(one): one for one in _identical(static_key(value))})
-    except Exception:  # as in `_copied`: it is assumed not to change
+    return _unchanging(value, {})
+
+
+def _unchanging(value: Any, copies: dict[int, Any]) -> Any:
+    kind = type(value)
+    if id(value) in copies:
+        return copies[id(value)]
+    if kind is np.ndarray:
+        return value.copy()
+    if kind in (tuple, frozenset):
+        return kind(_unchanging(one, copies) for one in value)
+    if kind is set:
+        return set(value)
+    if kind is list:
+        elements: list[Any] = []
+        copies[id(value)] = elements
+        elements += [_unchanging(one, copies) for one in value]
+        return elements
+    if kind is dict:
+        named: dict[Any, Any] = {}
+        copies[id(value)] = named
+        named.update((name, _unchanging(one, copies)) for name, one in value.items())
+        return named
+    if kind.__eq__ in _BY_STATE:
+        names = list(vars(value))
+    elif dataclasses.is_dataclass(kind) and kind.__eq__ is not object.__eq__:
+        names = [one.name for one in dataclasses.fields(kind) if one.compare]
+    else:
         return value
-
-
-def _identical(key: object) -> Iterator[object]:
-    """Yields the objects in a key that are compared by identity."""
-    if isinstance(key, Identity):
-        yield key.value
-    elif isinstance(key, (tuple, frozenset)):
-        for part in key:
-            yield from _identical(part)
+    made = copies[id(value)] = copy.copy(value)
+    for name in names:
+        object.__setattr__(made, name, _unchanging(getattr(value, name), copies))
+    return made
 
 
 def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:

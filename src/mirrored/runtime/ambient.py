@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
-
-from mirrored._jax.traces import eager
 
 if TYPE_CHECKING:
     import jax
@@ -107,13 +105,6 @@ def within(**changes: Any) -> AbstractContextManager[Ambient]:
     The other fields are those at the time of the call.
     """
     return _Entered(_thread.current.fork(**changes))
-
-
-@contextmanager
-def outside_of_everything() -> Iterator[None]:
-    """Leaves the scopes, runs, tapes and traces of this thread during a ``with`` block, to assign variables at once."""
-    with within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, driver=None), eager():
-        yield
 
 
 def replace_current(context: Ambient) -> None:

@@ -7,15 +7,20 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+import numpy as np
+
 # Every call of a driven function executes the ``def`` or ``lambda`` of its replica function anew, so the function
 # objects differ. Two functions have one program if they have the same code, globals and values: those that they close
-# over, have as defaults or attributes, or are bound to. Functions among the values, also in lists, tuples and dicts,
-# are compared like the function itself, and all other objects by their content (`static_keys`): the loop of the driven
-# function may refill an array or change a dict.
+# over, have as defaults or attributes, or are bound to. Functions among the values are compared like the function
+# itself; numbers, strings, NumPy arrays and the elements of containers by their content (`static_keys`), because the
+# loop of the driven function may refill an array or change a dict. So is a hashable object that is called itself. All
+# other objects are compared by identity: a loop may change the counter of a trainer, whose program stays the same.
 
 KeyOf = Callable[[Any], Hashable]
 
 _ENTERED = (types.FunctionType, list, tuple, dict)
+_BY_CONTENT = (bool, int, float, complex, str, bytes, type(None), type, np.generic, set, frozenset)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def code_of(function: Callable[..., Any]) -> Hashable:
@@ -36,11 +41,12 @@ def closure_key(function: Callable[..., Any], key_of: KeyOf) -> Hashable:
     """Returns a key that is equal for functions with the same code and the same values.
 
     Args:
-        function: A function.
-        key_of: Returns the key of an object that is no function. If it compares the object by identity, it must keep it
-            alive, or another object could take over the identity.
+        function: A function, or another object that can be called.
+        key_of: Returns the key of an object that is compared by its content.
     """
-    return _Keys(key_of).key(function)
+    if isinstance(function, _FUNCTIONS):
+        return _Keys(key_of).key(function)
+    return key_of(function) if type(function).__hash__ is not None else _Same(function)
 
 
 class _Keys:
@@ -55,11 +61,13 @@ class _Keys:
         """Returns the key of a function or of one of its values."""
         kind = type(value)
         if kind is types.MethodType:
-            return kind, self.key(value.__func__), self._key_of(value.__self__)
+            return kind, self.key(value.__func__), _Same(value.__self__)
         if kind is functools.partial:
             return kind, self.key(value.func), self._keys(value.args), self._named(value.keywords)
         if kind not in _ENTERED:
-            return self._key_of(value)
+            if isinstance(value, np.ndarray) and value.dtype != object:
+                return _Array(value)
+            return self._key_of(value) if isinstance(value, _BY_CONTENT) else _Same(value)
         if id(value) in self._seen:
             return "seen", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
@@ -77,7 +85,7 @@ class _Keys:
         # Code objects are compared by value, without the file: functions of two modules may have equal ones.
         return (
             function.__code__,
-            _Globals(function.__globals__),
+            _Same(function.__globals__),
             tuple(contents),
             self._keys(function.__defaults__ or ()),
             self._named(function.__kwdefaults__ or {}),
@@ -91,16 +99,32 @@ class _Keys:
         return tuple([(self._key_of(name), self.key(one)) for name, one in values.items()])
 
 
-class _Globals:
-    """A cache key that compares the globals of a function by identity and keeps them alive."""
+class _Array:
+    """A cache key that compares NumPy arrays by their bytes; a hash of all bytes would take longer in each step."""
 
-    __slots__ = ("_names",)
+    __slots__ = ("_bytes", "_type")
 
-    def __init__(self, names: dict[str, Any]) -> None:
-        self._names = names
+    def __init__(self, array: np.ndarray) -> None:
+        self._type = (type(array), str(array.dtype), array.shape)
+        self._bytes = array.tobytes()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Globals) and self._names is other._names
+        return isinstance(other, _Array) and self._type == other._type and self._bytes == other._bytes
 
     def __hash__(self) -> int:
-        return id(self._names)
+        return hash(self._type)
+
+
+class _Same:
+    """A cache key that compares an object by identity and keeps it alive, so that no other one gets its `id`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mirrored._jax.source_lines import hides_frames, is_interrupt
-from mirrored._jax.traces import restore_thread_state, thread_state
-from mirrored.runtime.ambient import thread
+from mirrored._jax.traces import eager, restore_thread_state, thread_state
+from mirrored.runtime.ambient import thread, within
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,3 +41,10 @@ def restoring(function: F) -> F:
 def entry_point(function: F) -> F:
     """Wraps a public function with `restoring`, and hides internal frames in tracebacks."""
     return hides_frames(restoring(function))
+
+
+@contextmanager
+def outside_of_everything() -> Iterator[None]:
+    """Leaves the scopes, runs, tapes and traces of this thread during a ``with`` block, to assign variables at once."""
+    with within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, driver=None), eager():
+        yield

@@ -307,7 +307,10 @@ class Driver:
         A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. The program
         is then the one for the contents after it, too, or every later call would trace anew.
         """
+        traces = getattr(compiled, "trace_count", 0)
         result = run()
+        if getattr(compiled, "trace_count", 0) == traces and not getattr(compiled, "has_met_ragged", False):
+            return result  # a compiled step, which changes no Python objects
         after = self._key(function)
         if after not in self._compiled:
             self._compiled.pop(self._after.pop(id(compiled), None), None)  # only the last contents, to bound the memory

@@ -15,7 +15,7 @@ from mirrored.data.elements import Element
 from mirrored.data.options import AutoShardPolicy
 from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
-from mirrored.data.pipeline.files import files_of_worker, without_caches
+from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind

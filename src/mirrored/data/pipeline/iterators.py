@@ -294,7 +294,7 @@ class DatasetIterator:
                 "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
                 "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
                 "(cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, `batch` and "
-                "`rebatch`; and `take` and `repeat` before `concatenate`",
+                "`rebatch`; and the number of elements before `concatenate`",
                 remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
                 "set the position, and restore the checkpoint without the iterator",
             )

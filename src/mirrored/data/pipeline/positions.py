@@ -65,11 +65,8 @@ def _slices_of(node: Node) -> list[str]:
         # An indexed position is one number, which means another element if the parts before it have other lengths.
         # `epochs_of` has the lengths of the epochs of a `repeat`.
         followed = step.members[:-1] if isinstance(step, Concatenated) else ()
-        for inner in (inner for parent in followed if step.is_indexed for inner in nodes(parent)):
-            if isinstance(inner, Sliced) and inner.stop is not None:
-                found.append(", ".join([f"take({inner.stop})", *sizes_of(inner.parent)]))
-            elif isinstance(inner, Repeated):
-                found.append(f"repeat({inner.count})")
+        if step.is_indexed:
+            found += [f"{part.cardinality} elements before others" for part in followed]
     return found
 
 

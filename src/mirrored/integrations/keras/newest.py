@@ -22,9 +22,16 @@ from mirrored._jax.dispatch import CacheMisses, Dispatch, consume
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
-from mirrored.integrations.keras.private import keras_state, resume_sync, set_loop_state
+from mirrored.integrations.keras.private import (
+    has_loop_state,
+    keras_state,
+    regroup_loop_state,
+    resume_sync,
+    set_loop_state,
+)
 from mirrored.integrations.keras.variables import is_from_fit, lose_deleted
-from mirrored.runtime.ambient import ambient, entered, outside_of_everything
+from mirrored.runtime.ambient import ambient, entered
+from mirrored.runtime.entry_point import outside_of_everything
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
@@ -34,6 +41,8 @@ GROUPS: Final = ("trainable_variables", "non_trainable_variables", "optimizer_va
 _NEWEST: Final = "_mirrored_newest"
 # The groups in the state of `fit`, `evaluate` and `predict`, by their number.
 _GROUPS_OF: Final = {4: GROUPS, 3: (*GROUPS[:2], GROUPS[3]), 2: GROUPS[:2]}
+GROUPS_OF_STEP: Final = {"train": _GROUPS_OF[4], "test": _GROUPS_OF[3], "predict": _GROUPS_OF[2]}
+_CARRIED: Final = "_mirrored_carried"
 _JITTED: Final = type(jax.jit(lambda: None))
 
 
@@ -100,8 +109,9 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
 def withhold(model: Model, which: Mapping[str, bool]) -> None:
     """Makes a model's variables call `model.jax_state_sync` before they are read or assigned the next time."""
     carrying = _Carrying(model)
-    for group in GROUPS:
-        for one in variables_of(model, group) if which.get(group) else ():
+    carried = vars(model)[_CARRIED] = {group: variables_of(model, group) for group in GROUPS if which.get(group)}
+    for group in carried:
+        for one in carried[group]:
             if isinstance(getattr(one, "mirrored", None), Variable):
                 one.mirrored.withhold(carrying)
 
@@ -124,6 +134,8 @@ class _Carrying:
 
 
 def _is_carried(model: Model) -> bool:
+    if not has_loop_state(model) and not vars(model).get(_NEWEST):
+        return False
     for group in GROUPS:
         for one in variables_of(model, group):
             variable = getattr(one, "mirrored", None)
@@ -145,12 +157,29 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
         if newest:
             _, state = newest[0]
             set_loop_state(self, dict(zip(_GROUPS_OF[len(state)], state, strict=True)))
+        regroup_loop_state(self, functools.partial(_in_present_groups, self))
         result = sync(self)
         if newest:
             newest.clear()
         return result
 
     return syncing
+
+
+def _in_present_groups(model: Model, state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values that a loop carries, grouped as the variables are now: `layer.trainable` may have changed."""
+    carried = vars(model).get(_CARRIED, {})
+    present = {group: variables_of(model, group) for group in carried}
+    if all(list(map(id, present[group])) == list(map(id, carried[group])) for group in carried):
+        return state
+    pairs = [pair for group in carried for pair in zip(carried[group], state.get(group) or (), strict=False)]
+    values = {id(variable): value for variable, value in pairs}
+    regrouped = {
+        group: [values.get(id(one), one.value) for one in present[group]]
+        for group in present
+        if any(id(one) in values for one in present[group])
+    }
+    return {**dict.fromkeys(state), **regrouped}
 
 
 def variables_of(model: Model, group: str) -> list[Any]:

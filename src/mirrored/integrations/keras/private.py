@@ -171,6 +171,18 @@ def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
         model._jax_state_synced = False
 
 
+def regroup_loop_state(model: Model, regrouped: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replaces the values that `jax_state_sync` will assign by a function of them, if there are any."""
+    state = getattr(model, "_jax_state", None)
+    if state and not model._jax_state_synced:
+        model._jax_state = regrouped(state)
+
+
+def has_loop_state(model: Model) -> bool:
+    """Returns whether a loop has left values for `jax_state_sync`, even if these are assigned already."""
+    return bool(getattr(model, "_jax_state", None))
+
+
 def resume_sync(model: Model) -> None:
     """Makes `jax_state_sync` assign the values of the last loop, also if Keras has begun another one since."""
     model._jax_state_synced = False

@@ -35,7 +35,7 @@ from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.calls import converting_calls
 from mirrored.integrations.keras.masks import connect_masks
 from mirrored.integrations.keras.newest import (
-    GROUPS,
+    GROUPS_OF_STEP,
     kept_by_fit,
     kept_state,
     kept_steps,
@@ -266,7 +266,7 @@ def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
             return getattr(self, made)
         step = getattr(self, made)
         # The function fixes the numbers of trainable and other weights, which change with `layer.trainable`.
-        groups = [list(map(id, variables_of(self, group))) for group in GROUPS]
+        groups = [list(map(id, variables_of(self, group))) for group in GROUPS_OF_STEP[kind]]
         known = vars(self).setdefault(_GROUPS_OF_STEPS, {})
         result = make(self, force or (hasattr(step, "bounded") and known.get(kind) != groups))
         known[kind] = groups
