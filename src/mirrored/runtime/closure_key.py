@@ -7,8 +7,6 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-import numpy as np
-
 # Every call of a driven function executes the ``def`` or ``lambda`` of its replica function anew, so the function
 # objects differ. Two functions have one program if they have the same code, globals and values: those that they close
 # over, have as defaults or attributes, or are bound to. Functions among the values are compared like the function
@@ -19,7 +17,9 @@ import numpy as np
 KeyOf = Callable[[Any], Hashable]
 
 _ENTERED = (types.FunctionType, list, tuple, dict)
-_BY_CONTENT = (bool, int, float, complex, str, bytes, type(None), type, np.generic, set, frozenset)
+_BY_CONTENT = (bool, int, float, complex, str, bytes, type(None), type, set, frozenset)
+# The classes of arrays and their scalars: the command line imports this module, and must not wait for NumPy.
+_OF_NUMPY = ("numpy", "ml_dtypes")
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -65,9 +65,8 @@ class _Keys:
         if kind is functools.partial:
             return kind, self.key(value.func), self._keys(value.args), self._named(value.keywords)
         if kind not in _ENTERED:
-            if isinstance(value, np.ndarray) and value.dtype != object:
-                return _Array(value)
-            return self._key_of(value) if isinstance(value, _BY_CONTENT) else _Same(value)
+            by_content = isinstance(value, _BY_CONTENT) or kind.__module__ in _OF_NUMPY
+            return self._key_of(value) if by_content else _Same(value)
         if id(value) in self._seen:
             return "seen", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
@@ -97,22 +96,6 @@ class _Keys:
 
     def _named(self, values: dict[Any, Any]) -> tuple[Hashable, ...]:
         return tuple([(self._key_of(name), self.key(one)) for name, one in values.items()])
-
-
-class _Array:
-    """A cache key that compares NumPy arrays by their bytes; a hash of all bytes would take longer in each step."""
-
-    __slots__ = ("_bytes", "_type")
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._type = (type(array), str(array.dtype), array.shape)
-        self._bytes = array.tobytes()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Array) and self._type == other._type and self._bytes == other._bytes
-
-    def __hash__(self) -> int:
-        return hash(self._type)
 
 
 class _Same:
