@@ -85,7 +85,7 @@ class Function(Code):
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._quick: dict[Hashable, Program] = {}
-        self.has_met_ragged = False
+        self._has_met_ragged = False
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
@@ -97,6 +97,11 @@ class Function(Code):
     def trace_count(self) -> int:
         """The number of times that this function has been traced, including traces inside `Strategy.run`."""
         return self._traces + sum(one.trace_count for one in (*self._by_strategy.values(), self._driver) if one)
+
+    @property
+    def has_met_ragged(self) -> bool:
+        """Whether a call got an uneven batch, and thus ran as Python."""
+        return self._has_met_ragged or any(made.has_met_ragged for made in self._by_strategy.values())
 
     @entry_point
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -266,9 +271,9 @@ class Function(Code):
 
     def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> RunScales | None:
         """Checks the loss scale before the first eager call; may return a driver that checks the runs of that call."""
-        if self.has_met_ragged:
+        if self._has_met_ragged:
             return None
-        self.has_met_ragged = True
+        self._has_met_ragged = True
         log_ragged(self.python_function, self._name)
         return None if self._programs else check_eager_call(self, self._name, args, kwargs, here.device_assignment)
 
