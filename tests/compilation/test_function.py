@@ -763,7 +763,7 @@ def test_a_transform_traces_again_with_the_arguments_of_its_own_call():
     assert total.trace_count == 1
     ((_, kept), _), *_ = total.traced_inputs()
     assert kept == Scaled(2.0)
-    assert float(jax.grad(lambda x: total(x, config))(x)[0]) == 10.0
+    assert jax.vmap(lambda x: total(x, config))(x[None]).tolist() == [30.0]
 
 
 def test_a_captured_numpy_array_is_a_constant_of_every_lowering():

@@ -90,10 +90,10 @@ def explained_nesting(called: str, error: ValueError) -> TransformError | None:
     return TransformError(
         called,
         found="it contains a run with deterministic=True, and was called while JAX traces another program (`jax.jit`, "
-        "or a loop or branch of `jax.lax`)",
+        "a loop or branch of `jax.lax`; with JAX 0.10 also `jax.grad`)",
         rule="XLA compiles such a function as a program of its own; as a part of another one its bits would depend on "
         "the number of devices",
-        remedy="call it outside of `jax.jit`, or replace `jax.jit` by `mirrored.function`",
+        remedy="call it outside of `jax.jit`, or replace `jax.jit` by `mirrored.function` and `jax.grad` by a tape",
     )
 
 
