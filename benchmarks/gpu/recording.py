@@ -13,6 +13,7 @@ from typing import Any
 Record = dict[str, Any]
 """``{"variant", "status", "seconds", "figures"}``; with a traceback if it failed, with a reason if it is left out."""
 _TRACEBACK_CHARACTERS = 6000
+_FOLDER = f"{Path(__file__).parents[2]}/"
 
 
 class Recorder:
@@ -54,6 +55,7 @@ class Recorder:
         self._append(name, "left out", 0.0, {}, reason=reason)
 
     def _append(self, name: str, status: str, seconds: float, figures: dict[str, Any], **more: str) -> None:
+        more = {key: text.replace(_FOLDER, "") for key, text in more.items()}  # reports name no path of a machine
         record = {"variant": name, "status": status, "seconds": round(seconds, 3), "figures": figures, **more}
         with open(self._path, "a") as file:
             file.write(json.dumps(record) + "\n")
