@@ -57,15 +57,19 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
         return self._name
 
 
-class _PastErrors:
+class _Wrapper:
+    """Base class of iterators that treat the exceptions of another iterator in their own way."""
+
+    def __init__(self, reading: Cursor) -> None:
+        self._reading = reading
+        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
+
+
+class _PastErrors(_Wrapper):
     """A Grain iterator that computes elements by index, moved past an element that raises an exception.
 
     Grain leaves it before this element, which its threads do not compute again.
     """
-
-    def __init__(self, reading: grain.DatasetIterator) -> None:
-        self._reading = reading
-        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
 
     def __next__(self) -> Any:
         try:
@@ -126,12 +130,8 @@ class _Raised:
     error: BaseException
 
 
-class _Caught:
+class _Caught(_Wrapper):
     """An iterator that returns the exceptions of another one as elements."""
-
-    def __init__(self, reading: Cursor) -> None:
-        self._reading = reading
-        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
 
     def __next__(self) -> Any:
         try:
@@ -142,12 +142,8 @@ class _Caught:
             return _Raised(error)
 
 
-class _Raising:
+class _Raising(_Wrapper):
     """An iterator that raises the exceptions that another one returns as elements."""
-
-    def __init__(self, reading: Cursor) -> None:
-        self._reading = reading
-        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
 
     def __next__(self) -> Any:
         element = next(self._reading)
