@@ -11,6 +11,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import MergeError
+from wrapping import decorator
 
 
 def closure(value: Any) -> Any:
@@ -27,17 +28,6 @@ def nested(value: Any) -> Any:
 def contained(value: Any) -> Any:
     values = {"deep": [value]}
     return lambda strategy: values
-
-
-def decorator(value: Any) -> Any:
-    def scaled(function: Any) -> Any:
-        @functools.wraps(function)
-        def wrapper(strategy: Any) -> Any:
-            return function(strategy) * value
-
-        return wrapper
-
-    return scaled(lambda strategy: 10.0)
 
 
 class Decorator:

@@ -13,6 +13,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import MergeError, ReplicaDivergenceError, TapeError
+from wrapping import decorator
 
 LAYOUTS = [(2, 2), (1, 2), (2, 4)]
 layouts = pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
@@ -55,17 +56,6 @@ def default(value: Any) -> Any:
 
 def bound(value: Any) -> Any:
     return functools.partial(lambda strategy, own: own * 10.0, own=value)
-
-
-def decorator(value: Any) -> Any:
-    def scaled(function: Any) -> Any:
-        @functools.wraps(function)
-        def wrapper(strategy: Any) -> Any:
-            return function(strategy) * value
-
-        return wrapper
-
-    return scaled(lambda strategy: 10.0)
 
 
 def jitted(value: Any) -> Any:
