@@ -20,6 +20,7 @@ _ENTERED = (types.FunctionType, list, tuple, dict)
 _BY_CONTENT = (bool, int, float, complex, str, bytes, type(None), type, set, frozenset)
 # The classes of arrays and their scalars: the command line imports this module, and must not wait for NumPy.
 _OF_NUMPY = ("numpy", "ml_dtypes")
+_PLAIN = frozenset({bool, int, str, bytes, type(None)})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -67,6 +68,9 @@ class _Keys:
         if kind not in _ENTERED:
             by_content = isinstance(value, _BY_CONTENT) or kind.__module__ in _OF_NUMPY
             return self._key_of(value) if by_content else _Same(value)
+        plain = _plain_key(value)
+        if plain is not None:
+            return plain
         if id(value) in self._seen:
             return "seen", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
@@ -96,6 +100,19 @@ class _Keys:
 
     def _named(self, values: dict[Any, Any]) -> tuple[Hashable, ...]:
         return tuple([(self._key_of(name), self.key(one)) for name, one in values.items()])
+
+
+def _plain_key(container: Any) -> Hashable | None:
+    """Returns the key of a list, tuple or dict of strings and integers without a Python loop; None for others.
+
+    A replica function may close over a vocabulary, whose key every run computes. Floats need the loop: 0.0 == -0.0.
+    """
+    if type(container) is types.FunctionType:
+        return None
+    named = type(container) is dict
+    elements = (*container, *container.values()) if named else tuple(container)
+    kinds = tuple(map(type, elements))
+    return (type(container), kinds, elements) if _PLAIN.issuperset(kinds) else None
 
 
 class _Same:
