@@ -398,17 +398,19 @@ def _step_number(step: int | np.integer[Any] | HostArray | Array | Variable) -> 
     return number
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return np.ndim(value) == 0 and bool(np.issubdtype(getattr(value, "dtype", type(value)), np.integer))
 
 
-def _check_kinds(checkpoint: object, kept: object, interval: object, hours: Any, on_preemption: object) -> None:
+def _check_kinds(checkpoint: object, kept: object, interval: object, hours: object, on_preemption: object) -> None:
     """Raises an error for an argument of another kind, which would fail, or have another effect, in a later save.
 
     Raises:
         ArgumentTypeError: An argument is of another kind.
     """
-    is_span = isinstance(hours, (int, float, np.number)) and not isinstance(hours, bool) and bool(hours >= 0)
+    is_span = (
+        isinstance(hours, (int, float, np.integer, np.floating)) and not isinstance(hours, bool) and float(hours) >= 0
+    )
     for name, value, fits, rule in (
         ("checkpoint", checkpoint, isinstance(checkpoint, Checkpoint), "a mirrored.checkpoint.Checkpoint"),
         ("max_to_keep", kept, kept is None or _is_whole(kept), "a whole number, or None"),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._typing import DTypeLike
+from mirrored._typing import DTypeLike, PyTree
 from mirrored.topology.slots import Slots
 
 # `Group`, which describes how replicas are placed on the devices of a mesh axis.
@@ -200,9 +200,12 @@ def not_constant(value: jax.Array) -> jax.Array:
 # a conditional, whose other branch is never taken. `bounded` puts nothing into the branch: the conditional alone
 # separates the code before it from the code after it.
 #
+# On GPUs a conditional is no boundary, because XLA turns one with cheap branches into a select and fuses it. XLA for
+# GPUs removes optimization barriers only after fusion, so barriers surround the conditional as well.
+#
 # Two alternatives do not work:
 #
-# - `optimization_barrier` holds only until XLA removes it. On CPUs, jaxlib 0.10 removes it before fusion. That
+# - `optimization_barrier` alone holds only until XLA removes it. On CPUs, jaxlib 0.10 removes it before fusion. That
 #   jaxlib 0.12 removes it after fusion does not help, because both are supported *(seen in dumps of the passes)*. (It
 #   does keep collectives apart, as in `fixed_order_tree`, because XLA folds collectives before it removes barriers.)
 # - An exclusive-or of the bits with a zero that is known only at run time prevents fusion with the operands. But XLA
@@ -239,15 +242,17 @@ def isolate_lists(
         results_per_list: The number of results per list.
     """
     never_taken = _firsts(results_per_list)
-    return _conditional(operands[0][0], never_taken, function, [list(arrays) for arrays in operands])
+    return _apart_from_other_code(never_taken, function, [list(arrays) for arrays in operands])
 
 
-def _conditional(
-    any_array: Any, never_taken: Callable[[Any], list[Any]], function: Callable[[Any], Sequence[Any]], operands: Any
+def _apart_from_other_code(
+    never_taken: Callable[[Any], list[Any]], function: Callable[[Any], Sequence[Any]], operands: PyTree
 ) -> list[Any]:
+    """Applies `function` to arrays in a branch of a conditional whose other branch, `never_taken`, never runs."""
     # The barriers are for GPUs, where XLA turns a conditional with cheap branches into a select and fuses it.
     operands = lax.optimization_barrier(operands)
-    return list(lax.optimization_barrier(list(lax.cond(opaque_false(any_array), never_taken, function, operands))))
+    predicate = opaque_false(jax.tree.leaves(operands)[0])
+    return list(lax.optimization_barrier(list(lax.cond(predicate, never_taken, function, operands))))
 
 
 @functools.cache
@@ -279,7 +284,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     def never_taken(_: object) -> list[Any]:
         return [jnp.zeros(result.shape, result.dtype) for result in results]
 
-    return _conditional(operands[0], never_taken, function, list(operands))
+    return _apart_from_other_code(never_taken, function, list(operands))
 
 
 @jax.custom_vjp

@@ -10,12 +10,14 @@ import functools
 import pathlib
 import types
 from collections.abc import Hashable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax
 import numpy as np
 
 from mirrored.values.operators import ArrayOperators
+
+T = TypeVar("T")
 
 _EXACT: Final = frozenset({bool, int, str, bytes, types.NoneType})
 _CONTAINERS: Final = frozenset(
@@ -96,13 +98,14 @@ def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
     return (kind, elements if state is None else (elements, state))
 
 
-def unchanging(value: Any) -> Any:
+def unchanging(value: T) -> T:
     """Returns a static argument in which containers, dataclasses, namespaces and NumPy arrays are copies.
 
     They keep the content that they have now. All other objects are shared, because a copy of a method, a model or a
     variable would have state of its own; so are the fields of dataclasses that are not compared.
     """
-    return _unchanging(value, {})
+    copied: T = _unchanging(value, {})
+    return copied
 
 
 def _unchanging(value: Any, copies: dict[int, Any]) -> Any:
