@@ -184,7 +184,7 @@ class Function(Code):
         return [self._fitted(args, {})[0] for args in steps_of(batches, self.steps_per_call, self._name)]
 
     def _flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> tuple[Arguments, list[Any]]:
-        """Returns the arguments of one step, for which a call traces a program, and the arrays of all its steps."""
+        """Returns the arguments of the first step, for which a call traces a program, and the arrays of all steps."""
         if self.steps_per_call is None:
             arguments = flatten_arguments(*self._fitted(args, kwargs), here.device_assignment)
             return arguments, arguments.arrays

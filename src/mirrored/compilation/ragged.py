@@ -156,7 +156,7 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
 
 
 def undone_after_errors(call: Callable[[], T]) -> T:
-    """Calls a function that runs eagerly; an exception restores all variables that it assigned, as in compiled calls.
+    """Calls a function eagerly; if it raises an exception, all variables keep their values, as in compiled calls.
 
     They include those assigned outside of `Strategy.run`.
     """

@@ -66,7 +66,7 @@ class _Wrapper:
 
 
 class _PastErrors(_Wrapper):
-    """A Grain iterator that computes elements by index, moved past an element that raises an exception.
+    """An iterator of Grain that computes elements by index, and moves past an element that raises an exception.
 
     Grain leaves it before this element, which its threads do not compute again.
     """

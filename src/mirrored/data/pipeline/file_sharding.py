@@ -107,7 +107,7 @@ def _copy(
 
 
 def _check_all_have_files(step: Node, called: str) -> None:
-    """Refuses a combination of datasets with and without files, of which only the first ones can be divided.
+    """Refuses a combination of datasets with files and without: only those with files can be divided by files.
 
     Pairs of `zip` would not belong together; the others' elements would be read by each worker.
     """

@@ -117,7 +117,7 @@ def withhold(model: Model, which: Mapping[str, bool]) -> None:
 
 
 class _Carrying:
-    """Gives back the values of a model's variables that its training loop carries."""
+    """Assigns the values that a training loop carries in local variables to the model's variables."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -128,7 +128,7 @@ class _Carrying:
         lose_deleted(variable)
 
     def before_write(self, variable: Variable) -> None:
-        """Gives the values back before an assignment, which the loop would otherwise replace at its end."""
+        """Assigns the carried values before another assignment: the loop would otherwise overwrite it at its end."""
         if not is_from_fit():
             variable.settle()
 

@@ -227,7 +227,7 @@ def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
 
 
 class _Largest(ReduceOp):
-    """The largest of the replicas' values. All instances are equal, because a compiled program's key contains one."""
+    """Reduction to the largest value of all replicas; all instances are equal, because a program's key contains one."""
 
     def __call__(self, per_replica: jax.Array) -> Any:
         return jnp.max(per_replica, axis=0)
