@@ -221,7 +221,7 @@ class GradientAccumulator:
         together(assign)
 
     def _weighted(self, gradient: jax.Array, count: jax.Array) -> jax.Array:
-        """Returns the gradient of the sum of the losses: zero if there is no example, where that of the mean may be NaN."""
+        """Returns the gradient of the sum of losses: zero without examples, where that of the mean may be NaN."""
         if self._reduction != "mean":
             return gradient
         return jnp.where(count == 0, jnp.zeros_like(gradient), gradient * count.astype(gradient.dtype))

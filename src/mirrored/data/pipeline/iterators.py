@@ -300,7 +300,7 @@ class DatasetIterator:
             )
 
     def _check_epochs(self, state: dict[str, Any]) -> None:
-        """Refuses a position in a later epoch if epochs have another number of elements: it would mean another element."""
+        """Refuses a position in a later epoch if epochs have another length: it would mean another element."""
         saved = state.get("epochs", self._lengths)  # positions of earlier versions have none
         if saved != self._lengths and not is_in_first_epoch(state, self._node):
             raise ArgumentError(
