@@ -48,6 +48,43 @@ def test_divisions_by_one_scalar_are_the_same_kernels_whatever_the_devices(devic
     assert optimised(function, x, np.float32(3.0), as_written=True).count(" divide(") == local
 
 
+NUMBERS = np.random.default_rng(0).normal(size=(4, 1003))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["sum", "difference", "square", "cube", "several"])
+def test_products_are_rounded_before_they_are_added(kind: str, dtype: str) -> None:
+    a, b, c, d = NUMBERS.astype(jnp.dtype(dtype))
+    functions: dict[str, Any] = {
+        "sum": lambda a, b, c, d: a * b + c,
+        "difference": lambda a, b, c, d: c - a * b,
+        "square": lambda a, b, c, d: a**2 + c if isinstance(a, np.ndarray) else jax.lax.square(a) + c,
+        "cube": lambda a, b, c, d: a * a * a + c if isinstance(a, np.ndarray) else jax.lax.integer_pow(a, 3) + c,
+        "several": lambda a, b, c, d: a * b + c * d,
+    }
+    expected = functions[kind](a, b, c, d)
+    np.testing.assert_array_equal(jit(functions[kind], as_written=True)(a, b, c, d), expected)
+    if dtype == "float32" and kind == "several":  # otherwise the test could not fail
+        assert np.any(np.asarray(jax.jit(functions[kind])(a, b, c, d)) != expected)
+
+
+def test_complex_products_are_rounded_before_they_are_added() -> None:
+    (a, b), (c, d) = (NUMBERS[rows].astype("f4") for rows in ([0, 1], [2, 3]))
+    found = np.asarray(jit(lambda x, y: x * y + x, as_written=True)(a + 1j * b, c + 1j * d))
+    np.testing.assert_array_equal(found.real, a * c - b * d + a)
+    np.testing.assert_array_equal(found.imag, a * d + b * c + b)
+    scaled = np.asarray(jit(lambda x: x * (0.3 + 0.7j), as_written=True)(a + 1j * b))
+    np.testing.assert_array_equal(scaled.imag, a * np.float32(0.7) + b * np.float32(0.3))
+
+
+def test_products_keep_infinities_zeros_and_nan() -> None:
+    special = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-20, 3e38], "f4")
+    a, b = (side.ravel() for side in np.meshgrid(special, special))
+    found, expected = jit(jnp.multiply, as_written=True)(a, b), jax.jit(jnp.multiply)(a, b)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
 def test_it_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("d",), axis_types=(AxisType.Auto,))
     summed = jax.shard_map(

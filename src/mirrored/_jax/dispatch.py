@@ -20,6 +20,7 @@ from mirrored._jax.private import config as _config
 from mirrored._jax.private import lib_utils as _logging
 from mirrored._jax.private import mesh as _mesh
 from mirrored._jax.private import source_info_util as _source_info
+from mirrored._jax.products import connect_multiplication
 from mirrored._threads import Claim, is_refusal, start
 
 # Dispatching a jitted function so that its results survive an exception in the calling thread.
@@ -242,6 +243,8 @@ def adopt_thread_state(state: ThreadState) -> None:
 # broadcast scalars and runs only for several devices *(seen in the passes' dumps: 64 broadcasts before Shardy, 50
 # after)*. Such programs are therefore partitioned by GSPMD, and `cse` is disabled.
 #
+# On CPUs, LLVM would contract a product and a sum that XLA has put into one kernel. `products` excludes it.
+#
 # On CPUs, the pass `small-while-loop-hoisting` turns a small loop without collectives into one function, in which LLVM
 # contracts products and sums across operations. The loop over the steps of one call has collectives only on several
 # devices, so its bits would depend on the device assignment. This pass is disabled as well.
@@ -260,6 +263,7 @@ def adopt_thread_state(state: ThreadState) -> None:
 # around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
 
 connect_division()
+connect_multiplication()
 
 _COMPILER_OPTIONS: Final = "compiler_options_kvs"
 _AUTOTUNING: Final = "xla_gpu_autotune_level"

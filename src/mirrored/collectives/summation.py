@@ -251,6 +251,7 @@ def _apart_from_other_code(
     """Applies `function` to arrays in a branch of a conditional whose other branch, `never_taken`, never runs."""
     # The barriers are for GPUs, where XLA turns a conditional with cheap branches into a select and fuses it.
     operands = lax.optimization_barrier(operands)
+    # The predicate reads the buffer behind the barrier. If it read the operand itself, XLA might compute it twice.
     predicate = opaque_false(jax.tree.leaves(operands)[0])
     return list(lax.optimization_barrier(list(lax.cond(predicate, never_taken, function, operands))))
 

@@ -1,0 +1,82 @@
+"""Lowers multiplication so that LLVM does not contract a product and a sum into one fused multiply-add (FMA).
+
+An FMA rounds once, a product and a sum round twice. XLA for CPU lets LLVM contract them wherever both are in one
+kernel, so that the bits of `a * b + c` depend on what XLA fuses. Of several products in one sum (`a * b + c * d`) LLVM
+contracts one, and which one depends on the kernel's buffers, for example on whether it writes its result into the
+buffer of an operand. All of this varies with the number of replicas per device.
+
+In a program that is compiled as written (`AsWritten`), each product `p` of floats on a CPU is therefore
+`select(p == p, p, p + p)`: p itself, NaN for NaN. Neither XLA nor LLVM simplifies the selection, because they do not
+know that p is a number, and neither contracts through it. XLA fuses it, so it needs no memory and no time that can be
+measured. Where LLVM knows that p is a number, such as the product of a converted integer and a constant, it removes the
+selection, and p can be contracted.
+
+Products that XLA itself generates are not concerned: those in matrix products and convolutions, and in functions
+such as `tanh`.
+
+Supports JAX 0.10 to 0.12: a primitive's lowering rule is in `mlir._lowerings` or, for a platform, in
+`mlir._platform_specific_lowerings`. JAX does not export the classes of MLIR values (hence `Any`).
+
+Source: `DAGCombiner::visitFADDForFMACombine` in LLVM's `DAGCombiner.cpp`, with `FPOpFusion::Fast`, which XLA for CPU
+sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import mlir as _public_mlir
+
+from mirrored._jax.private import config as _config
+from mirrored._jax.private import hlo as _hlo
+from mirrored._jax.private import mlir as _mlir
+
+_MULTIPLY: Final = "stablehlo.multiply"
+_lowerings: Final[Any] = _mlir._lowerings
+_MULTIPLICATIONS: Final[Mapping[Any, Any]] = {
+    primitive: _lowerings[primitive].rule for primitive in (lax.mul_p, lax.square_p, lax.integer_pow_p)
+}
+
+
+def _rounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """Returns a lowering rule whose result is rounded before it is added."""
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
+        dtype = ctx.avals_out[0].dtype
+        # The partitioner is set only while a program is compiled as written (`dispatch`).
+        if _config.use_shardy_partitioner.value:
+            return rule(ctx, *operands, **params)
+        products = rule(ctx, *operands, **params)
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            return [_complex_product(product) for product in products]
+        # XLA computes the products of 8-bit floats in another dtype, and rounds them.
+        if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize == 1:
+            return products
+        return [_selected(product) for product in products]
+
+    return lower
+
+
+def _selected(product: Any) -> Any:
+    is_number = _hlo.compare(product, product, _hlo.ComparisonDirectionAttr.get("EQ"))
+    return _hlo.select(is_number, product, _hlo.add(product, product))
+
+
+def _complex_product(product: Any) -> Any:
+    """Computes a product of complex arrays by XLA's formula, with four rounded products of real ones."""
+    operation = product.owner
+    if getattr(operation, "name", None) != _MULTIPLY:  # a power, or a product with a sharding
+        return product
+    # The rule has broadcast the operands. Its product is not used any more.
+    (a, b), (c, d) = ((_hlo.real(one), _hlo.imag(one)) for one in operation.operands)
+    ac, bd, ad, bc = (_selected(_hlo.multiply(*pair)) for pair in ((a, c), (b, d), (a, d), (b, c)))
+    return _hlo.complex(_hlo.subtract(ac, bd), _hlo.add(ad, bc))
+
+
+def connect_multiplication() -> None:
+    """Registers lowering rules of multiplications for CPUs."""
+    for primitive, rule in _MULTIPLICATIONS.items():
+        _public_mlir.register_lowering(primitive, _rounded(rule), platform="cpu")
