@@ -15,6 +15,7 @@ from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.immutable_parts import log_replaced, log_unassigned
+from mirrored.checkpoint.keras_slots import keras_slots
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
@@ -25,7 +26,6 @@ from mirrored.checkpoint.objects import (
     is_container,
     is_open,
     keras_leaf,
-    keras_slots,
     root_parts,
 )
 from mirrored.checkpoint.places import Attribute, Place, Root

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mirrored.checkpoint.keras_slots import KerasGroup, keras_slots
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.objects import (
     HasSlots,
@@ -22,7 +23,6 @@ from mirrored.checkpoint.objects import (
     is_shareable,
     keras_leaf,
     keras_parts,
-    keras_slots,
     parts_of,
     stored_variable,
 )
@@ -193,6 +193,9 @@ class _Walk:
         for number, group in enumerate(groups):
             for label, slot in group.shared.items():
                 self._add_slot(f"{name}/{SLOTS}/{number}/{label}", slot)
+            if isinstance(group, KerasGroup):
+                for label, before in group.former.items():
+                    self.graph.former[f"{name}/{SLOTS}/{number}/{before}"] = f"{name}/{SLOTS}/{number}/{label}"
             for variable in group.variables:
                 own = self._name_of(variable)
                 if own in former:
