@@ -1,6 +1,7 @@
 """Determines which attributes and items of objects a checkpoint saves, and under which names.
 
-The parts of dicts, lists and tuples are their entries; those of other objects are their attributes, public ones first.
+The parts of dicts, lists and tuples are their entries; those of a `functools.partial` are its function and arguments;
+those of other objects are their attributes, public ones first.
 Other objects of the standard library than namespaces, objects of JAX, NumPy and optax, functions, classes, strategies
 and datasets have no parts.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import functools
 import re
 import sys
 from collections import UserList, deque
@@ -21,7 +23,7 @@ import jax
 import numpy as np
 
 from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, on_host
-from mirrored.checkpoint.places import Attribute, Item, Place, defines, is_frozen
+from mirrored.checkpoint.places import Argument, Attribute, Item, Place, defines, is_frozen
 from mirrored.errors import ContextError
 from mirrored.variables import Variable
 
@@ -147,9 +149,18 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
     elif is_container(value):
         for index, one in enumerate(value):
             yield Part(str(index), one, Item(place, index))
+    elif isinstance(value, functools.partial):
+        yield from _parts_of_partial(value, place)
     elif is_open(value):
-        for name, one in _attributes(value):
-            yield Part(name, one, Attribute(place, name))
+        yield from (Part(name, one, Attribute(place, name)) for name, one in _attributes(value))
+
+
+def _parts_of_partial(value: functools.partial[Any], place: Place) -> Iterator[Part]:
+    yield Part("func", value.func, Attribute(place, "func"))
+    for index, one in enumerate(value.args):
+        yield Part(f"args/{index}", one, Argument(place, index))
+    for part in parts_of(value.keywords, Attribute(place, "keywords")):
+        yield dataclasses.replace(part, name=f"keywords/{part.name}")
 
 
 def is_open(value: object) -> bool:
