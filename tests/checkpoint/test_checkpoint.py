@@ -24,6 +24,7 @@ from mirrored.errors import (
     LostStateError,
     MissingCheckpointError,
 )
+from mirrored.values.tensor_shape import TensorShape
 
 ON_READ = mr.VariableSynchronization.ON_READ
 Aggregation = mr.VariableAggregation
@@ -677,3 +678,30 @@ def test_arrays_in_a_position_keep_their_shapes(tmp_path):
     }
     assert all(type(array) is np.ndarray and array.dtype == np.int32 for array in restored.values())
     assert (type(number), number) == (np.int32, 7)
+
+
+@pytest.mark.parametrize("shape", [None, [None], [None, 2]])
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_variables_that_can_change_their_shape(tmp_path, shape, replicas):
+    def make(size):
+        value = np.arange(2.0 * size, dtype=np.float32).reshape((size, 2) if shape == [None, 2] else -1)
+        strategy = mr.MirroredStrategy(jax.devices()[:replicas]) if replicas else None
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            return mr.Variable(value, shape=TensorShape(shape), name="v")
+
+    source, fixed = make(1), mr.Variable(make(4).numpy())
+    source.assign(fixed)
+    for path in (Checkpoint(v=source).write(tmp_path / "a"), Checkpoint(v=fixed).write(tmp_path / "b")):
+        target = make(3)
+        Checkpoint(v=target).restore(path).assert_consumed()
+        np.testing.assert_array_equal(target.numpy(), fixed.numpy())
+
+
+def test_a_variable_of_unknown_rank_goes_back_to_a_fixed_one_and_keeps_its_dtype(tmp_path):
+    source = mr.Variable([1.0, 2.0], shape=TensorShape(None))
+    path = Checkpoint(v=source).write(tmp_path / "c")
+    target = mr.Variable([0.0, 0.0])
+    Checkpoint(v=target).restore(path).assert_consumed()
+    np.testing.assert_array_equal(target.numpy(), [1.0, 2.0])
+    with pytest.raises(CheckpointMismatchError, match="float32"):
+        Checkpoint(v=mr.Variable([1], shape=TensorShape(None))).restore(path)

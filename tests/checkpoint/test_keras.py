@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.checkpoint import Checkpoint, CheckpointReader, keras_slots
 from mirrored.errors import ArgumentError, CheckpointMismatchError
 from mirrored.integrations.keras import keras
 
@@ -80,7 +80,12 @@ def test_names_do_not_depend_on_how_many_layers_were_made_before(saved):
     _, path = saved
     names = CheckpointReader(path).names
     assert {"model/layers/0/kernel", "model/layers/1/moving_mean", "model/layers/3/bias"} <= set(names)
-    assert {"optimizer/iteration", "optimizer/slots/0/0", "metric/total"} <= set(names)
+    assert {
+        "optimizer/iteration",
+        "optimizer/slots/0/0_momentum",
+        "optimizer/slots/0/1_velocity",
+        "metric/total",
+    } <= set(names)
 
 
 def test_subclassed_model_goes_by_attributes(tmp_path):
@@ -259,3 +264,68 @@ def test_keras_optimizer_built_in_another_order_is_refused(tmp_path):
     for one, two in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, two)
     make("vu")[0].restore(path).assert_consumed()
+
+
+def stepped(optimizer):
+    v, u = (keras.Variable(np.full(2, value, np.float32), name=name) for name, value in (("v", 1.0), ("v_u", 5.0)))
+    optimizer.build([v, u])
+    optimizer.apply([jnp.ones(2), jnp.full(2, 10.0)], [v, u])
+    return Checkpoint(v=v, u=u, optimizer=optimizer), [v, u, *optimizer.variables]
+
+
+OPTIMIZERS = keras.optimizers
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda: OPTIMIZERS.SGD(0.1, momentum=0.9), lambda: OPTIMIZERS.RMSprop(0.1)),
+        (lambda: OPTIMIZERS.RMSprop(0.1), lambda: OPTIMIZERS.Lion(0.1)),
+        (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.Ftrl(0.1)),
+        (lambda: OPTIMIZERS.Adafactor(0.1), lambda: OPTIMIZERS.Adam(0.1)),
+        (lambda: OPTIMIZERS.RMSprop(0.1), lambda: OPTIMIZERS.RMSprop(0.1, centered=True, use_ema=True)),
+    ],
+)
+@pytest.mark.parametrize("is_built", [True, False])
+def test_slots_of_another_keras_optimizer_are_refused(before, after, is_built, tmp_path):
+    path = stepped(before())[0].save(tmp_path / "c")
+    checkpoint, variables = stepped(after())
+    if not is_built:
+        checkpoint.optimizer, variables = after(), variables[:2]
+    values = [np.asarray(one.value) for one in variables]
+    with pytest.raises(CheckpointMismatchError, match="same class|slots/0") as raised:
+        checkpoint.restore(path)
+    assert "nothing was restored" in str(raised.value)
+    for one, two in zip(values, variables, strict=True):
+        np.testing.assert_array_equal(one, np.asarray(two.value))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.AdamW(0.1)),
+        (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.Adam(0.1, amsgrad=True)),
+        (lambda: OPTIMIZERS.SGD(0.1), lambda: OPTIMIZERS.Adam(0.1)),
+    ],
+)
+def test_slots_that_a_keras_optimizer_has_in_common_are_restored(before, after, tmp_path):
+    source, there = stepped(before())
+    target, here = stepped(after())
+    target.restore(source.save(tmp_path / "c")).expect_partial()
+    for one, two in zip(there, here, strict=False):
+        np.testing.assert_array_equal(one.value, two.value)
+
+
+def test_keras_slots_that_an_earlier_version_named_by_position_are_restored(tmp_path, monkeypatch):
+    source, there = stepped(OPTIMIZERS.Adam(0.1))
+    with monkeypatch.context() as patch:
+        patch.setattr(keras_slots, "_kind", lambda name, prefixes: [])
+        path = source.save(tmp_path / "c")
+    assert "optimizer/slots/0/1" in CheckpointReader(path).names
+    for build in (True, False):
+        target, here = stepped(OPTIMIZERS.Adam(0.2))
+        if not build:
+            target.optimizer = OPTIMIZERS.Adam(0.2)
+        target.restore(path).assert_consumed()
+        for one, two in zip(there, [*here[:2], *target.optimizer.variables], strict=True):
+            np.testing.assert_array_equal(one.value, two.value)

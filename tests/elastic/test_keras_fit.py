@@ -19,7 +19,7 @@ import mirrored as mr
 from elastic.test_recovery import start as start  # a fixture
 from integrations.test_keras_resuming import EPOCHS, PER_EPOCH, fit, replicas
 from mirrored._jax import distributed
-from mirrored.checkpoint.leaves import decode, encode
+from mirrored.checkpoint.json_state import decode, encode
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.data import Dataset
 from mirrored.integrations.keras import keras

@@ -498,3 +498,53 @@ def test_maps_over_an_open_number_of_rows(tmp_path):
         assert doubled.tolist() == [[2, 2]] * count
         assert sums.tolist() == [2] * count
         assert loaded.patches(tf.ones([count, 4, 4, 1])).shape == (count, 2, 2, 4)
+
+
+def test_a_loaded_model_is_saved_with_its_functions_signatures_and_variables(saved, tmp_path):
+    first = tf.saved_model.load(saved)
+    first.trainable_variables[0].assign(5.0)
+    first.twice = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([None], tf.float32)])
+    first.count()
+    for _ in range(2):  # what was saved twice can be saved once more
+        tf.saved_model.save(first, str(tmp_path / "again"))
+        first = tf.saved_model.load(str(tmp_path / "again"))
+    np.testing.assert_array_equal(first(tf.ones([4]))["y"], np.full(4, 5.0))
+    np.testing.assert_array_equal(first.twice(tf.ones([4])), np.full(4, 2.0))
+    np.testing.assert_array_equal(first.product(tf.ones([2, 3]), b=tf.ones([3, 4])), np.full((2, 4), 8.0))
+    assert (int(first.count()), int(first.count())) == (3, 4)
+    assert len(first.variables) == 2
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(first(tf.ones([4]))["y"])
+    assert float(tape.gradient(y, first.trainable_variables[0])) == 4.0
+
+
+def test_loaded_functions_are_saved_in_other_modules_and_as_signatures(saved, tmp_path):
+    class Wrapper(tf.Module):
+        def __init__(self, loaded):
+            super().__init__()
+            self.loaded, self.product = loaded, loaded.product
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+        def half(self, x):
+            return x / 2.0
+
+    wrapper = Wrapper(tf.saved_model.load(saved))
+    tf.saved_model.save(wrapper, str(tmp_path / "w"))
+    assert tf.saved_model.load(str(tmp_path / "w")).signatures["serving_default"](tf.ones([1]))["output_0"] == 0.5
+    tf.saved_model.save(wrapper, str(tmp_path / "w"), signatures={"product": wrapper.product})
+    loaded = tf.saved_model.load(str(tmp_path / "w"))
+    wanted = np.full((2, 4), 6.0)
+    np.testing.assert_array_equal(loaded.product(tf.ones([2, 3]), tf.ones([3, 4])), wanted)
+    np.testing.assert_array_equal(
+        loaded.signatures["product"](a=tf.ones([2, 3]), b=tf.ones([3, 4]))["output_0"], wanted
+    )
+
+
+def test_signatures_of_a_loaded_model_are_saved(tmp_path):
+    model = tf.Module()
+    model.f = tf.function(lambda x: [x, {"a": x + 1.0}], input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+    for name in ("one", "two"):
+        tf.saved_model.save(model, str(tmp_path / name))
+        model = tf.saved_model.load(str(tmp_path / name))
+    out = model.signatures["serving_default"](x=tf.ones([2]))
+    np.testing.assert_array_equal(out["output_1"], [2.0, 2.0])

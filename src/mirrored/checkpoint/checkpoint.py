@@ -15,6 +15,7 @@ from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.immutable_parts import log_replaced, log_unassigned
+from mirrored.checkpoint.keras_slots import keras_slots
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
@@ -25,7 +26,6 @@ from mirrored.checkpoint.objects import (
     is_container,
     is_open,
     keras_leaf,
-    keras_slots,
     root_parts,
 )
 from mirrored.checkpoint.places import Attribute, Place, Root
@@ -47,7 +47,7 @@ class Checkpoint:
 
     A name is the path from the checkpoint to a piece of state: ``model/layers/0/w``. These are state:
 
-    - variables and arrays in attributes, lists, tuples and dicts,
+    - variables and arrays in attributes, lists, tuples and dicts, and variables in arguments of `functools.partial`,
     - the slots of optimizers, under the names of their variables,
     - iterators and generators with `get_state` and `set_state`, and `numpy.random.Generator`,
     - plain numbers that are parts of the checkpoint itself, items of dicts, lists and tuples, or attributes of an
@@ -93,7 +93,7 @@ class Checkpoint:
     _writer: Writer
     _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
     _saved: dict[str, set[str]]  # by the method that saves: what it has saved and was not assigned since
-    _told: set[str]  # the parts for which a warning was logged
+    _told: set[str]  # the parts and sets for which a warning was logged
     _restoration: Restoration | None  # the restore that waits for new state
     _keepers: list[Any]  # objects that keep this checkpoint alive until the restore is complete
 
@@ -273,6 +273,7 @@ class Checkpoint:
             with turn(), tracing, lock:
                 graph = self._look()
                 graph.refuse_unsaved("Checkpoint.save")
+                graph.log_sets("Checkpoint.save", self._told)
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
         manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
         waiting = self._restoration

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
+import jax
 import numpy as np
 
-from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
+from mirrored.checkpoint.keras_slots import KerasGroup, keras_slots
+from mirrored.checkpoint.leaves import ArrayLeaf, Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.objects import (
     HasSlots,
     KerasLeaf,
@@ -22,14 +26,15 @@ from mirrored.checkpoint.objects import (
     is_shareable,
     keras_leaf,
     keras_parts,
-    keras_slots,
     parts_of,
     stored_variable,
 )
+from mirrored.checkpoint.places import Root
 from mirrored.errors import ArgumentError
 from mirrored.variables import Variable
 
 SLOTS: Final = "slots"
+_log = logging.getLogger("mirrored.checkpoint")
 
 
 @dataclasses.dataclass
@@ -45,6 +50,7 @@ class Graph:
         visited: All visited objects, by `id`. Keeping them alive prevents the reuse of their ids.
         variables: The variables (ours or Keras') by name.
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
+        sets: The names of sets with variables or arrays that are in no other object, and so are not saved.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -55,6 +61,7 @@ class Graph:
     visited: dict[int, Any] = dataclasses.field(default_factory=dict)
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    sets: list[str] = dataclasses.field(default_factory=list)
 
     def refuse_unsaved(self, called: str) -> None:
         """Raises an error if the checkpoint's containers have arrays that would be left out.
@@ -71,6 +78,17 @@ class Graph:
                 "checkpoint",
             )
 
+    def log_sets(self, called: str, told: set[str]) -> None:
+        """Logs a warning for each set with state that is not saved, unless its name is in `told`; adds it there."""
+        for name in self.sets:
+            if name not in told:
+                told.add(name)
+                _log.warning(
+                    "%s leaves out the state in %s: the items of a set have no order and no names. "
+                    "Keep them in a list or a dict",
+                    called, name,
+                )  # fmt: skip
+
     def other_names(self) -> dict[str, list[str]]:
         """Returns a dict from each object's name to the other paths, also former ones, that lead to the same object."""
         found: dict[str, list[str]] = {}
@@ -86,10 +104,13 @@ class _Zone:
     Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of objects
     that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
     holds variables, the number is configuration, as that of a model.
+
+    Arrays in the arguments of a `functools.partial`, and in tuples there, are constants.
     """
 
     numbers: bool
     holders: tuple[str, ...] = ()
+    is_constant: bool = False
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
@@ -104,10 +125,16 @@ class _Walk:
         self._held: dict[str, tuple[str, ...]] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
         self._queue.extend((part, _Zone(numbers=False)) for part in of_root)
-        while self._queue:
-            self._visit(*self._queue.popleft())
+        self._late: deque[tuple[Part, _Zone]] = deque()  # partials: what is in other objects too has its name there
+        self._sets: list[Part] = []
+        while self._queue or self._late:
+            if self._queue:
+                self._visit(*self._queue.popleft())
+            else:
+                self._visit_parts(*self._late.popleft())
         for name, optimizer in self.graph.optimizers.items():
             self._add_slots(name, optimizer)
+        self.graph.sets.extend(part.name for part in self._sets if self._has_other_state(part.value))
         self._drop_configuration()
 
     def _visit(self, part: Part, zone: _Zone) -> None:
@@ -119,12 +146,24 @@ class _Walk:
                 self._add(name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
                 self._held[name] = zone.holders
             return
+        if zone.is_constant and isinstance(value, (np.ndarray, jax.Array)):
+            return
         if self._is_known(name, value):
+            return
+        if isinstance(value, functools.partial):
+            self._late.append((part, zone))
+            return
+        if isinstance(value, (set, frozenset)):
+            self._sets.append(part)
             return
         if self._visit_optimizer(part, zone) or self._visit_leaf(part):
             return
         if isinstance(value, np.ndarray) and zone.numbers and not zone.holders:
             self.graph.unsaved[name] = value
+        self._visit_parts(part, zone)
+
+    def _visit_parts(self, part: Part, zone: _Zone) -> None:
+        name, value = part.name, part.value
         of_keras = keras_parts(value, part.place)
         inner = self._zone_inside(name, value, zone) if of_keras is None else _Zone(numbers=False)
         for one in parts_of(value, part.place) if of_keras is None else of_keras:
@@ -160,13 +199,16 @@ class _Walk:
 
     def _zone_inside(self, name: str, value: object, zone: _Zone) -> _Zone:
         if is_container(value):
-            return zone
+            return zone if isinstance(value, tuple) else dataclasses.replace(zone, is_constant=False)
+        if isinstance(value, functools.partial):
+            return _Zone(numbers=False, is_constant=True)
         holds = zone.numbers and is_open(value) and not is_node(value)
         return _Zone(numbers=holds, holders=(*zone.holders, name) if holds else ())
 
     def _is_known(self, name: str, value: object) -> bool:
         """Records the path `name` as the name of `value`, or as an alias; returns whether it already had a name."""
-        if not is_shareable(value) or not (is_open(value) or is_container(value) or isinstance(value, Variable)):
+        has_parts = is_open(value) or is_container(value) or isinstance(value, (Variable, functools.partial))
+        if not is_shareable(value) or not has_parts:
             return False
         known = self._names.get(id(value))
         if known is None:
@@ -193,6 +235,9 @@ class _Walk:
         for number, group in enumerate(groups):
             for label, slot in group.shared.items():
                 self._add_slot(f"{name}/{SLOTS}/{number}/{label}", slot)
+            if isinstance(group, KerasGroup):
+                for label, before in group.former.items():
+                    self.graph.former[f"{name}/{SLOTS}/{number}/{before}"] = f"{name}/{SLOTS}/{number}/{label}"
             for variable in group.variables:
                 own = self._name_of(variable)
                 if own in former:
@@ -208,6 +253,24 @@ class _Walk:
         """Returns the variable's name in the checkpoint, or a colon and the variable's own name if it has none."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(stored_variable(variable)), own)
+
+    def _has_other_state(self, items: set[Any] | frozenset[Any]) -> bool:
+        """Returns whether the items of a set have variables, or arrays, that were not found in other objects."""
+        one_by_kind = {type(one): one for one in items}  # sets of numbers or texts can be large
+        open_kinds = {k for k, one in one_by_kind.items() if is_open(one) or isinstance(one, functools.partial)}
+        new = [one for one in items if type(one) in open_kinds and id(one) not in self.graph.visited]
+        inside = {str(number): one for number, one in enumerate(new)}
+        found = walk((), [Part(name, one, Root(inside, name)) for name, one in inside.items()])
+        for leaf in found.leaves.values():
+            if isinstance(leaf, (VariableLeaf, KerasLeaf)):
+                holder: object = leaf.variable
+            elif isinstance(leaf, ArrayLeaf):
+                holder = leaf.place.holder()
+            else:
+                continue
+            if id(holder) not in self._names:
+                return True
+        return False
 
     def _drop_configuration(self) -> None:
         """Removes numbers in objects that hold variables: such numbers are configuration, not state."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import abc
-import base64
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
@@ -15,10 +13,11 @@ import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data, owned, refuse_masked
 from mirrored._typing import Array, HostArray
+from mirrored.checkpoint.json_state import decode, encode
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.data.elements import keeps_values
-from mirrored.errors import ArgumentTypeError, LostStateError
+from mirrored.errors import LostStateError
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation
 
@@ -126,10 +125,16 @@ class VariableLeaf(Leaf):
 
     def outline(self) -> Saved:
         """Returns a `Saved` with the variable's shape and dtype, without the value."""
-        shape, dtype = tuple(self.variable.shape), self.variable.dtype
+        shape, dtype = shape_of(self.variable), self.variable.dtype
         if is_key_dtype(dtype):
             return Saved("key components" if self._by_component else "key", shape, implementation_of(dtype))
         return Saved("components" if self._by_component else "array", shape, str(np.dtype(dtype)))
+
+    def accepts(self, saved: Saved) -> bool:
+        """Returns whether the variable can be assigned a saved value; its shape may leave dimensions unknown."""
+        declared = self.variable.shape
+        fits = not declared.is_fully_defined() and declared.is_compatible_with(saved.shape)
+        return super().accepts(dataclasses.replace(saved, shape=shape_of(self.variable)) if fits else saved)
 
     def read(self) -> Saved:
         """Returns the variable's value as checkpoints store it: one array, or the separate values of all replicas."""
@@ -178,6 +183,12 @@ class VariableLeaf(Leaf):
             saved[replica] if replica < len(saved) else _movable(variable.stored_component(local))
             for local, replica in enumerate(replicas)
         ]
+
+
+def shape_of(variable: Variable) -> tuple[int, ...]:
+    """Returns a variable's shape with None for unknown dimensions; for an unknown rank, the shape of its value."""
+    shape = variable.shape
+    return tuple(variable.component_shape if shape.rank is None else shape)
 
 
 def from_components(variable: Variable, saved: Saved) -> Undo:
@@ -388,62 +399,3 @@ def is_number(value: object) -> bool:
 def on_host(array: Array | HostArray) -> np.ndarray[Any, Any]:
     """Copies an array to host memory; the copy shares no memory with the array."""
     return np.array(array)
-
-
-# JSON
-
-
-def encode(value: object, owner: str) -> Any:
-    """Converts a value to JSON-serializable data; tuples and bytes become dicts such as ``{"__tuple__": [...]}``.
-
-    Raises:
-        ArgumentTypeError: The value contains an unsupported type.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: encode(one, owner) for key, one in value.items()}
-    if isinstance(value, list):
-        return [encode(one, owner) for one in value]
-    if isinstance(value, tuple):
-        return {"__tuple__": [encode(one, owner) for one in value]}
-    if isinstance(value, bytes):
-        return {"__bytes__": base64.b64encode(value).decode()}
-    if isinstance(value, complex):
-        return {"__complex__": [value.real, value.imag]}
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
-        encoded = {"__array__": value.tolist(), "dtype": str(value.dtype)}
-        # The lists of an empty array lack dims, and a number is a NumPy scalar.
-        lacks_shape = isinstance(value, np.ndarray) and (value.size == 0 or value.ndim == 0)
-        return {**encoded, "shape": list(value.shape)} if lacks_shape else encoded
-    raise ArgumentTypeError(
-        "Checkpoint.save",
-        found=f"the state of {owner} contains a {type(value).__name__}",
-        rule="the result of get_state() must consist of None, numbers, strings, bytes, NumPy arrays, lists, tuples "
-        "and dicts with string keys",
-        remedy="return only these types from get_state()",
-    )
-
-
-def decode(value: object) -> Any:
-    """Converts a result of `encode` back to the original value."""
-    if isinstance(value, list):
-        return [decode(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"__tuple__"}:
-        return tuple(decode(one) for one in value["__tuple__"])
-    if value.keys() == {"__bytes__"}:
-        return base64.b64decode(value["__bytes__"])
-    if value.keys() == {"__complex__"}:
-        return complex(*value["__complex__"])
-    if value.keys() == {"__array__", "dtype"}:
-        return np.asarray(value["__array__"], value["dtype"])[()]
-    if value.keys() == {"__array__", "dtype", "shape"}:
-        return np.asarray(value["__array__"], value["dtype"]).reshape(value["shape"])
-    return {key: decode(one) for key, one in value.items()}
-
-
-def to_json(value: object) -> str:
-    """Serializes a value to one line of JSON text; equal values give equal texts."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))

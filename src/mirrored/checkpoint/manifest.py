@@ -14,7 +14,8 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from mirrored.checkpoint.leaves import Saved, to_json
+from mirrored.checkpoint.json_state import to_json
+from mirrored.checkpoint.leaves import Saved
 from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 FILE: Final = "mirrored.json"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mirrored.checkpoint.graph import Graph
-from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved, decode
+from mirrored.checkpoint.json_state import decode
+from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.slot_groups import Joined, match_groups
 from mirrored.errors import CheckpointMismatchError

@@ -19,7 +19,8 @@ import numpy as np
 from mirrored._jax.arrays import implementation_of, is_key_dtype, key_data
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.checkpoint import Checkpoint
-from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, decode, encode, from_components
+from mirrored.checkpoint.json_state import decode, encode
+from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, from_components, shape_of
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
@@ -132,7 +133,7 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
 def _reference(variable: Variable) -> tuple[Saved, Any]:
     """Returns the description of a variable's state, and its array, which a later step does not donate."""
     stored = variable.stored()
-    shape, is_key = tuple(variable.shape), is_key_dtype(variable.dtype)
+    shape, is_key = shape_of(variable), is_key_dtype(variable.dtype)
     dtype = implementation_of(variable.dtype) if is_key else str(np.dtype(variable.dtype))
     kind = "key" if is_key else "array"
     if variable.per_replica:

@@ -1,6 +1,7 @@
 """Determines which attributes and items of objects a checkpoint saves, and under which names.
 
-The parts of dicts, lists and tuples are their entries; those of other objects are their attributes, public ones first.
+The parts of dicts, lists and tuples are their entries; those of a `functools.partial` are its function and arguments;
+those of other objects are their attributes, public ones first.
 Other objects of the standard library than namespaces, objects of JAX, NumPy and optax, functions, classes, strategies
 and datasets have no parts.
 """
@@ -8,9 +9,9 @@ and datasets have no parts.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import enum
+import functools
 import re
 import sys
 from collections import UserList, deque
@@ -22,7 +23,7 @@ import jax
 import numpy as np
 
 from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, on_host
-from mirrored.checkpoint.places import Attribute, Item, Place, defines, is_frozen
+from mirrored.checkpoint.places import Argument, Attribute, Item, Place, defines, is_frozen
 from mirrored.errors import ContextError
 from mirrored.variables import Variable
 
@@ -148,9 +149,18 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
     elif is_container(value):
         for index, one in enumerate(value):
             yield Part(str(index), one, Item(place, index))
+    elif isinstance(value, functools.partial):
+        yield from _parts_of_partial(value, place)
     elif is_open(value):
-        for name, one in _attributes(value):
-            yield Part(name, one, Attribute(place, name))
+        yield from (Part(name, one, Attribute(place, name)) for name, one in _attributes(value))
+
+
+def _parts_of_partial(value: functools.partial[Any], place: Place) -> Iterator[Part]:
+    yield Part("func", value.func, Attribute(place, "func"))
+    for index, one in enumerate(value.args):
+        yield Part(f"args/{index}", one, Argument(place, index))
+    for part in parts_of(value.keywords, Attribute(place, "keywords")):
+        yield dataclasses.replace(part, name=f"keywords/{part.name}")
 
 
 def is_open(value: object) -> bool:
@@ -241,7 +251,6 @@ def _key_text(key: object) -> str | None:
 # generated names (``variable_3``) are not used, because they count the layers or variables of the whole process.
 
 _GENERATED: Final = re.compile(r"(strategy_)?variable(_\d+)?(:0)?", re.IGNORECASE)
-_SCALARS: Final = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +292,7 @@ class KerasLeaf(Leaf):
 
 def keras_leaf(value: object) -> Leaf | None:
     """Returns the checkpoint adapter for a Keras variable; None for anything else."""
-    if not _is(value, "Variable") or has_no_value_yet(value):
+    if not is_keras(value, "Variable") or has_no_value_yet(value):
         return None
     ours = variable_behind(value)
     return KerasLeaf(value) if ours is None else VariableLeaf(ours)
@@ -291,14 +300,14 @@ def keras_leaf(value: object) -> Leaf | None:
 
 def has_no_value_yet(value: object) -> bool:
     """Returns whether `value` is a Keras variable whose initialization Keras has deferred."""
-    if not _is(value, "Variable") or variable_behind(value) is not None:
+    if not is_keras(value, "Variable") or variable_behind(value) is not None:
         return False
     return vars(value).get("_value") is None and getattr(value, "_initializer", None) is not None
 
 
 def variable_behind(value: object) -> Variable | None:
     """Returns the `mirrored.Variable` that stores the value of a Keras variable, or None."""
-    ours = getattr(value, "mirrored", None) if _is(value, "Variable") else None
+    ours = getattr(value, "mirrored", None) if is_keras(value, "Variable") else None
     return ours if isinstance(ours, Variable) else None
 
 
@@ -306,11 +315,11 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
     """Returns what a checkpoint saves of a Keras layer, model, metric or seed generator; None for other objects."""
     if has_no_value_yet(value):
         return []
-    if _is(value, "Layer"):
+    if is_keras(value, "Layer"):
         return list(_layer_parts(value, place))
-    if _is(value, "metrics.Metric"):
+    if is_keras(value, "metrics.Metric"):
         return _by_name(value._variables, value, place) + _numbered("metrics", getattr(value, "_metrics", ()), place)
-    if _is(value, "random.SeedGenerator"):
+    if is_keras(value, "random.SeedGenerator"):
         return [Part("state", value.state, Attribute(place, "state"))]
     return None
 
@@ -332,57 +341,6 @@ def _items(container: Any) -> Iterator[object]:
         yield one
         if is_container(one):
             yield from _items(one)
-
-
-def keras_slots(value: object) -> KerasSlots | None:
-    """Adapts a Keras optimizer so that a checkpoint can save its slot variables; returns None for anything else."""
-    return KerasSlots(value) if _is(value, "optimizers.Optimizer") else None
-
-
-@dataclasses.dataclass(frozen=True)
-class KerasGroup:
-    """The model variables that a Keras optimizer updates, and the optimizer's slot variables, keyed by their index."""
-
-    variables: tuple[Any, ...]
-    shared: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class KerasMade:
-    """The state that a Keras optimizer has created so far: scalars, and groups of variables with slot variables."""
-
-    scalars: Mapping[str, Any]
-    groups: tuple[KerasGroup, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class KerasSlots:
-    """Adapter from a Keras optimizer to `HasSlots`, the interface by which checkpoints save slot variables."""
-
-    optimizer: Any
-
-    def made(self) -> KerasMade:
-        """Returns the Keras optimizer's step, learning rate and, if the optimizer is built, slot variables."""
-        variables = list(self.optimizer.variables)
-        scalars = {one.name: one for one in variables if one.name in _SCALARS}
-        rest = [one for one in variables if one.name not in _SCALARS]
-        if not self.optimizer.built:
-            return KerasMade(scalars, ())
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        slots = {str(number): one for number, one in enumerate(rest)}
-        return KerasMade(scalars, (KerasGroup(tuple(inner._trainable_variables), slots),))
-
-    def slots(self, variable: object) -> Mapping[str, Any]:
-        """Returns an empty dict: the slot variables of Keras optimizers are in `KerasGroup.shared`."""
-        del variable
-        return {}
-
-    def build(self, var_list: Sequence[Any]) -> None:
-        """Builds the Keras optimizer's slot variables, in the scope of the model variables' strategy."""
-        owners = [ours.strategy for one in var_list if (ours := variable_behind(one)) is not None]
-        if var_list and not self.optimizer.built:
-            with owners[0].scope() if owners and owners[0] is not None else contextlib.nullcontext():
-                self.optimizer.build(list(var_list))
 
 
 def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
@@ -419,7 +377,7 @@ def _items_if_any(value: object) -> Iterator[object]:
 
 def _is_stateful(value: object) -> bool:
     kinds = ("Variable", "Layer", "metrics.Metric", "random.SeedGenerator", "optimizers.Optimizer")
-    return isinstance(value, Variable) or any(_is(value, kind) for kind in kinds)
+    return isinstance(value, Variable) or any(is_keras(value, kind) for kind in kinds)
 
 
 def _numbered(name: str, values: Sequence[Any], place: Place) -> list[Part]:
@@ -434,7 +392,7 @@ def _by_name(variables: Sequence[Any], owner: object, place: Place) -> list[Part
     return [Part(name, variable, place) for name, variable in zip(unique, variables, strict=True)]
 
 
-def _is(value: object, name: str) -> bool:
+def is_keras(value: object, name: str) -> bool:
     """Returns whether `value` is an instance of the Keras class `name`; False if Keras was never imported."""
     found: Any = sys.modules.get("keras")
     for part in name.split("."):

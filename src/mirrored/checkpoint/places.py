@@ -115,6 +115,28 @@ class Item(Place):
             self.parent.put(type(owner)({**owner, self.key: value}))
 
 
+@dataclasses.dataclass(frozen=True)
+class Argument(Place):
+    """The location of a value in a positional argument of a `functools.partial`."""
+
+    parent: Place
+    index: int
+
+    def holder(self) -> Any:
+        """Returns the `functools.partial` that has the argument."""
+        return self.parent.get()
+
+    def get(self) -> Any:
+        """Returns the argument."""
+        return self.parent.get().args[self.index]
+
+    def put(self, value: object) -> None:
+        """Replaces the `functools.partial`, which cannot be changed, by one that has `value` as this argument."""
+        owner = self.parent.get()
+        changed = [value if index == self.index else one for index, one in enumerate(owner.args)]
+        self.parent.put(type(owner)(owner.func, *changed, **owner.keywords))
+
+
 def defines(value: object, *methods: str) -> bool:
     """Returns whether an object or its class defines the given methods; does not call `__getattr__`.
 

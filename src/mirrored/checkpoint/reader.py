@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mirrored.checkpoint.directory import as_path, latest_checkpoint
-from mirrored.checkpoint.leaves import decode
+from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.manifest import read_manifest, verify_files
 from mirrored.checkpoint.restoring import read_leaves
 from mirrored.checkpoint.writing import actual

@@ -11,11 +11,11 @@ from typing import Any
 
 from mirrored._jax.traces import eager
 from mirrored.checkpoint.extra import engine
-from mirrored.checkpoint.graph import Graph
+from mirrored.checkpoint.graph import SLOTS, Graph
+from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
-from mirrored.checkpoint.objects import KerasSlots
 from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.checkpoint.slot_groups import check_groups
 from mirrored.collectives.host_allgather import skipping_comparisons
@@ -198,7 +198,7 @@ class Restoration:
             graph = self._look()
             before, found = found, self._concerning(match(graph, self._manifest), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()
-        _check_slot_order(graph, found, self._manifest, self._directory, called)
+        _check_keras_slots(graph, found, self._manifest, self._directory, called)
         expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
         _check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
         todo = [found.pairs[name] for name in found.pairs if name in chosen]
@@ -250,8 +250,8 @@ def _check(found: Match, directory: Path, called: str, *, strict: bool, first: b
     )
 
 
-def _check_slot_order(graph: Graph, found: Match, manifest: Manifest, directory: Path, called: str) -> None:
-    """Raises an error if a Keras optimizer has its variables in another order than in the checkpoint.
+def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory: Path, called: str) -> None:
+    """Raises an error if a Keras optimizer has other kinds of slots than the checkpoint, or another order of variables.
 
     Its slots are saved by position, so each variable would get the slots of another one.
     """
@@ -259,6 +259,8 @@ def _check_slot_order(graph: Graph, found: Match, manifest: Manifest, directory:
     for optimizer, groups in graph.groups.items():
         if not isinstance(graph.optimizers.get(optimizer), KerasSlots):
             continue
+        prefix = f"{optimizer}/{SLOTS}/0/"
+        check_slot_kinds(optimizer, prefix, found.missing, found.unexpected, directory, called)
         here = [name for group in groups for name in group]
         there = [names.get(name, name) for group in manifest.groups.get(optimizer, []) for name in group]
         different = [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]

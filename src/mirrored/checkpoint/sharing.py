@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mirrored._jax import distributed
-from mirrored.checkpoint.leaves import Saved, to_json
+from mirrored.checkpoint.json_state import to_json
+from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.writing import actual
 from mirrored.collectives.host_allgather import digest, host_allgather

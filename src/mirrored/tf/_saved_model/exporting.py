@@ -57,9 +57,9 @@ def _serving(model: Any, input_signature: Sequence[Any] | None) -> Function:
     if input_signature is not None:
         specs = jax.tree.map(spec_of, list(input_signature), is_leaf=lambda one: hasattr(one, "shape"))
         return Function(lambda *inputs: model(*inputs, training=False), input_signature=specs, name=model.name)
-    functions = functions_of(model)
-    if "__call__" in functions:
-        return functions["__call__"]
+    inference = functions_of(model).get("__call__")
+    if isinstance(inference, Function):
+        return inference
     raise ArgumentError(
         "Model.export",
         found=f"the model {model.name!r} was never called, so the shapes of its inputs are not known",

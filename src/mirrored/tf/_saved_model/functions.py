@@ -16,6 +16,7 @@ from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.errors import ArgumentError
 from mirrored.tf._ops.open_sizes import opened
+from mirrored.tf._saved_model.loading import LoadedFunction, LoadedModel, LoadedProgram
 from mirrored.tf._shapes import Described, TensorSpec
 
 SAVED: Final = "tf.saved_model.save"
@@ -58,15 +59,21 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def functions_of(obj: object) -> dict[str, Function]:
-    """Returns the `tf.function` methods and attributes of an object; for a Keras model, its forward pass."""
+def functions_of(obj: object) -> dict[str, Function | LoadedFunction]:
+    """Returns the functions of an object that are saved; for a Keras model, its forward pass.
+
+    These are its `tf.function` methods and attributes, and those of loaded models.
+    """
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(obj, keras.Model):
-        return _keras_functions(obj)
+        return dict(_keras_functions(obj))
     names = [name for kind in reversed(type(obj).__mro__) for name in vars(kind)] + list(getattr(obj, "__dict__", {}))
-    found: dict[str, Function] = {}
+    found: dict[str, Function | LoadedFunction] = {}
+    if isinstance(obj, LoadedModel):
+        found.update(obj.named_call())
+        names.remove("_call")
     for name in dict.fromkeys(names):
-        if isinstance(inspect.getattr_static(obj, name), Function):
+        if isinstance(inspect.getattr_static(obj, name), (Function, LoadedFunction)):
             found[name] = getattr(obj, name)
     return found
 
@@ -92,7 +99,7 @@ def spec_of(one: Described) -> TensorSpec:
     return TensorSpec(one.shape, one.dtype or "float32", getattr(one, "name", None))
 
 
-def signatures_of(name: str, function: object) -> list[Signature]:
+def signatures_of(name: str, function: object) -> list[Signature] | list[LoadedProgram]:
     """Returns the signatures (names, shapes and dtypes of arguments) for which a `tf.function` is exported.
 
     These are its ``input_signature``, or all arguments for which it has been traced.
@@ -102,6 +109,8 @@ def signatures_of(name: str, function: object) -> list[Signature]:
     """
     if isinstance(function, ConcreteFunction):
         return [_concrete(function)]
+    if isinstance(function, LoadedFunction):
+        return function.programs
     if not isinstance(function, Function):
         raise ArgumentError(
             SAVED,

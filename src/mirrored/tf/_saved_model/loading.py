@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,8 +85,16 @@ def contains_saved_model(export_dir: str | os.PathLike[str]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _LoadedProgram:
-    call: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+class LoadedProgram:
+    """A program that was exported for one signature, with the variables that it reads and assigns.
+
+    Attributes:
+        exported: The program.
+        entry: Its description in the file of the saved model.
+    """
+
+    exported: jax.export.Exported
+    entry: Mapping[str, Any]
     names: list[str]
     inputs: Any
     output: Any
@@ -94,11 +102,33 @@ class _LoadedProgram:
     reads: list[Variable]
     assigns: list[Variable]
 
+    def serialized(self) -> bytes:
+        """Returns the program as it was saved, with its gradient if it had one."""
+        return bytes(self.exported.serialize(vjp_order=1 if self.exported.has_vjp() else 0))
 
-def _programs(directory: Path, entries: Iterable[Any], variables: Sequence[Variable]) -> list[_LoadedProgram]:
+    def with_named_outputs(self) -> LoadedProgram:
+        """Returns a copy whose result is a dict, as that of the entries of ``signatures``."""
+        kind, content = next(iter(self.entry["output"].items()))
+        if kind == "dict":
+            return self
+        leaves = {f"output_{at}": leaf for at, leaf in enumerate(_leaves(kind, content))}
+        output = {"dict": leaves}
+        return dataclasses.replace(self, entry={**self.entry, "output": output}, output=_from_json(output))
+
+
+def _leaves(kind: str, content: Any) -> list[Any]:
+    """Returns the arrays and numbers in the JSON of a structure, in their order in the program's results."""
+    if kind in ("array", "static"):
+        return [{kind: content}] if content is not None else []
+    inside = content.values() if kind == "dict" else content
+    return [leaf for one in inside for leaf in _leaves(*next(iter(one.items())))]
+
+
+def _programs(directory: Path, entries: Iterable[Any], variables: Sequence[Variable]) -> list[LoadedProgram]:
     return [
-        _LoadedProgram(
-            jax.export.deserialize(bytearray((directory / PROGRAMS / one["file"]).read_bytes())).call,
+        LoadedProgram(
+            jax.export.deserialize(bytearray((directory / PROGRAMS / one["file"]).read_bytes())),
+            one,
             one["names"],
             _from_json(one["inputs"]),
             _from_json(one["output"]),
@@ -123,9 +153,14 @@ def _from_json(value: Mapping[str, Any]) -> Any:
 class LoadedFunction:
     """A function of a loaded model, with one compiled program per exported signature."""
 
-    def __init__(self, name: str, programs: Sequence[_LoadedProgram]) -> None:
+    def __init__(self, name: str, programs: Sequence[LoadedProgram]) -> None:
         self.__name__ = name
         self._loaded = list(programs)
+
+    @property
+    def programs(self) -> list[LoadedProgram]:
+        """The programs, one for each exported signature."""
+        return list(self._loaded)
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -160,9 +195,9 @@ class LoadedFunction:
         return f"<loaded function {self.__name__!r} with {len(self._loaded)} signatures>"
 
 
-def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
+def _run(program: LoadedProgram, arrays: Sequence[Any]) -> Any:
     try:
-        outs = program.call([variable.read_value() for variable in program.reads], list(arrays))
+        outs = program.exported.call([variable.read_value() for variable in program.reads], list(arrays))
     except ValueError as error:
         if not program.conditions:
             raise
@@ -182,7 +217,7 @@ def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
 
 
 def _fitted(
-    program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], has_same_types: bool
+    program: LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], has_same_types: bool
 ) -> list[Any] | None:
     """Returns the arrays among the arguments; None if they do not match.
 
@@ -260,6 +295,8 @@ class LoadedModel(Module):
     It has the exported functions as attributes, `variables`, and `signatures`.
     """
 
+    _not_saved = frozenset({"signatures", "_loaded_variables"})  # attributes that `load` makes
+
     def __init__(
         self, variables: list[Variable], functions: dict[str, LoadedFunction], signatures: dict[str, LoadedFunction]
     ) -> None:
@@ -269,6 +306,10 @@ class LoadedModel(Module):
         self.signatures = signatures
         for name, one in functions.items():
             setattr(self, name, one)
+
+    def named_call(self) -> dict[str, LoadedFunction]:
+        """Returns the `__call__` of the object that was saved, by this name; an empty dict if it had none."""
+        return {} if self._call is None else {"__call__": self._call}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the `__call__` of the object that was saved.

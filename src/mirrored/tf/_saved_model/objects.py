@@ -60,7 +60,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     """Returns an object's own attributes; for a Keras model, its weights."""
     if not isinstance(value, Module) and hasattr(value, "trainable_weights"):
         return {"weights": list(value.weights)}
-    return dict(getattr(value, "__dict__", {}))
+    own: frozenset[str] = getattr(type(value), "_not_saved", frozenset())  # of a loaded model
+    return {name: one for name, one in getattr(value, "__dict__", {}).items() if name not in own}
 
 
 def _variable_of(value: object) -> Variable | None:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -29,7 +29,7 @@ from mirrored.compilation.concrete import ConcreteFunction, Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
 from mirrored.tf._ops.open_sizes import Traced, traced_for
 from mirrored.tf._saved_model.functions import SAVED, Signature, functions_of, signatures_of
-from mirrored.tf._saved_model.loading import FILE, PROGRAMS, VARIABLES
+from mirrored.tf._saved_model.loading import FILE, PROGRAMS, VARIABLES, LoadedFunction, LoadedModel, LoadedProgram
 from mirrored.tf._saved_model.objects import Objects
 from mirrored.variables import Variable
 
@@ -39,6 +39,7 @@ _PLATFORMS: Final = ("cpu", "cuda", "tpu")
 
 Signatures: TypeAlias = Function | ConcreteFunction | Mapping[str, Function | ConcreteFunction]
 """A function, or functions by name."""
+_Programs: TypeAlias = Mapping[str, Sequence[Signature | LoadedProgram]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,8 @@ def save(
     """
     del options
     functions = {name: signatures_of(name, one) for name, one in functions_of(obj).items()}
-    entries = _entries(functions, signatures)
+    loaded = obj.signatures if isinstance(obj, LoadedModel) else {}
+    entries = _entries(functions, (loaded or None) if signatures is None else signatures)
     if functions and not any([*functions.values(), *entries.values()]):
         raise ArgumentError(
             SAVED,
@@ -117,18 +119,17 @@ def save(
     _write(Path(os.fspath(export_dir)), obj, functions, entries)
 
 
-def _entries(functions: Mapping[str, list[Signature]], signatures: Signatures | None) -> dict[str, list[Signature]]:
+def _entries(functions: _Programs, signatures: Signatures | Mapping[str, LoadedFunction] | None) -> _Programs:
     """Returns the requested signatures; by default, as in TensorFlow, those that an object's only function declares."""
     named = signatures if isinstance(signatures, Mapping) else {} if signatures is None else {DEFAULT: signatures}
     entries = {name: signatures_of(name, one) for name, one in named.items()}
-    if signatures is None and len(functions) == 1:
-        entries = {DEFAULT: [one for one in next(iter(functions.values())) if one.is_declared]}
+    own = [given for given in functions.values() if not any(isinstance(one, LoadedProgram) for one in given)]
+    if signatures is None and len(own) == 1:
+        entries = {DEFAULT: [one for one in own[0] if isinstance(one, Signature) and one.is_declared]}
     return {name: [one.with_named_outputs() for one in given] for name, given in entries.items() if given}
 
 
-def _write(
-    directory: Path, obj: object, functions: Mapping[str, list[Signature]], entries: Mapping[str, list[Signature]]
-) -> None:
+def _write(directory: Path, obj: object, functions: _Programs, entries: _Programs) -> None:
     """Writes a program; of several workers that save to one path, the first one writes, and the others wait for it."""
     directory = directory.absolute()  # an absolute path always has a name and parents
     unfinished = directory.with_name(directory.name + ".unfinished")
@@ -151,8 +152,8 @@ def _write_parts(
     folder: Path,
     checkpoint: Path,
     obj: object,
-    functions: Mapping[str, list[Signature]],
-    entries: Mapping[str, list[Signature]],
+    functions: _Programs,
+    entries: _Programs,
 ) -> None:
     """Writes the parts of a program to an empty folder, and its variables to a checkpoint."""
     (folder / PROGRAMS).mkdir()
@@ -209,7 +210,14 @@ def _put_in_place(unfinished: Path, directory: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_programs(file: Path, number: int, signature: Signature, variables: dict[int, Variable]) -> list[Any]:
+def _write_programs(
+    file: Path, number: int, signature: Signature | LoadedProgram, variables: dict[int, Variable]
+) -> list[Any]:
+    if isinstance(signature, LoadedProgram):
+        path = file.with_name(f"{file.name}-{number}-0")
+        path.write_bytes(signature.serialized())
+        return [{**signature.entry, "file": path.name, **_numbered(signature, variables)}]
+
     def trace(inputs: PyTree) -> tuple[Pure, bytes]:
         pure = as_pure(signature.function, inputs, SAVED)
         return pure, _exported(pure, inputs)
@@ -225,9 +233,6 @@ def _written(
     path: Path, signature: Signature, traced: Traced[tuple[Pure, bytes]], variables: dict[int, Variable]
 ) -> dict[str, Any]:
     pure, program = traced.program
-    for variable in (*pure.reads, *pure.assigns):
-        variables.setdefault(id(variable), variable)
-    order = list(variables)
     path.write_bytes(program)
     return {
         "file": path.name,
@@ -235,8 +240,18 @@ def _written(
         "inputs": _to_json(traced.inputs),
         "output": _to_json(pure.output),
         "conditions": list(traced.conditions),
-        "reads": [order.index(id(variable)) for variable in pure.reads],
-        "assigns": [order.index(id(variable)) for variable in pure.assigns],
+        **_numbered(pure, variables),
+    }
+
+
+def _numbered(program: Pure | LoadedProgram, variables: dict[int, Variable]) -> dict[str, list[int]]:
+    """Returns the numbers of the variables that a program reads and assigns; adds new ones to `variables`."""
+    for variable in (*program.reads, *program.assigns):
+        variables.setdefault(id(variable), variable)
+    order = list(variables)
+    return {
+        "reads": [order.index(id(variable)) for variable in program.reads],
+        "assigns": [order.index(id(variable)) for variable in program.assigns],
     }
 
 
