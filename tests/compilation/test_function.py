@@ -766,20 +766,33 @@ def test_a_transform_traces_again_with_the_arguments_of_its_own_call():
     assert jax.vmap(lambda x: total(x, config))(x[None]).tolist() == [30.0]
 
 
-def test_a_captured_numpy_array_is_a_constant_of_every_lowering():
-    scale = np.array([1, 2, 3, 4], np.float32)
-    step = mr.function(lambda x: x * scale)
+TWO = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+NUMPY_ARRAYS_IN = {
+    "the function": lambda scale: lambda x: x * scale,
+    "jit": lambda scale: jax.jit(lambda x: x * scale),
+    "a scan's jit": lambda scale: lambda x: lax.scan(lambda c, _: (jax.jit(lambda x: x * scale)(c), 0), x, length=1)[0],
+    "a branch's jit": lambda scale: lambda x: lax.cond(x[0] > 0, jax.jit(lambda x: x * scale), jnp.negative, x),
+    "checkpoint": lambda scale: jax.checkpoint(jax.jit(lambda x: x * scale)),
+    "run": lambda scale: lambda x: TWO.run(jax.jit(lambda x: x * scale), (x,)).values[0],
+}
+
+
+@pytest.mark.parametrize("shape", [(4,), ()])
+@pytest.mark.parametrize("place", NUMPY_ARRAYS_IN)
+def test_a_captured_numpy_array_is_a_constant_of_every_lowering(place, shape):
+    scale = np.full(shape, 2, np.float32)
+    step = mr.function(NUMPY_ARRAYS_IN[place](scale))
     x = jnp.ones(4)
-    assert step(x).tolist() == [1, 2, 3, 4]
-    scale[:] = 10
-    moved = jax.device_put(x, jax.devices()[1])
+    assert step(x).tolist() == [2] * 4
+    scale[...] = 10
     found = [
         jax.jit(lambda x: step(x))(x),
         jax.grad(lambda x: step(x).sum())(x),
         jax.vmap(step)(x[None])[0],
-        step(moved),
     ]
-    assert [one.tolist() for one in found] == [[1, 2, 3, 4]] * 4
+    if place != "run":
+        found.append(step(jax.device_put(x, jax.devices()[1])))
+    assert [one.tolist() for one in found] == [[2] * 4] * len(found)
     assert step.trace_count == 1
 
 

@@ -112,3 +112,32 @@ def test_zeros_have_the_same_signs_on_any_number_of_devices(program, compiled, d
         assert all((one == 0).all() for one in results)
         bits[devices] = [one.tobytes().hex() for one in results]
     assert bits == {devices: bits[1] for devices in LAYOUTS}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_gather_keeps_the_signs_of_zeros(dtype, deterministic):
+    for devices in LAYOUTS:
+        places = [f"CPU:{i}" for i in range(devices)]
+        strategy = mr.MirroredStrategy(places, num_replicas=REPLICAS, deterministic=deterministic)
+
+        def step():
+            return strategy.gather(strategy.run(lambda: jnp.full(3, number(dtype))), axis=0)  # noqa: B023
+
+        expected = np.asarray(jnp.full(3 * REPLICAS, number(dtype))).tobytes()
+        for gathered in (step(), mr.function(step)()):
+            assert np.asarray(gathered).tobytes() == expected, devices
+
+
+def test_the_gradient_of_a_compiled_gather():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=REPLICAS)
+    with strategy.scope():
+        w = mr.Variable([1.0, 2.0], name="w")
+
+    def step():
+        with mr.GradientTape() as tape:
+            gathered = strategy.gather(strategy.run(lambda: w * 2.0), axis=0)
+            loss = (gathered * jnp.arange(8.0)).sum()
+        return tape.gradient(loss, w)
+
+    assert mr.function(step)().tolist() == step().tolist() == [24.0, 32.0]

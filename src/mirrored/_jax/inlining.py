@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var  # type: ignore[attr-defined]
 
-from mirrored._jax.arrays import is_owned
 from mirrored._jax.durations import tracing_measured
 from mirrored._jax.jaxprs import jaxprs_in
+from mirrored._jax.own_arrays import with_own_arrays
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import debugging as _debugging
@@ -138,13 +138,12 @@ class Staged:
         return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
 
     def with_own_constants(self) -> Staged:
-        """Returns a copy of this traced function with copies of the NumPy arrays among its constants.
+        """Returns a copy of this traced function with copies of the NumPy arrays among its constants, at any depth.
 
         JAX keeps a view of a captured array, and each lowering reads it: a program that is lowered again would take the
         numbers to which the array has been refilled.
         """
-        constants = (one.copy() if isinstance(one, np.ndarray) and not is_owned(one) else one for one in self.constants)
-        return dataclasses.replace(self, constants=tuple(constants))
+        return Staged(*with_own_arrays(self.jaxpr, self.constants))
 
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Applies the program to values for its constants and its inputs, under the current trace."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,7 @@ class Function(Code):
         Also stores the program under the quick key, which later calls compute without flattening the arguments.
         """
         try:
-            arguments = flatten_arguments(args, kwargs, here.device_assignment)
+            arguments = flatten_arguments(args, self._ordered(kwargs), here.device_assignment)
         except Ragged:
             with within(driver=self._notice_ragged(args, kwargs, here) or here.driver):
                 return undone_after_errors(lambda: self._as_python(*args, **kwargs))
@@ -186,10 +187,32 @@ class Function(Code):
     def _flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> tuple[Arguments, list[Any]]:
         """Returns the arguments of the first step, for which a call traces a program, and the arrays of all steps."""
         if self.steps_per_call is None:
-            arguments = flatten_arguments(*self._fitted(args, kwargs), here.device_assignment)
+            args, kwargs = self._fitted(args, kwargs)
+            try:
+                arguments = flatten_arguments(args, self._ordered(kwargs), here.device_assignment)
+            except Ragged:
+                raise ArgumentError(
+                    self._name,
+                    found="the per-replica batches of an argument differ in shape",
+                    rule="only batches of equal shape have a program; a call with others runs eagerly",
+                    remedy="pass batches of equal shape, as a dataset with last_batch='pad' or 'drop' has them",
+                ) from None
             return arguments, arguments.arrays
         steps = flatten_steps(self._steps(*args, **kwargs), here.device_assignment, self._name)
         return steps[0], [array for step in steps for array in step.arrays]
+
+    def _ordered(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns keyword arguments in the order of their names, unless the function can tell their order."""
+        return kwargs if len(kwargs) < 2 or self._sees_order else dict(sorted(kwargs.items()))
+
+    @functools.cached_property
+    def _sees_order(self) -> bool:
+        """Whether the Python function takes any keyword arguments, as a dict."""
+        try:
+            own = inspect.signature(self.python_function, follow_wrapped=False).parameters.values()
+        except (TypeError, ValueError):  # some built-in functions have no signature
+            return True
+        return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own)
 
     def _alike(self, function: Callable[..., Any]) -> Function:
         """Compiles another Python function with the options of this one."""
