@@ -370,7 +370,7 @@ class DatasetIterator:
             )
         if self._reading is None:
             seeds = dict(zip(self._seeds, self.seeds, strict=True))
-            self._reading = self._node.cursor(Run((self._iteration,), seeds, self._continues))
+            self._reading = self._node.cursor(Run((self._iteration,), (), seeds, self._continues))
             close_at_exit(self)
         return self._reading
 
