@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
@@ -18,9 +18,11 @@ from mirrored.data.cursors import (
     Iterators,
     RebatchCursor,
     beyond_end,
+    read_again,
 )
 from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
+from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
     CursorNode,
@@ -63,6 +65,7 @@ class IterableSource(CursorNode):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_iterators", Iterators(self.make, self.called))
+        object.__setattr__(self, "_warned", set())
 
     @property
     def cardinality(self) -> int:
@@ -76,7 +79,7 @@ class IterableSource(CursorNode):
         return IterableCursor(self._make, self._convert)
 
     def _make(self) -> Any:
-        return _Noting(self._iterators(), self.called)  # type: ignore[attr-defined]
+        return _Noting(self._iterators, self.called, self._warned)  # type: ignore[attr-defined]
 
     def _convert(self, value: PyTree, index: int) -> Element:
         try:
@@ -89,10 +92,21 @@ class IterableSource(CursorNode):
 
 
 class _Noting:
-    """An iterator that adds to exceptions the index of the element at which they were raised."""
+    """An iterator that adds to exceptions the index of the element at which they were raised.
 
-    def __init__(self, iterable: Iterable[Any], called: str) -> None:
-        self._iterator, self._called, self._count = iter(iterable), called, 0
+    A generator ends at an exception. Behind other iterators (`map`, `zip`, a class) this is seen only by the end of the
+    data right after the exception, which can also be the true end. If it was an interrupt, the elements are read again.
+
+    Args:
+        make: Creates the iterator.
+        called: The function that the user called, for messages.
+        warned: Receives `called` with the first warning, which is not repeated.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]], called: str, warned: set[str]) -> None:
+        self._make, self._called, self._warned = make, called, warned
+        self._iterator, self._count = make(), 0
+        self._raised: type[BaseException] | None = None  # by the last call
 
     def __iter__(self) -> _Noting:
         return self
@@ -106,15 +120,44 @@ class _Noting:
         return getattr(self._iterator, "gi_frame", self)
 
     def __next__(self) -> Any:
+        raised, self._raised = self._raised, None
         try:
             value = next(self._iterator)
         except StopIteration:
-            raise
-        except Exception as error:
-            error.add_note(f"{self._called}: at element {self._count}")
+            if raised is None:
+                raise
+            self._after_end(raised)
+            return next(self)
+        except BaseException as error:
+            self._raised = type(error)
+            if isinstance(error, Exception):
+                error.add_note(f"{self._called}: at element {self._count}")
             raise
         self._count += 1
         return value
+
+    def _after_end(self, raised: type[BaseException]) -> None:
+        """Returns to the element of an interrupt; warns after an error, and raises StopIteration."""
+        if not issubclass(raised, Exception):
+            self._raised = raised  # if reading again is interrupted
+            self.close()
+            iterator = self._make()
+            for _ in range(self._count):
+                read_again(iterator)
+            self._iterator, self._raised = iterator, None
+            return
+        if self._called not in self._warned:
+            self._warned.add(self._called)
+            log.warning(
+                "%s: the iterator (%s) ended right after it raised %s at element %d. If it reads from a generator, "
+                "which ends at an exception, the elements after this one are lost: catch the exception in the "
+                "generator, or call the function that raises it in Dataset.map",
+                self._called,
+                type(self._iterator).__name__,
+                raised.__name__,
+                self._count,
+            )
+        raise StopIteration
 
     def close(self) -> None:
         close = getattr(self._iterator, "close", None)
