@@ -18,6 +18,7 @@ from mirrored.data.cursors import (
     Iterators,
     RebatchCursor,
     beyond_end,
+    has_ended_generator,
     read_again,
 )
 from mirrored.data.elements import Element, own_element
@@ -357,14 +358,26 @@ class Windowed(StreamStep):
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """An exception in place of the element that raises it."""
+
+    error: Exception
+
+
 class WindowCursor:
-    """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`."""
+    """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`.
+
+    An element that raises an exception keeps its place, so that `ignore_errors` leaves out the windows that contain it,
+    and the later windows are the same as without it. An iterator that raises twice at one position cannot go on.
+    """
 
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()
         self._size, self._shift, self._stride, self._drop = size, shift, stride, drop_remainder
         self._overlaps = shift < (size - 1) * stride + 1
         self._ahead: list[Element] = []
+        self._failed_at: Any = None  # the parent's position after the last error
         self._ended = False
         self._windows = 0
 
@@ -376,16 +389,26 @@ class WindowCursor:
             raise StopIteration
         self._windows += 1
         self._leave(self._shift)
+        for element in window:
+            if type(element) is _Failed:
+                raise element.error
         return window
 
     def _read_ahead(self, count: int) -> None:
         while len(self._ahead) < count and not self._ended:
             try:
                 element = next(self._parent)
-                # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
-                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
             except StopIteration:
                 self._ended = True
+            except Exception as error:
+                place = self._parent.get_state()
+                if place == self._failed_at or has_ended_generator(error):
+                    raise
+                self._failed_at = place
+                self._ahead.append(_Failed(error))
+            else:
+                # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
+                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
 
     def _leave(self, count: int) -> None:
         self._read_ahead(count)
@@ -396,7 +419,7 @@ class WindowCursor:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state(self._start)
-        self._ahead, self._ended, self._windows = [], False, state["windows"]
+        self._ahead, self._failed_at, self._ended, self._windows = [], None, False, state["windows"]
         for _ in range(self._windows):
             self._read_ahead(1)
             if not self._ahead:
