@@ -132,7 +132,7 @@ def _is_in_first_part(state: dict[str, Any], node: Node, saved: list[str], own: 
     parts = [int(one.split()[0]) for one in (*saved, *own) if one.endswith(_BEFORE_OTHERS)]
     if state["position"] is None or not isinstance(step, Concatenated) or len(parts) != 2:
         return False
-    return state["count"] * size <= min(parts)
+    return bool(state["count"] * size <= min(parts))
 
 
 def epochs_of(node: Node) -> list[int]:
