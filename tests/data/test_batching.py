@@ -141,3 +141,26 @@ def test_vectors_that_do_not_split_evenly_are_warned_of_once(name: str, caplog: 
     warned = [record.getMessage() for record in caplog.records if "is not batched" in record.getMessage()]
     assert len(warned) == (name in AMBIGUOUS)
     assert all("vector of 3 numbers" in message for message in warned)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.range(8).window(2).batch(2),
+        lambda: Dataset.range(8).map(lambda x: {"a": x, "b": x}).window(2).batch(2),
+        lambda: Dataset.range(8).window(2).padded_batch(2),
+        lambda: Dataset.zip((Dataset.range(4), Dataset.range(8).window(2))).batch(2),
+    ],
+    ids=["batch", "columns", "padded_batch", "zip"],
+)
+def test_batches_of_windows_are_refused_with_the_remedy(make: Callable[[], Dataset]) -> None:
+    with pytest.raises(StructureError, match=r"the elements are datasets(.|\n)*flat_map"):
+        next(iter(make()))
+
+
+def test_the_remedies_for_batches_of_windows_work() -> None:
+    windows = Dataset.range(8).window(2)
+    assert next(iter(windows.flat_map(lambda window: window.batch(2)).batch(2))).tolist() == [[0, 1], [2, 3]]
+    columns = Dataset.range(8).map(lambda x: (x, -x)).window(2)
+    made = columns.flat_map(lambda a, b: Dataset.zip((a, b)).batch(2)).batch(2)
+    assert [column.tolist() for column in next(iter(made))] == [[[0, 1], [2, 3]], [[0, -1], [-2, -3]]]

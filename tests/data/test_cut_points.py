@@ -431,3 +431,42 @@ def test_the_parts_of_a_batch_of_two_epochs_are_alike() -> None:
         StructureError, match=r"Dataset\.batch: .*u?int64\[1\] in part 0 of the batch and u?int64\[1\] in"
     ):
         read(epochs.batch(8))
+
+
+@pytest.mark.parametrize("source", ["indexed", "stream", "map in a generator"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((2,), [(0, [0, 1]), (2, [4, 5]), (3, [6, 7])]),
+        ((2, 1), [(0, [0, 1]), (1, [1, 2]), (4, [4, 5]), (5, [5, 6]), (6, [6, 7]), (7, [7])]),
+        ((2, 4), [(0, [0, 1]), (1, [4, 5])]),
+        ((2, 1, 2), [(0, [0, 2]), (2, [2, 4]), (4, [4, 6]), (5, [5, 7]), (6, [6]), (7, [7])]),
+    ],
+)
+def test_an_error_leaves_out_the_windows_that_contain_it(source: str, arguments: Any, expected: Any) -> None:
+    """As in TensorFlow's source; the windows after it were others, so that `zip` paired them with wrong elements."""
+
+    def checked(x: Any) -> Any:
+        if x == 3:
+            raise OSError("damaged")
+        return x
+
+    numbers = Dataset.range(8) if source == "indexed" else Dataset.range(8).filter(lambda x: True)
+    damaged = numbers.map(checked)
+    if source == "map in a generator":
+        damaged = Dataset.from_generator(lambda: map(checked, range(8)))
+    windows = damaged.window(*arguments)
+    pairs = Dataset.zip((Dataset.range(9), windows)).ignore_errors()
+    assert [(int(number), read(window)) for number, window in pairs] == expected
+    assert [read(window) for window in windows.ignore_errors()] == [window for _, window in expected]
+    joined = Dataset.zip((Dataset.range(9), windows.flat_map(lambda w: w.batch(2)))).ignore_errors()
+    assert read(joined) == expected
+    assert_resumes_everywhere(joined)
+
+
+def test_windows_of_what_cannot_go_on_after_an_error_raise_it() -> None:
+    for ending in (Dataset.from_generator(_then_an_error), Dataset.range(5).map(_even).scan(0, lambda s, x: (s, x))):
+        for size in (1, 2, 3):
+            with pytest.raises(ValueError, match=r"odd|damaged") as caught:
+                list(ending.window(size).ignore_errors())
+            assert "call ignore_errors before this step" in str(caught.value.__notes__)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,73 @@ def test_an_interrupt_that_ends_a_generator_does_not_end_the_data(prefetched):
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert [int(element) for element in iterator] == [2, 3]
+
+
+class Reader:
+    """An iterator of a user's class that reads from another one."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+
+AROUND_GENERATORS: dict[str, Callable[[Iterator[int]], Iterator[int]]] = {
+    "map": lambda numbers: map(int, numbers),
+    "filter": lambda numbers: filter(lambda _: True, numbers),
+    "zip": lambda numbers: map(sum, zip(numbers, itertools.repeat(0))),
+    "enumerate": lambda numbers: map(max, enumerate(numbers)),
+    "islice": lambda numbers: itertools.islice(numbers, 100),
+    "chain": lambda numbers: itertools.chain(numbers, ()),
+    "class": Reader,
+}
+
+
+def raising_once(error: type[BaseException], at: int, size: int) -> Callable[[], Iterator[int]]:
+    """Returns a generator function whose first generator raises an exception before an element."""
+    raised: list[bool] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(size):
+            if number == at and not raised:
+                raised.append(True)
+                raise error("damaged")
+            yield number
+
+    return numbers
+
+
+@pytest.mark.parametrize("around", AROUND_GENERATORS.values(), ids=AROUND_GENERATORS)
+def test_the_end_right_after_an_error_is_warned_of(around: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A generator behind another iterator ended the data silently. It may also be the true end."""
+
+    def numbers() -> Iterator[int]:
+        yield from range(5)
+        raise OSError("damaged")
+
+    dataset = Dataset.from_generator(lambda: around(numbers())).batch(2).ignore_errors()
+    for _ in range(2):
+        assert read(dataset) == [[0, 1], [2, 3]]
+    warned = [record.getMessage() for record in caplog.records if "right after it raised" in record.getMessage()]
+    assert len(warned) == 1
+    assert "OSError" in warned[0]
+
+
+def test_an_iterator_that_goes_on_after_an_error_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Dataset.from_generator(lambda: map(lambda n: 1 // (n - 3), range(8))).batch(2).ignore_errors()
+    assert [len(batch) for batch in read(dataset)] == [2, 2, 2]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("around", AROUND_GENERATORS.values(), ids=AROUND_GENERATORS)
+def test_an_interrupt_of_a_generator_behind_another_iterator_does_not_end_the_data(around: Any) -> None:
+    numbers = raising_once(KeyboardInterrupt, at=2, size=5)
+    iterator = iter(Dataset.from_generator(lambda: around(numbers())))
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [int(element) for element in iterator] == [2, 3, 4]

@@ -221,8 +221,8 @@ OTHER_ORDERS: dict[str, tuple[Dataset, Dataset]] = {
         numbers().take(4).concatenate(numbers()).batch(2),
     ),
     "repeat: concatenate": (
-        numbers().repeat(1).concatenate(numbers()).batch(2),
-        numbers().repeat(2).concatenate(numbers()).batch(2),
+        numbers(2).repeat(1).concatenate(numbers()).batch(2),
+        numbers(2).repeat(2).concatenate(numbers()).batch(2),
     ),
     "skip: batch": (numbers().batch(2).skip(2), numbers().batch(4).skip(2)),
     "shard: batch": (numbers().batch(2).shard(2, 0), numbers().batch(4).shard(2, 0)),
@@ -508,3 +508,30 @@ def test_a_part_before_others_keeps_its_number_of_elements():
     assert [int(next(between)) for _ in range(12)][-1] == 101
     same.set_state(between.get_state())
     assert int(next(same)) == 102
+
+
+@pytest.mark.parametrize("size", [8, 4])
+@pytest.mark.parametrize("count", range(5))
+def test_a_part_before_others_may_change_its_number_of_elements_while_it_is_read(count: int, size: int) -> None:
+    def dataset(size: int) -> Dataset:
+        return Dataset.range(20).take(size).concatenate(Dataset.range(100, 104)).map(lambda x: x).batch(2)
+
+    before, after = iter(dataset(6)), iter(dataset(size))
+    for _ in range(count):
+        next(before)
+    if count * 2 > min(size, 6):
+        with pytest.raises((ArgumentError, InputError), match="6 elements before others|the position is after"):
+            after.set_state(before.get_state())
+    else:
+        after.set_state(before.get_state())
+        assert [batch.tolist() for batch in after] == [batch.tolist() for batch in dataset(size)][count:]
+
+
+def test_a_position_that_counts_examples_keeps_the_number_of_elements_before_others() -> None:
+    def dataset(size: int, batch: int) -> Dataset:
+        return Dataset.range(20).take(size).concatenate(Dataset.range(100, 104)).batch(batch)
+
+    before = iter(dataset(6, 2))
+    next(before)
+    with pytest.raises(ArgumentError, match="6 elements before others"):
+        iter(dataset(8, 4)).restore(before.get_state())

@@ -106,3 +106,25 @@ def test_positions_in_a_dataset_that_a_function_refers_to_are_exact() -> None:
     again = iter(dataset())
     again.set_state(position)
     assert [int(x) for x in again] == rest
+
+
+WITH_RANDOM_STEPS: dict[str, Callable[[], D]] = {
+    "shuffle": lambda: D.range(9).shuffle(9, seed=1),
+    "shuffle of a long stream": lambda: D.range(1500).filter(lambda _: True).shuffle(8, seed=1),
+    "in flat_map": lambda: D.range(3).flat_map(lambda _: D.range(9).shuffle(9, seed=1)),
+    "in interleave": lambda: D.range(3).interleave(lambda _: D.range(9).shuffle(9, seed=1), cycle_length=2),
+    "repeat in flat_map": lambda: D.range(3).flat_map(lambda _: D.range(9).shuffle(9, seed=1).repeat(2)),
+    "random_map": lambda: D.range(9).random_map(lambda x, rng: rng.integers(1000), seed=1),
+    "twice": lambda: (lambda d: d.concatenate(d))(D.range(9).shuffle(9, seed=1)),
+    "repeat": lambda: D.range(9).shuffle(9, seed=1).repeat(3),
+}
+
+
+@pytest.mark.parametrize("make", WITH_RANDOM_STEPS.values(), ids=WITH_RANDOM_STEPS)
+def test_a_later_repeat_keeps_the_order_of_its_first_epoch(make: Callable[[], D]) -> None:
+    """A position of the pipeline without `repeat` is accepted by the one with it, which must go on in its order."""
+    dataset = make()
+    first, second = read(dataset), read(dataset)
+    repeated = read(make().repeat(2))
+    assert repeated[: len(first)] == first
+    assert repeated[len(first) :] not in (first, second)

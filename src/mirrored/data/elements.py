@@ -140,7 +140,8 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
     """Stacks elements of the same structure into one batch: every array gets a new leading dim.
 
     Raises:
-        StructureError: Structures, shapes or dtypes differ. The message names the element and the leaf.
+        StructureError: Structures, shapes or dtypes differ; the message names the element and the leaf. Or the elements
+            contain datasets.
     """
     columns, treedef = _columns(elements, called)
     names = _names(elements[0])
@@ -151,6 +152,14 @@ def _columns(elements: Sequence[Element], called: str, one: str = "element") -> 
     """Returns for each leaf its values in all elements; raises an error if their structures differ."""
     other: Any
     first, treedef = tree_flatten(elements[0])
+    if any(getattr(leaf, "is_dataset", False) for leaf in first):
+        raise StructureError(
+            called,
+            found="the elements are datasets, such as the windows of Dataset.window, or contain some",
+            rule="a batch is made of arrays",
+            remedy="write .flat_map(lambda window: window.batch(size)) before .batch(...); of windows with "
+            "several columns: .flat_map(lambda a, b: Dataset.zip((a, b)).batch(size))",
+        )
     columns: list[list[Any]] = [[leaf] for leaf in first]
     for index, element in enumerate(elements[1:], 1):
         leaves, other = jax.tree_util.tree_flatten(element)

@@ -175,6 +175,8 @@ class Grouping(Steps):
         """Drops the elements that raise an exception because of their data, such as a damaged image.
 
         Exceptions that show a fault of the program are raised: TypeError, NameError, AttributeError, AssertionError.
+        A generator ends at an exception, which is then raised. If a generator is read through another iterator (`map`,
+        `zip`, a class), the data ends there, with a warning in the log.
 
         Args:
             log_warning: Whether to log each exception that is ignored.

@@ -15,7 +15,15 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
-from mirrored.data.pipeline.positions import epochs_of, is_in_first_epoch, may_have_dropped, outline, recorded_of
+from mirrored.data.pipeline.positions import (
+    check_recorded,
+    check_same,
+    epochs_of,
+    is_in_first_epoch,
+    may_have_dropped,
+    outline,
+    recorded_of,
+)
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
@@ -211,7 +219,7 @@ class DatasetIterator:
         if state.get("pipeline") == self._outline and state.get("grouping", own["grouping"]) == own["grouping"]:
             self.set_state(state)
             return True
-        self._check_same(state.get("order", own["order"]), own["order"])
+        check_same(state.get("order", own["order"]), own["order"])
         if may_have_dropped(state, self._node):
             raise _refuse_dropped(str(state.get("pipeline")), self._outline)
         changed = {"pipeline": self._outline, "grouping": own["grouping"], "replayed": own["replayed"]}
@@ -243,7 +251,7 @@ class DatasetIterator:
             )
         if state["position"] is not None:
             self._check_count(state)
-        self._check_settings(state)
+        check_recorded(state, self._node, self._recorded)
         self._check_epochs(state)
         before = self._reading, self._end, self._seeds, self._continues, self._iteration, self._count
         epochs = self._epochs.next, self._epochs.seeds
@@ -277,27 +285,6 @@ class DatasetIterator:
     @functools.cached_property
     def _recorded(self) -> dict[str, list[str]]:
         return recorded_of(self._node)
-
-    def _check_settings(self, state: dict[str, Any]) -> None:
-        """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice."""
-        for name in ("settings", "arguments", "grouping", "replayed", "slices"):
-            own = self._recorded[name]
-            self._check_same(state.get(name, own), own)  # positions of earlier versions have none
-
-    @staticmethod
-    def _check_same(saved: list[str], own: list[str]) -> None:
-        if saved != own:
-            raise ArgumentError(
-                "DatasetIterator.set_state",
-                found=f"the position was saved with {saved}, this dataset has {own}",
-                rule="a position fits only the order in which the elements were read: the buffer size and the number "
-                "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
-                "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
-                "(cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, `batch` and "
-                "`rebatch`; and the number of elements before `concatenate`",
-                remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
-                "set the position, and restore the checkpoint without the iterator",
-            )
 
     def _check_epochs(self, state: dict[str, Any]) -> None:
         """Refuses a position in a later epoch if epochs have another length: it would mean another element."""
@@ -370,7 +357,7 @@ class DatasetIterator:
             )
         if self._reading is None:
             seeds = dict(zip(self._seeds, self.seeds, strict=True))
-            self._reading = self._node.cursor(Run((self._iteration,), seeds, self._continues))
+            self._reading = self._node.cursor(Run((self._iteration,), (), seeds, self._continues))
             close_at_exit(self)
         return self._reading
 

@@ -32,20 +32,31 @@ class Run:
     """The state of one pass over a dataset: its number, the repetition numbers of `repeat`, and the random seeds.
 
     Attributes:
-        path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
-            it.
+        path: The number of the iteration. In a dataset that a function of another one makes, also the `key` of the pass
+            over the other one, and the number of the inner dataset.
+        epochs: The epoch of each `repeat`, the last step's at the end, up to the last one that is not 0.
         seeds: Seeds by the `id` of their node, if they differ from the node's own (after restoring a position).
         continues: Whether the seeds are those of a restored position or of another worker, so that other ones would
             lose or repeat elements.
     """
 
     path: tuple[int, ...] = (0,)
+    epochs: tuple[int, ...] = ()
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
     continues: bool = False
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The numbers from which random steps derive their order.
+
+        A later `repeat` leaves the key of its first epoch as it is, so that the order does not depend on it. The zero
+        without `repeat` keeps the epoch apart from a number that a step appends.
+        """
+        return (*self.path, *(self.epochs or (0,) * (len(self.path) == 1)))
+
     def epoch(self, number: int) -> Run:
         """Returns a copy of this `Run` for one repetition of a `repeat`, with another shuffle order."""
-        return Run((*self.path, number), self.seeds, self.continues)
+        return dataclasses.replace(self, epochs=(number, *self.epochs) if number or self.epochs else ())
 
 
 def pinned(run: Run) -> Run:
@@ -317,7 +328,7 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     }
     for step in reversed(list(nodes(node))):
         drawn.update(step.kept_seeds())
-    return Run((*run.path, number), {**run.seeds, **drawn}, run.continues)
+    return Run((*run.key, number), seeds={**run.seeds, **drawn}, continues=run.continues)
 
 
 def _is_older(seed: DrawnSeed, other: int) -> bool:

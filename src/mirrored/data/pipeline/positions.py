@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from mirrored.data.pipeline.nodes import Node, nodes
 from mirrored.data.pipeline.transformations import Batched, Concatenated, Mapping, Prefetched, Repeated, Sliced
+from mirrored.errors import ArgumentError
 
 _DROPS: Final = "drop_remainder=True"  # in `Node.grouping`
+_BEFORE_OTHERS: Final = " elements before others"
 
 
 def outline(node: Node) -> str:
@@ -66,7 +68,7 @@ def _slices_of(node: Node) -> list[str]:
         # `epochs_of` has the lengths of the epochs of a `repeat`.
         followed = step.members[:-1] if isinstance(step, Concatenated) else ()
         if step.is_indexed:
-            found += [f"{part.cardinality} elements before others" for part in followed]
+            found += [f"{part.cardinality}{_BEFORE_OTHERS}" for part in followed]
     return found
 
 
@@ -80,6 +82,57 @@ def _grouping_of(node: Node) -> list[str]:
     while isinstance(last, Mapping | Prefetched):
         last = last.parent
     return [step.grouping for step in nodes(node) if step.grouping and step is not last]
+
+
+def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[str]]) -> None:
+    """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice.
+
+    Args:
+        state: The position.
+        node: The dataset in which it is restored.
+        recorded: The result of `recorded_of(node)`.
+
+    Raises:
+        ArgumentError: The dataset has other arguments.
+    """
+    for name in ("settings", "arguments", "grouping", "replayed", "slices"):
+        own = recorded[name]
+        saved = state.get(name, own)  # positions of earlier versions have none
+        if name == "slices" and _is_in_first_part(state, node, saved, own):
+            saved, own = ([one for one in found if not one.endswith(_BEFORE_OTHERS)] for found in (saved, own))
+        check_same(saved, own)
+
+
+def check_same(saved: list[str], own: list[str]) -> None:
+    """Refuses a position that was saved with other arguments of the pipeline steps.
+
+    Raises:
+        ArgumentError: The arguments differ.
+    """
+    if saved != own:
+        raise ArgumentError(
+            "DatasetIterator.set_state",
+            found=f"the position was saved with {saved}, this dataset has {own}",
+            rule="a position fits only the order in which the elements were read: the buffer size and the number "
+            "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
+            "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
+            "(cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, `batch` and "
+            "`rebatch`; and the number of elements before `concatenate`, after these have been read",
+            remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
+            "set the position, and restore the checkpoint without the iterator",
+        )
+
+
+def _is_in_first_part(state: dict[str, Any], node: Node, saved: list[str], own: list[str]) -> bool:
+    """Returns whether all elements before a position are known to come from the first part of one `concatenate`.
+
+    They do not depend on the number of elements in this part. A position that only counts examples is not known.
+    """
+    step, size = _before_batches(node)
+    parts = [int(one.split()[0]) for one in (*saved, *own) if one.endswith(_BEFORE_OTHERS)]
+    if state["position"] is None or not isinstance(step, Concatenated) or len(parts) != 2:
+        return False
+    return bool(state["count"] * size <= min(parts))
 
 
 def epochs_of(node: Node) -> list[int]:

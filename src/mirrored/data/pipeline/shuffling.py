@@ -176,7 +176,7 @@ class Endless(RangeSource):
 
 
 def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
-    return (seed, *(run.path if reshuffle else ()))
+    return (seed, *(run.key if reshuffle else ()))
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:

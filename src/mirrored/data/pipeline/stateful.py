@@ -395,7 +395,7 @@ _FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
 
 _CANNOT_GO_ON: Final = (
     "Dataset.ignore_errors: a generator, or a step that keeps elements or a state (scan, unique, group_by_window, "
-    "window, cache, shuffle of a stream), ends at an exception: call ignore_errors before this step"
+    "cache, shuffle of a stream), ends at an exception: call ignore_errors before this step"
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
@@ -18,9 +18,12 @@ from mirrored.data.cursors import (
     Iterators,
     RebatchCursor,
     beyond_end,
+    has_ended_generator,
+    read_again,
 )
 from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
+from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
     CursorNode,
@@ -63,6 +66,7 @@ class IterableSource(CursorNode):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_iterators", Iterators(self.make, self.called))
+        object.__setattr__(self, "_warned", set())
 
     @property
     def cardinality(self) -> int:
@@ -76,7 +80,7 @@ class IterableSource(CursorNode):
         return IterableCursor(self._make, self._convert)
 
     def _make(self) -> Any:
-        return _Noting(self._iterators(), self.called)  # type: ignore[attr-defined]
+        return _Noting(self._iterators, self.called, self._warned)  # type: ignore[attr-defined]
 
     def _convert(self, value: PyTree, index: int) -> Element:
         try:
@@ -89,10 +93,21 @@ class IterableSource(CursorNode):
 
 
 class _Noting:
-    """An iterator that adds to exceptions the index of the element at which they were raised."""
+    """An iterator that adds to exceptions the index of the element at which they were raised.
 
-    def __init__(self, iterable: Iterable[Any], called: str) -> None:
-        self._iterator, self._called, self._count = iter(iterable), called, 0
+    A generator ends at an exception. Behind other iterators (`map`, `zip`, a class) this is seen only by the end of the
+    data right after the exception, which can also be the true end. If it was an interrupt, the elements are read again.
+
+    Args:
+        make: Creates the iterator.
+        called: The function that the user called, for messages.
+        warned: Receives `called` with the first warning, which is not repeated.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]], called: str, warned: set[str]) -> None:
+        self._make, self._called, self._warned = make, called, warned
+        self._iterator, self._count = make(), 0
+        self._raised: type[BaseException] | None = None  # by the last call
 
     def __iter__(self) -> _Noting:
         return self
@@ -106,15 +121,44 @@ class _Noting:
         return getattr(self._iterator, "gi_frame", self)
 
     def __next__(self) -> Any:
+        raised, self._raised = self._raised, None
         try:
             value = next(self._iterator)
         except StopIteration:
-            raise
-        except Exception as error:
-            error.add_note(f"{self._called}: at element {self._count}")
+            if raised is None:
+                raise
+            self._after_end(raised)
+            return next(self)
+        except BaseException as error:
+            self._raised = type(error)
+            if isinstance(error, Exception):
+                error.add_note(f"{self._called}: at element {self._count}")
             raise
         self._count += 1
         return value
+
+    def _after_end(self, raised: type[BaseException]) -> None:
+        """Returns to the element of an interrupt; warns after an error, and raises StopIteration."""
+        if not issubclass(raised, Exception):
+            self._raised = raised  # if reading again is interrupted
+            self.close()
+            iterator = self._make()
+            for _ in range(self._count):
+                read_again(iterator)
+            self._iterator, self._raised = iterator, None
+            return
+        if self._called not in self._warned:
+            self._warned.add(self._called)
+            log.warning(
+                "%s: the iterator (%s) ended right after it raised %s at element %d. If it reads from a generator, "
+                "which ends at an exception, the elements after this one are lost: catch the exception in the "
+                "generator, or call the function that raises it in Dataset.map",
+                self._called,
+                type(self._iterator).__name__,
+                raised.__name__,
+                self._count,
+            )
+        raise StopIteration
 
     def close(self) -> None:
         close = getattr(self._iterator, "close", None)
@@ -314,14 +358,26 @@ class Windowed(StreamStep):
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """An exception in place of the element that raises it."""
+
+    error: Exception
+
+
 class WindowCursor:
-    """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`."""
+    """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`.
+
+    An element that raises an exception keeps its place, so that `ignore_errors` leaves out the windows that contain it,
+    and the later windows are the same as without it. An iterator that raises twice at one position cannot go on.
+    """
 
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()
         self._size, self._shift, self._stride, self._drop = size, shift, stride, drop_remainder
         self._overlaps = shift < (size - 1) * stride + 1
         self._ahead: list[Element] = []
+        self._failed_at: Any = None  # the parent's position after the last error
         self._ended = False
         self._windows = 0
 
@@ -333,16 +389,26 @@ class WindowCursor:
             raise StopIteration
         self._windows += 1
         self._leave(self._shift)
+        for element in window:
+            if type(element) is _Failed:
+                raise element.error
         return window
 
     def _read_ahead(self, count: int) -> None:
         while len(self._ahead) < count and not self._ended:
             try:
                 element = next(self._parent)
-                # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
-                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
             except StopIteration:
                 self._ended = True
+            except Exception as error:
+                place = self._parent.get_state()
+                if place == self._failed_at or has_ended_generator(error):
+                    raise
+                self._failed_at = place
+                self._ahead.append(_Failed(error))
+            else:
+                # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
+                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
 
     def _leave(self, count: int) -> None:
         self._read_ahead(count)
@@ -353,7 +419,7 @@ class WindowCursor:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state(self._start)
-        self._ahead, self._ended, self._windows = [], False, state["windows"]
+        self._ahead, self._failed_at, self._ended, self._windows = [], None, False, state["windows"]
         for _ in range(self._windows):
             self._read_ahead(1)
             if not self._ahead:

@@ -120,7 +120,7 @@ class RandomMapped(Mapping):
     seed: int
 
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        key = (run.seeds.get(id(self), self.seed), *run.path)
+        key = (run.seeds.get(id(self), self.seed), *run.key)
 
         def apply(index: int, element: Element) -> Element:
             rng = np.random.default_rng((*key, index))
