@@ -13,6 +13,7 @@ import mirrored as mr
 
 X = jnp.float32(2.0)
 SPEC = jax.ShapeDtypeStruct((), jnp.float32)
+PAIR = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
 @pytest.mark.parametrize(
@@ -164,3 +165,13 @@ def test_inspected_programs_are_those_of_the_calls(steps):
     for inspect in (step.lower, step.get_concrete_function):
         with pytest.raises(mr.errors.SignatureError, match="argument 0"):
             inspect(*((jnp.int32(1),) if steps is None else ([jnp.int32(1)] * 2,)))
+
+
+@pytest.mark.parametrize("wrapped", [lambda array: array, lambda array: mr.Mirrored(array, 2)])
+def test_arrays_of_numpy_with_dtypes_that_jax_does_not_know(wrapped):
+    twice = mr.function(lambda x: jnp.multiply(getattr(x, "value", x), 2), input_signature=[PAIR])
+    assert twice(wrapped(np.ones(2, ">f4"))).tolist() == [2, 2]
+    with pytest.raises(mr.errors.ArgumentError, match="MaskedArray"):
+        twice(wrapped(np.ma.array([1.0, 2.0], mask=[False, True])))
+    with pytest.raises(mr.errors.SignatureError, match="U1"):
+        twice(wrapped(np.array(["a", "b"])))

@@ -14,7 +14,7 @@ from mirrored._typing import Leaf
 from mirrored.compilation.static_keys import static_key
 from mirrored.errors import SignatureError
 from mirrored.values import structures
-from mirrored.values.distributed_values import PerReplica
+from mirrored.values.distributed_values import Mirrored, PerReplica
 
 _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
@@ -113,14 +113,21 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
     if isinstance(leaf, PerReplica):
         return leaf
     dtype = _dtype_of(spec)
-    array = leaf if hasattr(leaf, "dtype") else _converted(name, place, spec, leaf)
-    shape, wanted = tuple(array.shape), _sizes(spec)
+    array = leaf if _is_numpy_mirrored(leaf) or hasattr(leaf, "dtype") else _converted(name, place, spec, leaf)
+    # JAX knows no dtype for some arrays of NumPy: those of the other byte order, masked ones and strings.
+    described: Any = array.value if _is_numpy_mirrored(array) else array
+    shape, wanted = tuple(described.shape), _sizes(spec)
     fits = wanted is None or (
         len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
     )
-    if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
-        raise _misfit(name, f"argument {place} is {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
+    native = described.dtype.newbyteorder("=") if isinstance(described, np.ndarray) else described.dtype
+    if not fits or jax.dtypes.canonicalize_dtype(native) != dtype:
+        raise _misfit(name, f"argument {place} is {described.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
     return array
+
+
+def _is_numpy_mirrored(leaf: object) -> bool:
+    return isinstance(leaf, Mirrored) and isinstance(leaf.value, np.ndarray)
 
 
 def _dtype_of(spec: Any) -> Any:
