@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,6 +67,32 @@ def test_products_are_rounded_before_they_are_added(kind: str, dtype: str) -> No
     np.testing.assert_array_equal(jit(functions[kind], as_written=True)(a, b, c, d), expected)
     if dtype == "float32" and kind == "several":  # otherwise the test could not fail
         assert np.any(np.asarray(jax.jit(functions[kind])(a, b, c, d)) != expected)
+
+
+@pytest.mark.parametrize("kind", ["arguments", "constants", "powers"])
+def test_quotients_and_powers_are_rounded_before_they_are_added(kind: str) -> None:
+    x, y = NUMBERS[:2].astype("f4")
+    s, t, one = np.float32(3.1), np.float32(7.3), np.float32(1)
+    functions: dict[str, Any] = {
+        "arguments": lambda x, y, s, t: x / s + y / t,
+        "constants": lambda x, y, *_: x / 3.1 + y / 7.3,
+        "powers": lambda x, y, *_: x**2.0 + jax.lax.pow(y, jnp.full_like(y, 2.0)),
+    }
+    found = np.asarray(jit(functions[kind], as_written=True)(x, y, s, t))
+    if kind == "powers":
+        candidates = [x * x + y * y]
+    else:  # XLA may divide or multiply by the reciprocal
+        candidates = [x / s + y / t, x * (one / s) + y * (one / t)]
+    assert any(np.array_equal(found, candidate) for candidate in candidates)
+
+
+def test_programs_for_several_platforms_have_no_conditionals() -> None:
+    def products(x: Any, n: Any) -> Any:
+        return x * x * 0.5 + x**3 / n, n * n
+
+    shapes = jax.ShapeDtypeStruct((4,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    exported = jax.export.export(jax.jit(products), platforms=("cpu", "cuda", "tpu"))(*shapes)
+    assert "stablehlo.case" not in exported.mlir_module()
 
 
 def test_complex_products_are_rounded_before_they_are_added() -> None:

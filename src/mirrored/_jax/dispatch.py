@@ -20,7 +20,7 @@ from mirrored._jax.private import config as _config
 from mirrored._jax.private import lib_utils as _logging
 from mirrored._jax.private import mesh as _mesh
 from mirrored._jax.private import source_info_util as _source_info
-from mirrored._jax.products import connect_multiplication
+from mirrored._jax.products import connect_products
 from mirrored._threads import Claim, is_refusal, start
 
 # Dispatching a jitted function so that its results survive an exception in the calling thread.
@@ -263,7 +263,7 @@ def adopt_thread_state(state: ThreadState) -> None:
 # around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
 
 connect_division()
-connect_multiplication()
+connect_products()
 
 _COMPILER_OPTIONS: Final = "compiler_options_kvs"
 _AUTOTUNING: Final = "xla_gpu_autotune_level"

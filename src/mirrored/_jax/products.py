@@ -1,4 +1,4 @@
-"""Lowers multiplication so that LLVM does not contract a product and a sum into one fused multiply-add (FMA).
+"""Lowers products and quotients so that LLVM does not contract one and a sum into one fused multiply-add (FMA).
 
 An FMA rounds once, a product and a sum round twice. XLA for CPU lets LLVM contract them wherever both are in one
 kernel, so that the bits of `a * b + c` depend on what XLA fuses. Of several products in one sum (`a * b + c * d`) LLVM
@@ -6,7 +6,8 @@ contracts one, and which one depends on the kernel's buffers, for example on whe
 buffer of an operand. All of this varies with the number of replicas per device.
 
 In a program that is compiled as written (`AsWritten`), each product `p` of floats on a CPU is therefore
-`select(p == p, p, p + p)`: p itself, NaN for NaN. Neither XLA nor LLVM simplifies the selection, because they do not
+`select(p == p, p, p + p)`: p itself, NaN for NaN. So is each power, and each quotient: XLA computes `x / scalar` as the
+product with the scalar's reciprocal. Neither XLA nor LLVM simplifies the selection, because they do not
 know that p is a number, and neither contracts through it. XLA fuses it, so it needs no memory and no time that can be
 measured. Where LLVM knows that p is a number, such as the product of a converted integer and a constant, it removes the
 selection, and p can be contracted.
@@ -14,8 +15,11 @@ selection, and p can be contracted.
 Products that XLA itself generates are not concerned: those in matrix products and convolutions, and in functions
 such as `tanh`.
 
-Supports JAX 0.10 to 0.12: a primitive's lowering rule is in `mlir._lowerings` or, for a platform, in
-`mlir._platform_specific_lowerings`. JAX does not export the classes of MLIR values (hence `Any`).
+The rules are not registered for the platform "cpu": a program exported for several platforms would get a conditional
+for each product.
+
+Supports JAX 0.10 to 0.12: a primitive's lowering rule is in `mlir._lowerings`, and the platforms are in its context.
+JAX does not export their classes and those of MLIR values (hence `Any`).
 
 Source: `DAGCombiner::visitFADDForFMACombine` in LLVM's `DAGCombiner.cpp`, with `FPOpFusion::Fast`, which XLA for CPU
 sets.
@@ -23,7 +27,7 @@ sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -35,21 +39,20 @@ from mirrored._jax.private import hlo as _hlo
 from mirrored._jax.private import mlir as _mlir
 
 _MULTIPLY: Final = "stablehlo.multiply"
+_PRIMITIVES: Final = (lax.mul_p, lax.square_p, lax.integer_pow_p, lax.pow_p, lax.div_p)
 _lowerings: Final[Any] = _mlir._lowerings
-_MULTIPLICATIONS: Final[Mapping[Any, Any]] = {
-    primitive: _lowerings[primitive].rule for primitive in (lax.mul_p, lax.square_p, lax.integer_pow_p)
-}
 
 
 def _rounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
     """Returns a lowering rule whose result is rounded before it is added."""
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
-        dtype = ctx.avals_out[0].dtype
-        # The partitioner is set only while a program is compiled as written (`dispatch`).
-        if _config.use_shardy_partitioner.value:
-            return rule(ctx, *operands, **params)
         products = rule(ctx, *operands, **params)
+        # The partitioner is set only while a program is compiled as written (`dispatch`).
+        is_as_written = not _config.use_shardy_partitioner.value
+        if not is_as_written or tuple(ctx.platforms or ctx.module_context.platforms) != ("cpu",):
+            return products
+        dtype = ctx.avals_out[0].dtype
         if jnp.issubdtype(dtype, jnp.complexfloating):
             return [_complex_product(product) for product in products]
         # XLA computes the products of 8-bit floats in another dtype, and rounds them.
@@ -68,7 +71,7 @@ def _selected(product: Any) -> Any:
 def _complex_product(product: Any) -> Any:
     """Computes a product of complex arrays by XLA's formula, with four rounded products of real ones."""
     operation = product.owner
-    if getattr(operation, "name", None) != _MULTIPLY:  # a power, or a product with a sharding
+    if getattr(operation, "name", None) != _MULTIPLY:  # a power, a quotient, or a product with a sharding
         return product
     # The rule has broadcast the operands. Its product is not used any more.
     (a, b), (c, d) = ((_hlo.real(one), _hlo.imag(one)) for one in operation.operands)
@@ -76,7 +79,8 @@ def _complex_product(product: Any) -> Any:
     return _hlo.complex(_hlo.subtract(ac, bd), _hlo.add(ad, bc))
 
 
-def connect_multiplication() -> None:
-    """Registers lowering rules of multiplications for CPUs."""
-    for primitive, rule in _MULTIPLICATIONS.items():
-        _public_mlir.register_lowering(primitive, _rounded(rule), platform="cpu")
+def connect_products() -> None:
+    """Wraps the lowering rules of the operations that XLA computes as products."""
+    for primitive in _PRIMITIVES:
+        rule = _lowerings[primitive].rule
+        _public_mlir.register_lowering(primitive, _rounded(rule))
