@@ -773,6 +773,11 @@ NUMPY_ARRAYS_IN = {
     "a scan's jit": lambda scale: lambda x: lax.scan(lambda c, _: (jax.jit(lambda x: x * scale)(c), 0), x, length=1)[0],
     "a branch's jit": lambda scale: lambda x: lax.cond(x[0] > 0, jax.jit(lambda x: x * scale), jnp.negative, x),
     "checkpoint": lambda scale: jax.checkpoint(jax.jit(lambda x: x * scale)),
+    "a linear solve": lambda scale: (
+        lambda x: lax.custom_linear_solve(
+            jax.jit(lambda v: v / scale), x, lambda mv, b: b / mv(jnp.ones_like(b)), symmetric=True
+        )
+    ),
     "run": lambda scale: lambda x: TWO.run(jax.jit(lambda x: x * scale), (x,)).values[0],
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -70,6 +69,7 @@ def test_a_program_is_found_again_for_equal_structures_only() -> None:
 
     x, y = jnp.float32(1.0), jnp.float32(2.0)
     assert [float(total({"x": x, "y": y}, flag)) for flag in (True, False, True)] == [3.0, 1.0, 3.0]
+    assert float(total({"y": y, "x": x}, True)) == 3.0
     assert total.trace_count == 2
     assert float(total({"x": jnp.int32(1), "y": y}, True)) == 3.0
     assert total.trace_count == 3
@@ -96,39 +96,6 @@ def test_the_spec_of_a_distributed_dataset_is_a_signature(strategy_of_two: mr.Mi
             pixels, labels = total(batch)
             assert {one.dtype.name for one in strategy.experimental_local_results(pixels)} == {"float32"}
             assert {one.dtype.name for one in strategy.experimental_local_results(labels)} == {"int32"}
-
-
-def in_order(values: Iterable[Any]) -> Any:
-    return jnp.stack([value * 10**place for place, value in enumerate(values)])
-
-
-ORDERED: dict[str, tuple[Any, Any]] = {
-    "an argument": (lambda d: in_order(d.values()), lambda f, d: f(d)),
-    "an argument by name": (lambda d: in_order(d.values()), lambda f, d: f(d=d)),
-    "inside a list": (lambda d: in_order(d[0]["x"].values()), lambda f, d: f([{"x": d}])),
-    "keywords": (lambda **d: in_order(d.values()), lambda f, d: f(**d)),
-    "steps": (lambda d: in_order(d.values()), lambda f, d: f([d, d])[0]),
-}
-
-
-@pytest.mark.parametrize("place", ORDERED)
-def test_each_order_of_the_keys_of_a_dict_has_a_program(place: str) -> None:
-    function, call = ORDERED[place]
-    options: Any = {"steps_per_call": 2} if place == "steps" else {}
-    compiled: Any = mr.function(function, **options)
-    one, two = jnp.float32(1), jnp.float32(2)
-    for _ in range(2):
-        assert call(compiled, {"a": one, "b": two}).tolist() == [1, 20]
-        assert call(compiled, {"b": two, "a": one}).tolist() == [2, 10]
-    assert compiled.trace_count == 2
-    assert "order of the keys" in compiled.retrace_reason
-
-
-def test_the_order_of_named_arguments_has_no_program() -> None:
-    compiled = mr.function(lambda a, b: a - b)
-    one, two = jnp.float32(1), jnp.float32(2)
-    assert float(compiled(a=one, b=two)) == float(compiled(b=two, a=one)) == -1
-    assert compiled.trace_count == 1
 
 
 @pytest.mark.parametrize("method", ["lower", "get_concrete_function"])

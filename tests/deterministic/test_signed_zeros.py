@@ -125,7 +125,12 @@ def test_gather_keeps_the_signs_of_zeros(dtype, deterministic):
             return strategy.gather(strategy.run(lambda: jnp.full(3, number(dtype))), axis=0)  # noqa: B023
 
         expected = np.asarray(jnp.full(3 * REPLICAS, number(dtype))).tobytes()
-        for gathered in (step(), mr.function(step)()):
+
+        def taped():
+            with mr.GradientTape():
+                return step()
+
+        for gathered in (step(), mr.function(step)(), taped(), mr.function(taped)()):
             assert np.asarray(gathered).tobytes() == expected, devices
 
 

@@ -75,8 +75,11 @@ class _Copies:
     def _of_parameter(self, value: Any) -> Any:
         if isinstance(value, _JAXPRS):
             return self.of_jaxpr(value)
-        if type(value) is tuple and any(isinstance(one, _JAXPRS) for one in value):  # the branches of `lax.cond`
-            return tuple(self._of_parameter(one) for one in value)
+        if isinstance(value, (tuple, list)):  # the branches of `lax.cond`, or a named tuple of functions
+            parts = [self._of_parameter(one) for one in value]
+            if _same(parts, value):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         return value
 
 

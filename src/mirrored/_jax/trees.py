@@ -8,7 +8,7 @@ would exchange the two without an error. TensorFlow's `tf.nest` keeps the order 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeGuard
 
 import jax
@@ -59,20 +59,6 @@ class Structure:
     def __repr__(self) -> str:
         """Returns the representation of the treedef."""
         return repr(self.treedef)
-
-
-def order_of_keys(value: PyTree) -> Hashable:
-    """Returns the order of the keys of all dicts in a pytree, as a cache key; None if all keys are sorted.
-
-    For pytrees of equal treedefs, the results are equal if and only if `Structure` rebuilds them in the same order.
-    """
-    return _orders(value) if _has_order(value) else None
-
-
-def _orders(value: PyTree) -> Hashable:
-    if isinstance(value, dict) and type(value) in _DICTS:
-        return (tuple(value), *map(_orders, value.values()))
-    return tuple(map(_orders, value)) if _is_sequence(value) else None
 
 
 def tree_flatten(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:

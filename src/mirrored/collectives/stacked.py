@@ -14,7 +14,7 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.dispatch import jit
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
-from mirrored._jax.traces import Tracer, current_trace, is_staging
+from mirrored._jax.traces import Tracer, current_trace, is_eval_below
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, log_label
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
@@ -181,7 +181,7 @@ def _compiled_gather(axis: int, device_assignment: DeviceAssignment) -> Callable
 def _concatenated(stacked: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
     # XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0. All-gathered rows
     # keep their bits.
-    if len(device_assignment.devices) > 1 and is_staging(current_trace()):
+    if len(device_assignment.devices) > 1 and not is_eval_below(current_trace()):
         stacked = jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
     return jnp.concatenate(_components(stacked, device_assignment), axis=axis)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +130,7 @@ class Function(Code):
         Also stores the program under the quick key, which later calls compute without flattening the arguments.
         """
         try:
-            arguments = flatten_arguments(args, self._ordered(kwargs), here.device_assignment)
+            arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
             with within(driver=self._notice_ragged(args, kwargs, here) or here.driver):
                 return undone_after_errors(lambda: self._as_python(*args, **kwargs))
@@ -189,7 +188,7 @@ class Function(Code):
         if self.steps_per_call is None:
             args, kwargs = self._fitted(args, kwargs)
             try:
-                arguments = flatten_arguments(args, self._ordered(kwargs), here.device_assignment)
+                arguments = flatten_arguments(args, kwargs, here.device_assignment)
             except Ragged:
                 raise ArgumentError(
                     self._name,
@@ -200,19 +199,6 @@ class Function(Code):
             return arguments, arguments.arrays
         steps = flatten_steps(self._steps(*args, **kwargs), here.device_assignment, self._name)
         return steps[0], [array for step in steps for array in step.arrays]
-
-    def _ordered(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Returns keyword arguments in the order of their names, unless the function can tell their order."""
-        return kwargs if len(kwargs) < 2 or self._sees_order else dict(sorted(kwargs.items()))
-
-    @functools.cached_property
-    def _sees_order(self) -> bool:
-        """Whether the Python function takes any keyword arguments, as a dict."""
-        try:
-            own = inspect.signature(self.python_function, follow_wrapped=False).parameters.values()
-        except (TypeError, ValueError):  # some built-in functions have no signature
-            return True
-        return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own)
 
     def _alike(self, function: Callable[..., Any]) -> Function:
         """Compiles another Python function with the options of this one."""

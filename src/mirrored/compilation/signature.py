@@ -12,7 +12,7 @@ import numpy as np
 from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_masked
 from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
-from mirrored._jax.trees import Structure, order_of_keys
+from mirrored._jax.trees import Structure
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation.static_keys import Identity, static_key, unchanging
 from mirrored.errors import ArgumentError
@@ -41,8 +41,7 @@ class Arguments:
         leaves: The leaves.
         dynamic: The positions of the leaves that are arrays.
         arrays: These leaves as arrays. A per-replica value is one stacked array.
-        key: The cache key of the program: the structure, the order of keys, numbers of replicas, shapes and dtypes, and
-            static values.
+        key: The cache key of the program: the structure, numbers of replicas, shapes and dtypes, and static values.
         like: A pytree of this structure whose dicts have the keys in the order of the call. Only a trace needs it.
     """
 
@@ -101,8 +100,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=structures.is_leaf)
     dynamic: list[int] = []
     arrays: list[Any] = []
-    # The function may go through a dict in the order of its keys, which the treedef does not tell.
-    key: list[Hashable] = [(treedef, order_of_keys((args, kwargs)))]
+    key: list[Hashable] = [treedef]
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not leaf.is_placed and has_one_each(leaf, device_assignment):
             leaf = leaves[place] = PerReplica.of_components(leaf.values, device_assignment)
@@ -160,7 +158,7 @@ def flatten_steps(
     if any(step.key != flat[0].key for step in flat):
         raise ArgumentError(
             called,
-            found="the batches of one call differ in structure, shapes, dtypes, order of keys or static values",
+            found="the batches of one call differ in structure, shapes, dtypes or static values",
             rule="the steps of one call repeat one program, so their batches must have the same signature",
             remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
         )
@@ -194,7 +192,7 @@ def quick_key(value: Any, arrays: list[Any]) -> Hashable:
     if kind is dict and all(type(name) is str for name in value):
         names = sorted(value)
         inner = _quick_keys(dict, [value[name] for name in names], arrays)
-        return None if inner is None else (tuple(value), inner)
+        return None if inner is None else (tuple(names), inner)
     return None
 
 
@@ -253,8 +251,6 @@ def difference(old: Arguments, new: Arguments) -> str:
     """Describes, in one line, how the arguments of a retraced call differ from the arguments of an earlier call."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
-    if old.key[0] != new.key[0]:
-        return "the order of the keys of a dict among the arguments changed"
     paths = jax.tree_util.tree_flatten_with_path(
         jax.tree_util.tree_unflatten(new.treedef, list(range(len(new.leaves)))), is_leaf=structures.is_leaf
     )[0]
