@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -168,7 +169,14 @@ def test_measurements_are_announced_with_their_number(observation, bench):
 
 
 @pytest.mark.parametrize(
-    "options", [{"replicas": [0]}, {"replicas": [2], "keeps": "batch"}, {"replicas": [2], "speed": 0.0}]
+    "options",
+    [
+        {"replicas": [0]},
+        {"replicas": []},
+        {"replicas": [2], "keeps": "batch"},
+        {"replicas": [2], "speed": 0.0},
+        {"replicas": [2], "speed": math.nan},
+    ],
 )
 def test_nonsense_is_refused(observation, bench, options):
     with pytest.raises(ArgumentError, match=r"make_plan: replicas=.*\n.*rule.*at least 1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -151,14 +152,16 @@ def make_plan(
         The plan.
 
     Raises:
-        ArgumentError: A number of replicas is less than 1, `keeps` is unknown, `speed` is not positive, or the step has
-            no strategy.
+        ArgumentError: There is no number of replicas or one is less than 1, `keeps` is unknown, `speed` is not
+            positive, or the step has no strategy.
     """
-    if keeps not in (REPLICA_BATCH, GLOBAL_BATCH) or any(count < 1 for count in replicas) or speed <= 0:
+    are_numbers = min(replicas, default=0) >= 1 and 0 < speed < math.inf
+    if keeps not in (REPLICA_BATCH, GLOBAL_BATCH) or not are_numbers:
         raise ArgumentError(
             "mirrored.perf_model.make_plan",
             found=f"replicas={list(replicas)}, keeps={keeps!r}, speed={speed}",
-            rule=f"replicas must be at least 1, keeps {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, and speed positive",
+            rule="replicas must be one or more numbers, each at least 1, "
+            f"keeps {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, and speed positive",
             remedy="pass valid values, for example replicas=[8, 64], keeps='replica-batch', speed=1.0",
         )
     step = TracedStep(observation)
