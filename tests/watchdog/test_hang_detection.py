@@ -54,7 +54,7 @@ def test_the_roll_remembers_many_calls_of_few_operations_and_forgets_the_oldest_
 
 @pytest.mark.parametrize("others", [997, 998, 999, 1000])
 def test_workers_that_call_an_operation_at_different_numbers_of_lines_forget_the_same_of_it(others):
-    """The line is that of the branch which a worker takes: worker 0 has one line more, and forgets it one label earlier."""
+    """Worker 0 has one line more, that of a branch, and forgets its oldest line one operation earlier."""
     between = [f"create variable {number}@5" for number in range(others)]
     zero = standing("reduce@10", "reduce@20", *between, "reduce@20", "create variable 0@5", "reduce@10")
     one = standing("reduce@10", "reduce@10", *between, "reduce@10", "create variable 0@5", "reduce@10")
