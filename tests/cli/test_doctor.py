@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from mirrored.cli.doctor import checkup
 from mirrored.cli.doctor.facts import Facts, local_facts
 from mirrored.cli.doctor.findings import findings
 from mirrored.cli.doctor.links import Link, neighbours
@@ -56,6 +57,13 @@ def test_a_host_all_of_whose_links_are_slow_is_named(figures):
 def test_one_slow_link_is_named():
     links = [dataclasses.replace(one, bytes_per_second=1e8) if one.workers == (1, 2) else one for one in ring()]
     assert findings(HOSTS, links) == ["the link of worker 1 (host1) and worker 2 (host2) is slow"]
+
+
+def test_a_folder_that_cannot_be_is_a_finding(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkup, "_all_links", list)
+    (tmp_path / "file").touch()
+    (wrong,) = checkup.examine(tmp_path / "file" / "checkpoints", str(tmp_path / "findings.json"))
+    assert "cannot be written: Not a directory" in wrong
 
 
 def test_neighbours_make_a_ring():

@@ -60,6 +60,21 @@ def test_a_misspelt_option_of_run_is_not_taken_for_the_program():
     assert "--workers" in done.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "--coordinator", "host0:8476", "train.py"], "--coordinator host0:8476 was given without --nodes"),
+        (["doctor", "--coordinator", "host0:8476"], "--coordinator host0:8476 was given without --nodes"),
+        (["run", "--replicas", "2", "--replicas-per-worker", "4", "train.py"], "--replicas 2 was given with"),
+        (["run", "--nodes", "1", "--coordinator", "host0:8476", "nonesuch.py"], "there is no file 'nonesuch.py'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_contradict_each_other_are_refused(arguments, told):
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, told in done.output) == (1, True), done.output
+
+
 def test_exit_status_after_an_interrupt(monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from mirrored.cli import main
+from mirrored.cli import main, plan
 
 SCRIPT = """
 import sys
@@ -78,7 +78,13 @@ def test_figures_for_programs(script):
     [
         ("--replicas", "8;64", "--replicas must be numbers separated by commas"),
         ("--bandwidth", "fast", "--bandwidth must be a number of bytes per second"),
+        ("--bandwidth", "100Gb/s", "--bandwidth must be a number of bytes per second (B/s) or of bits"),
+        ("--bandwidth", "1.2.3GB/s", "--bandwidth must be a number of bytes per second"),
+        ("--bandwidth", "1e999", "--bandwidth must be a number of bytes per second"),
         ("--latency", "5 parsecs", "--latency must be a number of seconds"),
+        ("--latency", ".us", "--latency must be a number of seconds"),
+        ("--replicas", "0", "--replicas must be numbers separated by commas, each at least 1"),
+        ("--speed", "nan", "--speed must be a positive number"),
     ],
 )
 def test_unreadable_numbers_are_refused_before_anything_runs(script, option, value, told):
@@ -128,12 +134,25 @@ def test_a_script_without_a_step_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("25e9", 25e9), ("25GB/s", 25e9), ("100Gbit/s", 12.5e9), ("1.5 TB", 1.5e12), ("300k", 3e5)]
+    ("text", "rate"),
+    [("25e9", 25e9), ("25GB/s", 25e9), ("100Gbit/s", 12.5e9), ("100gbit/s", 12.5e9), ("1.5 TB", 1.5e12), ("300k", 3e5)],
 )
 def test_bandwidths_are_read(text, rate):
     from mirrored.cli.plan import _bandwidth
 
     assert _bandwidth(text) == pytest.approx(rate)
+
+
+def test_what_the_program_prints_is_not_in_the_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: print("traced"))
+    monkeypatch.setattr(plan, "as_data", lambda *_: [])
+    path = tmp_path / "train.py"
+    path.write_text("import mirrored as mr\nstep = mr.function(lambda x: x + 1)\n"
+                    "print('training begins')\nwhile True:\n    step(1.0)\n")  # fmt: skip
+    done = invoke(str(path), "--json", "--steps", "1")
+    assert json.loads(done.stdout) == []
+    assert done.stderr.split("\n")[:2] == ["training begins", "traced"]
+    assert "training begins" in invoke(str(tmp_path / "train.py"), "--steps", "1").stdout
 
 
 def test_a_program_may_end_by_exiting(tmp_path):

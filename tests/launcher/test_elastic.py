@@ -261,3 +261,23 @@ def test_replacements_that_die_before_they_arrive_do_not_make_the_job_fail(play:
     code, said = play(scene)
     assert code == 0
     assert "3 times before it could join; it is not replaced again" in said
+
+
+def test_a_replacement_that_dies_after_the_training_does_not_make_the_job_fail(play: Play) -> None:
+    """The member still runs the code after its training function, such as the last save."""
+
+    def scene(workers: list[Worker]) -> Scene:
+        yield from one_is_killed(workers)
+        workers[0].says("stepped", 2, phases={}, programs={})
+        yield
+        assert len(workers) == 3
+        workers[0].says("done", 2)
+        yield
+        assert workers[0].told[-1]["kind"] == "end"
+        workers[2].code = -signal.SIGKILL
+        yield
+        workers[0].code = 0
+        yield
+
+    code, said = play(scene)
+    assert code == 0, said

@@ -67,6 +67,15 @@ def test_too_few_gpus(workers):
         worker_environment(job, 0, ADDRESSES, base={"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_can_join_an_elastic_job_have_gpus_of_their_own(workers):
+    job = Job(program="train.py", workers=workers, elastic=True, max_workers=4)
+    base = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert [worker_environment(job, slot, [], base=base)["CUDA_VISIBLE_DEVICES"] for slot in range(4)] == list("0123")
+    with pytest.raises(DeviceError, match="2 GPUs .* for 4 workers"):
+        worker_environment(job, 0, [], base={"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
 def test_gpus_are_found_without_starting_jax(tmp_path):
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()

@@ -3,11 +3,14 @@ from __future__ import annotations
 import io
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from mirrored.errors import ArgumentError
 from mirrored.launcher import output as outputs
+from mirrored.launcher import worker as workers
+from mirrored.launcher.job import Job
 from mirrored.launcher.output import Lines, Output
 
 
@@ -43,6 +46,31 @@ def test_a_pipe_is_cut_into_whole_lines():
     assert lines.read() == b"rest\n"
     assert not lines.open
     os.close(reading)
+
+
+def test_the_incomplete_last_line_of_a_pipe_that_another_process_holds_is_shown():
+    reading, writing = os.pipe()
+    lines = Lines(reading)
+    os.write(writing, b"whole line\nfinal accuracy")
+    assert (lines.read(), lines.rest(), lines.rest()) == (b"whole line\n", b"final accuracy\n", b"")
+    os.close(writing)
+    os.close(reading)
+
+
+def test_the_last_line_of_a_worker_whose_daemon_holds_its_pipes_is_shown(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf 'final accuracy 0.97'\nsleep 0.1\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(workers, "sys", SimpleNamespace(executable=str(python)))
+    screen = io.BytesIO()
+    output = Output(screen, None)
+    worker = workers.Worker(Job(program="train.py"), 0, dict(os.environ))
+    held = os.open(f"/proc/{worker.process.pid}/fd/1", os.O_WRONLY)  # the daemon's: the pipe does not end
+    worker.process.wait()
+    worker.end(output)
+    output.close(2)
+    os.close(held)
+    assert screen.getvalue() == b"[worker 0] final accuracy 0.97\n"
 
 
 def test_nobody_reads_any_more():

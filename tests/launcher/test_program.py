@@ -1,4 +1,4 @@
-"""The main program of a worker process: where it finds the user's modules."""
+"""The main program of a worker process: where it finds the user's modules, and how it compiles the program."""
 
 from __future__ import annotations
 
@@ -23,3 +23,14 @@ def test_the_folder_of_the_program_replaces_the_working_directory_in_the_path(
     assert played.argv == [str(tmp_path / "train.py"), "--lr"]
     program._loaded_module(["json.tool"])
     assert played.path[0] == ("first" if safe_path else str(Path.cwd()))
+
+
+@pytest.mark.parametrize(("first", "found"), [("", int), ("from __future__ import annotations", "int")])
+def test_only_the_future_statements_of_the_program_itself_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, found: object
+) -> None:
+    (tmp_path / "train.py").write_text(f"{first}\nsteps: int = 3\nannotations = __annotations__\n")
+    monkeypatch.setattr(program, "sys", SimpleNamespace(flags=SimpleNamespace(safe_path=True), path=[], argv=[]))
+    code, module = program._loaded_file([str(tmp_path / "train.py")])
+    exec(code, module.__dict__)
+    assert module.__dict__["annotations"] == {"steps": found}

@@ -53,3 +53,18 @@ def test_a_signal_while_the_launcher_waits_for_other_machines_is_not_a_failure(
     output.close(1)
     assert meeting.starts == 1
     assert errors.getvalue() == b"[mirrored] interrupted\n"
+
+
+@pytest.mark.parametrize(("received", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_machines_have_met_ends_the_launcher_with_its_status(received: int, status: int) -> None:
+    class Waiting(SingleMachine):
+        def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
+            supervisor._note(received, None)
+            return None if is_interrupted() else []
+
+    errors = io.BytesIO()
+    output = Output(None, errors)
+    supervisor = Supervisor(Job(program="train.py", workers=2, max_restarts=3), output, Waiting(2))
+    assert supervisor._run(SimpleNamespace()) == status  # type: ignore[arg-type]
+    output.close(1)
+    assert errors.getvalue() == b"[mirrored] interrupted before the start\n"

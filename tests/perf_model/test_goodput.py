@@ -78,6 +78,16 @@ def test_given_intervals_and_checkpoints_that_take_long_to_write():
     assert predict_goodput(0.5, 1.0, COSTS)[0].interval_seconds == 10.0
 
 
-def test_impossible_times_are_refused():
+@pytest.mark.parametrize(
+    ("failure_seconds", "options"),
+    [
+        (0.0, {}),
+        (math.nan, {}),
+        (3600.0, {"snapshot_every_steps": 0}),
+        (3600.0, {"checkpoint_every_seconds": 0.0}),
+        (3600.0, {"fewer_speed": 2.0}),
+    ],
+)
+def test_impossible_times_are_refused(failure_seconds, options):
     with pytest.raises(ArgumentError, match="must be positive"):
-        predict_goodput(0.1, 0.0, COSTS)
+        predict_goodput(0.1, failure_seconds, COSTS, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -86,6 +87,15 @@ def test_a_fast_network_scales_and_a_slow_one_does_not(observation, bench):
     assert bottleneck(slow[1]) == "communication-bound"
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_fixed_global_batch_has_as_many_examples_on_any_number_of_replicas(observation, bench, shared):
+    """Eight examples are three on the fullest of three replicas, and one on eight of 64."""
+    reading = dataclasses.replace(observation, between_seconds=0.004)
+    kept = plan(reading, [1, 3, 64], bench, keeps="global-batch", shared=shared).predictions
+    assert [one.examples_per_second * one.step_seconds for one in kept] == pytest.approx([8, 8, 8])
+    assert not shared or [one.input_seconds for one in kept] == pytest.approx([0.004] * 3)
+
+
 def test_keeping_the_global_batch_makes_shares_small_and_measures_some_of_them(observation, bench):
     kept = plan(observation, [2, 4, 8, 64], bench, keeps="global-batch").predictions
     assert [one.share for one in kept] == [4, 2, 1, 1]
@@ -159,7 +169,14 @@ def test_measurements_are_announced_with_their_number(observation, bench):
 
 
 @pytest.mark.parametrize(
-    "options", [{"replicas": [0]}, {"replicas": [2], "keeps": "batch"}, {"replicas": [2], "speed": 0.0}]
+    "options",
+    [
+        {"replicas": [0]},
+        {"replicas": []},
+        {"replicas": [2], "keeps": "batch"},
+        {"replicas": [2], "speed": 0.0},
+        {"replicas": [2], "speed": math.nan},
+    ],
 )
 def test_nonsense_is_refused(observation, bench, options):
     with pytest.raises(ArgumentError, match=r"make_plan: replicas=.*\n.*rule.*at least 1"):

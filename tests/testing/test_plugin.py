@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from mirrored.errors import ArgumentError
+from mirrored.testing import plugin
+from mirrored.testing.ways import select_ways
 
 
 @pytest.fixture
@@ -60,6 +65,20 @@ def test_marker_chooses_ways(project):
         """
     )
     done.assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize("modes", ["complied", ("eager", "complied")])
+def test_unknown_modes_are_refused(modes):
+    with pytest.raises(ArgumentError, match="unknown mode 'complied'"):
+        select_ways(modes=modes)
+    assert [spec.id for spec in select_ways(modes="compiled", replicas=(2,))] == ["compiled-2"]
+
+
+def test_positional_arguments_of_the_marker_are_refused():
+    marker = pytest.mark.ways("compiled").mark
+    test = SimpleNamespace(fixturenames=["way"], definition=SimpleNamespace(get_closest_marker=lambda _: marker))
+    with pytest.raises(ArgumentError, match="by name"):
+        plugin.pytest_generate_tests(test)
 
 
 @pytest.mark.long

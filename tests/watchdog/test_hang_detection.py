@@ -52,6 +52,15 @@ def test_the_roll_remembers_many_calls_of_few_operations_and_forgets_the_oldest_
     assert many.progress(beat=1, has_ended=False, name="").has_more_places
 
 
+@pytest.mark.parametrize("others", [997, 998, 999, 1000])
+def test_workers_that_call_an_operation_at_different_numbers_of_lines_forget_the_same_of_it(others):
+    """Worker 0 has one line more, that of a branch, and forgets its oldest line one operation earlier."""
+    between = [f"create variable {number}@5" for number in range(others)]
+    zero = standing("reduce@10", "reduce@20", *between, "reduce@20", "create variable 0@5", "reduce@10")
+    one = standing("reduce@10", "reduce@10", *between, "reduce@10", "create variable 0@5", "reduce@10")
+    assert hang_detection.mismatched_calls({0: zero, 1: one}) is None
+
+
 def test_what_the_devices_have_not_computed_is_not_over():
     class Token:
         ready = False

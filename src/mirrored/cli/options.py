@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
+
+from mirrored.errors import ArgumentError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -27,4 +31,18 @@ def job_options(command: Command) -> Command:
         )
     ):  # fmt: skip
         command = option(command)
-    return command
+
+    @functools.wraps(command)
+    def checked(*arguments: Any, coordinator: str | None, **options: Any) -> Any:
+        context = click.get_current_context()
+        # A script may pass --nodes 1.
+        if coordinator is not None and context.get_parameter_source("nodes") is ParameterSource.DEFAULT:
+            raise ArgumentError(
+                f"mirrored {context.info_name}",
+                found=f"--coordinator {coordinator} was given without --nodes",
+                rule="--coordinator is where the launchers of several machines meet, whose number is --nodes",
+                remedy="pass --nodes and --node-rank on every machine, too, or omit --coordinator",
+            )
+        return command(*arguments, coordinator=coordinator, **options)
+
+    return cast(Command, checked)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 import runpy
 import sys
@@ -25,6 +27,7 @@ from mirrored.perf_model.bottleneck import bottleneck, breakdown, draw, explanat
 from mirrored.perf_model.prediction import ASSUMED
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_NUMBER = r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*"
 _LONG_ENOUGH_SECONDS = 0.5
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -66,7 +69,10 @@ def show_plan(
     """
     counts = _counts(replicas)
     network = _network(bandwidth, latency)
-    with _Bar() as bar:
+    if not 0 < speed < math.inf:
+        raise _unreadable("--speed", str(speed), "a positive number", "--speed 1.5")
+    # With --json standard output has nothing but the JSON: what the program prints goes to standard error.
+    with _Bar() as bar, contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         bar.show("run the program until its step has been timed", 0, None)
         observation = detect_step(
             lambda: _run(program, arguments), steps=steps, seconds=_LONG_ENOUGH_SECONDS, called="mirrored plan"
@@ -191,26 +197,41 @@ def _network(bandwidth: str | None, latency: str | None) -> Network | None:
 
 
 def _counts(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise _unreadable("--replicas", text, "numbers separated by commas", "--replicas 8,64,512") from None
+    with contextlib.suppress(ValueError):
+        counts = [int(part) for part in text.split(",")]
+        if min(counts) >= 1:
+            return counts
+    raise _unreadable("--replicas", text, "numbers separated by commas, each at least 1", "--replicas 8,64,512")
 
 
 def _bandwidth(text: str) -> float:
-    found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?)(b|b/s|bit/s)?", text.strip().lower())
-    if found is None or float(found[1]) <= 0:
+    # A lone `b` is a bit to some and a byte to others, and Gb/s is eight times less than GB/s.
+    found = re.fullmatch(_NUMBER + r"([kKmMgGtT]?)(B|B/s|(?i:bit/s)|)", text.strip())
+    number = _number(found)
+    if found is None or number is None or number <= 0:
         raise _unreadable(
-            "--bandwidth", text, "a number of bytes per second", "--bandwidth 25GB/s, --bandwidth 100Gbit/s, 25e9"
+            "--bandwidth",
+            text,
+            "a number of bytes per second (B/s) or of bits per second (bit/s)",
+            "--bandwidth 25GB/s, --bandwidth 100Gbit/s, 25e9",
         )
-    return float(found[1]) * _SUFFIXES[found[2]] / (8 if found[3] == "bit/s" else 1)
+    return number * _SUFFIXES[found[2].lower()] / (8 if found[3].lower() == "bit/s" else 1)
 
 
 def _latency(text: str) -> float:
-    found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|)", text.strip().lower())
-    if found is None:
+    found = re.fullmatch(_NUMBER + r"(s|ms|us|ns|)", text.strip().lower())
+    number = _number(found)
+    if found is None or number is None:
         raise _unreadable("--latency", text, "a number of seconds", "--latency 5us, --latency 5e-6")
-    return float(found[1]) * _TIMES[found[2]]
+    return number * _TIMES[found[2]]
+
+
+def _number(found: re.Match[str] | None) -> float | None:
+    """Returns the number at the start of a match; None if there is none (``1.2.3``) or it is infinite (``1e999``)."""
+    with contextlib.suppress(ValueError):
+        if found is not None and math.isfinite(float(found[1])):
+            return float(found[1])
+    return None
 
 
 def _unreadable(option: str, text: str, rule: str, remedy: str) -> ArgumentError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -69,7 +70,7 @@ def _duration(name: str, text: str) -> float:
         seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     except ValueError:
         seconds = 0.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ArgumentError(
             "mirrored plan",
             found=f"{_option(name)} {text!r} cannot be read",

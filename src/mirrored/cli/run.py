@@ -21,6 +21,13 @@ def run(job: Job, *, replicas: int | None) -> NoReturn:
                 rule="--replicas can be used only for one process with several devices",
                 remedy="pass --replicas-per-worker instead of --replicas",
             )
+        if job.replicas_per_worker not in (None, replicas):
+            raise ArgumentError(
+                "mirrored run",
+                found=f"--replicas {replicas} was given with --replicas-per-worker {job.replicas_per_worker}",
+                rule="both options say how many replicas the process has",
+                remedy="pass one of them",
+            )
         job = dataclasses.replace(job, replicas_per_worker=replicas)
     place = detect(os.environ) if job.nodes == 1 and job.coordinator is None and replicas is None else None
     if place is not None:

@@ -370,10 +370,11 @@ class ElasticSupervisor(Supervisor):
             return failure or self._execute(self._membership.lost(key, is_failure=False))
         if not member.has_arrived and self._replacements.is_hopeless(key[0]):
             return self._give_up(key[0], how, code)
-        if self._membership.has_ended:
-            return failure or Failure(f"worker {key[0]} {how}", shell_code(code or 1))
         epoch = self._membership.epoch
         is_member = epoch is None or key in epoch.members
+        if self._membership.has_ended:
+            # A replacement that has not joined has no part in the results of a training that is finished.
+            return failure or (Failure(f"worker {key[0]} {how}", shell_code(code or 1)) if is_member else None)
         self._has_lost_member = self._has_lost_member or (is_member and code != 0)
         self._changes(f"worker {key[0]} {how}")
         return failure or self._execute(self._membership.lost(key))

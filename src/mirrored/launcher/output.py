@@ -270,6 +270,10 @@ class Lines:
             whole += (*self._taken(), b"\n")
         return b"".join(whole)
 
+    def rest(self) -> bytes:
+        """Returns an incomplete last line, ended by a newline; nothing if there is none."""
+        return b"".join((*self._taken(), b"\n")) if self._rest_bytes else b""
+
     def _taken(self) -> list[bytes]:
         rest, self._rest, self._rest_bytes = self._rest, [], 0
         return rest

@@ -73,7 +73,8 @@ def _loaded_file(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType
     sys.argv = arguments
     _look_first_in(os.path.dirname(os.path.abspath(path)))
     with io.open_code(os.path.abspath(path)) as file:
-        code: Any = compile(file.read(), path, "exec")
+        # Otherwise the future statements of this file would apply to the program, too.
+        code: Any = compile(file.read(), path, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ class Supervisor:
         """Starts all workers once, and waits until they have ended."""
         addresses = self._coordination.meet(restart, self._interrupted)
         if addresses is None:
-            return Failure("interrupted before the start", _INTERRUPTED)
+            return self._interruption("interrupted before the start")
         try:
             for rank in self._job.ranks:
                 environment = worker_environment(
@@ -123,10 +123,14 @@ class Supervisor:
             return None
         if not self._interrupted():
             return Failure(elsewhere, 1)
+        return self._interruption(elsewhere)
+
+    def _interruption(self, reason: str) -> Failure:
+        """Returns the failure of a job that a signal has ended while the launcher waited for other machines."""
         if self._signals[0] != signal.SIGTERM:
-            return Failure(elsewhere, _INTERRUPTED)
+            return Failure(reason, _INTERRUPTED)
         self._terminated_at = time.monotonic()  # so that nothing restarts
-        return Failure(elsewhere, 128 + signal.SIGTERM)
+        return Failure(reason, 128 + signal.SIGTERM)
 
     def _interrupted(self) -> bool:
         return bool(self._signals)

@@ -135,6 +135,9 @@ class Worker:
         self.process.wait()
         # Child processes may survive it by a moment and hold the pipes open: do not wait for the end of the pipes.
         self.pump(output, to_the_end=True)
+        for is_error, stream in self._streams.items():
+            if rest := stream.rest():
+                output.write(self.rank, rest, is_error=is_error)
         for pipe in (self.process.stdout, self.process.stderr, self.channel):
             if pipe is not None:
                 pipe.close()

@@ -150,13 +150,16 @@ def predict_goodput(
         The predictions, in this order.
 
     Raises:
-        ArgumentError: A time is not positive, or `fewer_speed` is not from 0 to 1.
+        ArgumentError: A time or `snapshot_every_steps` is not positive, or `fewer_speed` is not from 0 to 1.
     """
-    if not (step_seconds > 0 and failure_seconds > 0 and 0 <= fewer_speed <= 1):
+    positive = {"step_seconds": step_seconds, "failure_seconds": failure_seconds}
+    optional = {"checkpoint_every_seconds": checkpoint_every_seconds, "snapshot_every_steps": snapshot_every_steps}
+    positive |= {name: value for name, value in optional.items() if value is not None}
+    if not (all(value > 0 for value in positive.values()) and 0 <= fewer_speed <= 1):
         raise ArgumentError(
             "predict_goodput",
-            found=f"step_seconds={step_seconds}, failure_seconds={failure_seconds}, fewer_speed={fewer_speed}",
-            rule="the times must be positive, and fewer_speed from 0 to 1",
+            found=", ".join(f"{name}={value}" for name, value in {**positive, "fewer_speed": fewer_speed}.items()),
+            rule="the times and numbers of steps must be positive, and fewer_speed from 0 to 1",
             remedy="pass, for example, step_seconds=0.1, failure_seconds=4 * 3600, fewer_speed=0.5",
         )
     on_disk = checkpoint_every_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,7 +27,7 @@ class Prediction:
 
     Attributes:
         replicas: The number of replicas.
-        share: The number of examples per replica in one step.
+        share: The number of examples per replica in one step; of the replica with the most if they are uneven.
         compute_seconds: A replica's forward pass, backward pass and update.
         fixed_seconds: The part of `compute_seconds` that does not depend on the batch: the update, and reading and
             writing the weights.
@@ -35,6 +36,8 @@ class Prediction:
         input_seconds: The loop's own part between steps, such as reading the next batch.
         shared: Whether the devices compute on the CPU cores of the host, which dispatches the steps.
         efficiency: Scaling efficiency: examples per second and replica, relative to a single replica.
+        examples: The number of examples of all replicas in one step; None: `share` on each of them. A fixed global
+            batch can have fewer.
     """
 
     replicas: int
@@ -46,6 +49,7 @@ class Prediction:
     input_seconds: float
     shared: bool = False
     efficiency: float = 1.0
+    examples: int | None = None
 
     @property
     def device_seconds(self) -> float:
@@ -72,7 +76,8 @@ class Prediction:
     @property
     def examples_per_second(self) -> float:
         """The predicted number of examples that all replicas together process per second."""
-        return self.replicas * self.share / self.step_seconds
+        examples = self.replicas * self.share if self.examples is None else self.examples
+        return examples / self.step_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +152,21 @@ def make_plan(
         The plan.
 
     Raises:
-        ArgumentError: A number of replicas is less than 1, `keeps` is unknown, `speed` is not positive, or the step has
-            no strategy.
+        ArgumentError: There is no number of replicas or one is less than 1, `keeps` is unknown, `speed` is not
+            positive, or the step has no strategy.
     """
-    if keeps not in (REPLICA_BATCH, GLOBAL_BATCH) or any(count < 1 for count in replicas) or speed <= 0:
+    are_numbers = min(replicas, default=0) >= 1 and 0 < speed < math.inf
+    if keeps not in (REPLICA_BATCH, GLOBAL_BATCH) or not are_numbers:
         raise ArgumentError(
             "mirrored.perf_model.make_plan",
             found=f"replicas={list(replicas)}, keeps={keeps!r}, speed={speed}",
-            rule=f"replicas must be at least 1, keeps {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, and speed positive",
+            rule="replicas must be one or more numbers, each at least 1, "
+            f"keeps {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, and speed positive",
             remedy="pass valid values, for example replicas=[8, 64], keeps='replica-batch', speed=1.0",
         )
     step = TracedStep(observation)
     wanted = [(count, _share(step, count, keeps)) for count in sorted(set(replicas))]
+    examples = step.replicas * step.share if keeps == GLOBAL_BATCH else None
     parts = Parts(step, wanted, here=shared, network=network, instruments=instruments, report=report or _silent)
     model = _Model(parts, observation, network, speed)
     predict = functools.partial(model.here, network=network) if shared else model.elsewhere
@@ -168,7 +176,7 @@ def make_plan(
         alone,
         model.here(step.replicas, step.share),
         observation.step_seconds,
-        tuple(_with_efficiency(predict(count, share), alone) for count, share in wanted),
+        tuple(_with_efficiency(predict(count, share, examples=examples), alone) for count, share in wanted),
         keeps,
         None if shared and network is None else model.network,
         model.network_source,
@@ -197,7 +205,7 @@ class _Model:
             return parts.allreduce_benchmark(devices).network, f"as measured between {devices} devices here"
         return ASSUMED, "assumed: pass --bandwidth and --latency"
 
-    def elsewhere(self, replicas: int, share: int) -> Prediction:
+    def elsewhere(self, replicas: int, share: int, examples: int | None = None) -> Prediction:
         """Predicts a step of replicas on other machines, on devices `speed` times as fast as the local ones."""
         parts, observed = self._parts, self._observation
         compute = parts.compute_seconds(share) * parts.relative_cost(replicas) / self._speed
@@ -210,16 +218,19 @@ class _Model:
             dispatch_seconds=observed.dispatch_seconds,
             # The detected loop read the input of all replicas of this machine.
             input_seconds=observed.between_seconds * share / (parts.step.share * parts.step.replicas),
+            examples=examples,
         )
 
-    def here(self, replicas: int, share: int, network: Network | None = None) -> Prediction:
+    def here(
+        self, replicas: int, share: int, network: Network | None = None, examples: int | None = None
+    ) -> Prediction:
         """Predicts a step of replicas on this machine; if they outnumber its devices, its time grows in proportion."""
         parts, observed = self._parts, self._observation
         devices = min(replicas, parts.num_local_devices)
         crowd = replicas / devices
         measured = parts.compute_benchmark(devices, share)
         compute = measured.compute_seconds * parts.relative_cost(replicas) * crowd
-        examples = replicas * share / (parts.step.replicas * parts.step.share)
+        read = replicas * share if examples is None else examples
         return Prediction(
             replicas,
             share,
@@ -227,8 +238,9 @@ class _Model:
             fixed_seconds=compute * parts.fixed_share(share),
             exchange_seconds=self._exchange_here(replicas, devices, network),
             dispatch_seconds=self._python_seconds + measured.dispatch_seconds * crowd,
-            input_seconds=observed.between_seconds * examples,
+            input_seconds=observed.between_seconds * read / (parts.step.replicas * parts.step.share),
             shared=True,
+            examples=examples,
         )
 
     def _exchange_here(self, replicas: int, devices: int, network: Network | None) -> float:

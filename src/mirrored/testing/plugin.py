@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirrored.config import set_virtual_devices
+from mirrored.errors import ArgumentError
 
 if TYPE_CHECKING:
     from mirrored.testing.ways import Way
@@ -53,6 +54,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from mirrored.testing.ways import select_ways
 
     marker = metafunc.definition.get_closest_marker("ways")
+    if marker is not None and marker.args:
+        raise ArgumentError(
+            "pytest.mark.ways",
+            found=f"the positional arguments {marker.args!r}",
+            rule="the marker takes its arguments by name",
+            remedy="pass modes=('compiled',), replicas=(2, 4), or one of them",
+        )
     specs = select_ways(**(marker.kwargs if marker else {}), called="pytest.mark.ways")
     metafunc.parametrize("way", specs, ids=[spec.id for spec in specs], indirect=True)
 

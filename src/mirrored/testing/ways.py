@@ -133,12 +133,21 @@ def select_ways(
     """Returns the pairs of execution mode and replica count, filtered by the given modes and counts.
 
     Raises:
-        ArgumentError: No way matches.
+        ArgumentError: A mode is unknown, or no way matches.
 
     Example:
         >>> [way.id for way in select_ways(modes=["eager", "folded"], replicas=[4])]
         ['eager-4', 'folded-4']
     """
+    modes = (modes,) if isinstance(modes, str) else modes
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        raise ArgumentError(
+            called,
+            found=f"modes={modes!r} has the unknown mode {unknown[0]!r}",
+            rule=f"each mode must be one of {', '.join(MODES)}",
+            remedy="correct the name of the mode",
+        )
     chosen = [spec for spec in WAYS if spec.mode in modes and spec.num_replicas in replicas]
     if not chosen:
         raise ArgumentError(

@@ -68,7 +68,11 @@ class CollectiveLog:
         if place is None:
             place = self._new_place(label, line, number)
         place.times += 1
-        time = self._times[label] = self._times.get(label, 0) + 1
+        time = self._times.get(label, 0) + 1
+        if time == 1 and len(self._times) >= _PLACES:
+            # Only the labels decide what is forgotten: they are the same on all workers, and the lines need not be.
+            del self._times[next(iter(self._times))]
+        self._times[label] = time
         if place is not self._here:
             self._stretches.append((number, time, place))
             self._here = place
@@ -82,9 +86,7 @@ class CollectiveLog:
     def _new_place(self, label: str, line: str, number: int) -> _Place:
         if len(self._places) >= _PLACES:
             self._forgets = True
-            oldest = next(iter(self._places))
-            self._times.pop(oldest[0], None)
-            del self._places[oldest]
+            del self._places[next(iter(self._places))]
         place = self._places[label, line] = _Place(label, line, number)
         return place
 

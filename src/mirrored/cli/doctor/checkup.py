@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -91,13 +92,18 @@ def _all_facts(folder: Path | None) -> list[Facts]:
     together = distributed.is_connected()
     token = f".mirrored-doctor-{uuid.uuid4().hex[:8]}"
     token = host_allgather(_CALLED, "name a file", token)[0] if together else token
+    trouble: str | None = None
     if folder is not None and jax.process_index() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / token).touch()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / token).touch()
+        except OSError as error:  # the other workers wait: it is a finding, and does not end this one
+            trouble = f"{folder} cannot be written: {error.strerror or error}"
     if together:
         host_barrier(_CALLED, "see the folder for checkpoints")
     try:
-        own = local_facts(folder, token)
+        own = local_facts(folder if trouble is None else None, token)
+        own = dataclasses.replace(own, trouble=trouble or own.trouble)
         if not together:
             return [own]
         host_barrier(_CALLED, "compare clocks")
@@ -105,7 +111,8 @@ def _all_facts(folder: Path | None) -> list[Facts]:
         return [Facts.from_json(facts) for facts in host_allgather(_CALLED, "report its facts", own.to_json())]
     finally:
         if folder is not None and jax.process_index() == 0:
-            (folder / token).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (folder / token).unlink(missing_ok=True)
 
 
 def _all_links() -> list[Link]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -90,4 +91,5 @@ def _disk(folder: Path, token: str) -> dict[str, Any]:
     except OSError as error:
         return {"trouble": f"{folder} cannot be written: {error.strerror or error}"}
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder cannot be written, or is no folder
+            probe.unlink(missing_ok=True)
