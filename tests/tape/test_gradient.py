@@ -16,6 +16,7 @@ import pytest
 
 from mirrored import Variable
 from mirrored._jax.traces import is_eager
+from mirrored.compilation import function
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError, TapeError
 from mirrored.runtime.ambient import ambient
 from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
@@ -214,6 +215,28 @@ def test_output_gradients_weight_the_targets(x, v):
     assert float(tape.gradient([y, z], x, output_gradients=[jnp.array(2.0), 0.5])) == 14.5
     of_v, of_x = tape.gradient([q, y], [v, x], output_gradients=[jnp.array([1.0, 0.0]), None])
     assert (of_v.tolist(), float(of_x)) == ([2.0, 0.0], 6.0)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 1)], ids=str)
+@pytest.mark.parametrize("given", [lambda one: (one,), lambda one: [one], lambda one: one], ids=["()", "[]", "bare"])
+def test_one_target_takes_its_output_gradient_alone_or_in_a_sequence(wrap, shape, given):
+    def slope(x, upstream):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+        return tape.gradient(y, x, output_gradients=given(upstream))
+
+    assert wrap(slope)(jnp.full(shape, 2.0), jnp.full(shape, 5.0)).tolist() == jnp.full(shape, 20.0).tolist()
+
+
+def test_an_output_gradient_can_be_a_nested_list_of_numbers_or_none_in_a_tuple():
+    with GradientTape(persistent=True) as tape:
+        x = jnp.ones((1, 1))
+        tape.watch(x)
+        y = x * x
+    assert tape.gradient(y, x, output_gradients=[[3.0]]).tolist() == [[6.0]]
+    assert tape.gradient(y, x, output_gradients=(None,)).tolist() == [[2.0]]
 
 
 def test_output_gradients_must_fit(v):
