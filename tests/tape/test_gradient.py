@@ -406,6 +406,26 @@ def test_reset_forgets_what_was_recorded(x):
         tape.reset()
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
+@pytest.mark.parametrize("use", [lambda y: y * 3.0, lambda y: -y, lambda y: 3.0 * y + y * y, jnp.sin], ids=str)
+@pytest.mark.parametrize("under_another", [False, True])
+def test_values_from_before_a_reset_are_tracked_only_if_they_are_watched_again(wrap, use, under_another, x):
+    def slopes(x, watched):
+        with GradientTape() if under_another else contextlib.nullcontext(), GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = x * x
+            tape.reset()
+            if watched:
+                tape.watch(y)
+            z = use(y)
+        of_y = tape.gradient(z, y)
+        assert tape.gradient(z, x) is None
+        return jnp.float32(-99.0) if of_y is None else of_y
+
+    assert float(wrap(lambda x: slopes(x, False))(x)) == -99.0
+    assert float(wrap(lambda x: slopes(x, True))(x)) == pytest.approx(float(jax.grad(use)(9.0)))
+
+
 def test_an_exception_leaves_a_usable_tape_and_nothing_behind(x):
     tape, values = GradientTape(), []
 
