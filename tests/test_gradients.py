@@ -205,3 +205,21 @@ def test_what_the_accumulator_refuses():
     assert all(float(np.abs(v.numpy()).max()) == 0.0 for v in accumulator.variables)
     with pytest.raises(ArgumentError, match="reduction='max'"):
         GradientAccumulator([], reduction="max")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_dict_has_the_order_of_its_keys_in_lists_of_gradients(nested):
+    w_out, bias = mr.Variable(1.0), mr.Variable(2.0)
+    mask = mr.Variable(0.0, trainable=False)
+    variables = (
+        {"w_out": [mask, {"z": w_out}], "bias": bias} if nested else {"w_out": w_out, "mask": mask, "bias": bias}
+    )
+    accumulator = GradientAccumulator(variables)
+    accumulator.add([1.0, 10.0], count=1)
+    assert accumulator.result() == [1.0, 10.0]
+    accumulator.add(
+        {"w_out": [None, {"z": 3.0}], "bias": 30.0} if nested else {"w_out": 3.0, "mask": None, "bias": 30.0}, 1
+    )
+    assert accumulator.result() == [2.0, 20.0]
+    accumulator.apply(SGD(1.0))
+    assert (float(w_out), float(bias)) == (-1.0, -18.0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._jax.arrays import as_array
-from mirrored._jax.trees import in_order_of
+from mirrored._jax.trees import in_order_of, positions_in_order
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
@@ -136,7 +138,7 @@ class GradientAccumulator:
     Args:
         variables: The variables whose gradients are accumulated: a list, or another pytree, such as a model given to
             `mirrored.mirror`, or a Flax NNX model that was created in the scope, or ``nnx.state(model, nnx.Param)``.
-            Of the variables of a model only the trainable ones are used.
+            Of the variables of a model only the trainable ones are used. A dict has the order of its keys.
         reduction: The loss that the gradients belong to: ``"mean"`` for the mean loss over a micro-batch on one
             replica, ``"sum"`` for the sum. Not ``average_loss``, which divides by the examples of all replicas: the
             accumulator divides once more. A compiled step warns of it (`LossScaleWarning`), if a micro-batch is not a
@@ -174,7 +176,10 @@ class GradientAccumulator:
                 rule="reduction says how each micro-batch's loss was reduced: 'mean' or 'sum'",
                 remedy='write reduction="mean" or reduction="sum"',
             )
+        # In the order of JAX, by which checkpoints name the sums; `_order` has their positions in that of the keys.
         self._paths, self._variables = _sources(variables)
+        numbers = list(itertools.accumulate((used for _, used in self._paths), initial=0))
+        self._order = tuple(numbers[at] for at in _positions(variables) if self._paths[at][1])
         self._reduction = reduction
         with scope_of(self._variables):
             self._sums = [_accumulator(v.component_shape, v.dtype, f"{name}/{v.name}") for v in self._variables]
@@ -191,7 +196,8 @@ class GradientAccumulator:
         Context: replica context, or without a strategy.
 
         Args:
-            gradients: One gradient per variable, in a list or in the structure of `variables`; None counts as zero.
+            gradients: One gradient per variable, in a list or in the structure of `variables`; None counts as zero. A
+                list has the order of the variables, and for a dict that of its keys: ``list(gradients.values())``.
             count: The number of examples of the micro-batch on this replica (or the sum of their weights); can be 0.
 
         Raises:
@@ -229,13 +235,16 @@ class GradientAccumulator:
     def result(self) -> list[jax.Array]:
         """Returns the gradients of the mean loss over all accumulated examples, by a single all-reduce.
 
+        The list has the order of the variables, and for a dict that of its keys.
+
         Context: any. The result is equal on all replicas: apply it with ``skip_gradients_aggregation=True``.
         """
         sums = [total.read_value() for total in self.variables]
         context = get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
             sums = all_reduce_for("GradientAccumulator.result", context, ReduceOp.SUM, sums)
-        return self._means(sums)
+        means = self._means(sums)
+        return [means[at] for at in self._order]
 
     def apply(self, optimizer: Optimizer) -> None:
         """Updates the variables by applying the accumulated gradients with `optimizer`, and resets the accumulator.
@@ -285,6 +294,9 @@ class GradientAccumulator:
             leaves = [leaf for leaf, (_, used) in zip(leaves, self._paths, strict=True) if used]
         elif not isinstance(gradients, list | tuple):
             leaves = []  # another structure, which the error names
+        elif len(leaves) == len(self._order):
+            given = [leaves[at] for at in _positions(gradients)]
+            leaves = [given[at] for at in np.argsort(self._order)]
         leaves = [_dense(leaf, "GradientAccumulator.add") for leaf in leaves]
         wanted = [total.component_shape for total in self._sums]
         shapes = [None if gradient is None else jnp.shape(gradient) for gradient in leaves]
@@ -321,9 +333,16 @@ def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
 
 
 def _flattened(tree: PyTree) -> tuple[list[str], list[Any]]:
-    stops = (type(None), Variable, SparseRows)
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, stops))
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     return [jax.tree_util.keystr(path) for path, _ in found[0]], [leaf for _, leaf in found[0]]
+
+
+def _positions(tree: PyTree) -> tuple[int, ...]:
+    return positions_in_order(tree, is_leaf=_is_leaf)
+
+
+def _is_leaf(value: object) -> bool:
+    return value is None or isinstance(value, Variable | SparseRows)
 
 
 def _is_parameter(leaf: object) -> bool:

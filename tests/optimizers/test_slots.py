@@ -13,7 +13,7 @@ import pytest
 import mirrored as mr
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.gradients import aggregate_gradients
-from mirrored.optimizers import Adam, Optimizer
+from mirrored.optimizers import SGD, Adam, Optimizer
 from optimizers.steps import step_of
 
 
@@ -106,6 +106,15 @@ def test_build_makes_the_slots_before_the_first_step(way):
     optimizer.build(variables)
     assert len(optimizer.variables) == 2 + 1 + 4
     assert [made.strategy for made in optimizer.variables] == [way.strategy] * 7
+
+
+def test_apply_takes_gradients_in_the_order_of_the_keys_that_build_got_and_slots_keep_their_places():
+    w_out, bias = mr.Variable(1.0), mr.Variable(2.0)
+    optimizer = SGD(1.0, momentum=0.5)
+    optimizer.build({"w_out": [w_out], "bias": bias})
+    optimizer.apply([1.0, 10.0])
+    assert (float(w_out), float(bias)) == (0.0, -8.0)
+    assert [float(slot) for slot in optimizer.variables[2:]] == [10.0, 1.0]  # sorted: a program may save the list
 
 
 def test_build_calls_init_once_for_the_shapes_and_once_for_the_values():

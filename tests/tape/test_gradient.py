@@ -16,6 +16,7 @@ import pytest
 
 from mirrored import Variable
 from mirrored._jax.traces import is_eager
+from mirrored.compilation import function
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError, TapeError
 from mirrored.runtime.ambient import ambient
 from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
@@ -216,6 +217,28 @@ def test_output_gradients_weight_the_targets(x, v):
     assert (of_v.tolist(), float(of_x)) == ([2.0, 0.0], 6.0)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 1)], ids=str)
+@pytest.mark.parametrize("given", [lambda one: (one,), lambda one: [one], lambda one: one], ids=["()", "[]", "bare"])
+def test_one_target_takes_its_output_gradient_alone_or_in_a_sequence(wrap, shape, given):
+    def slope(x, upstream):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+        return tape.gradient(y, x, output_gradients=given(upstream))
+
+    assert wrap(slope)(jnp.full(shape, 2.0), jnp.full(shape, 5.0)).tolist() == jnp.full(shape, 20.0).tolist()
+
+
+def test_an_output_gradient_can_be_a_nested_list_of_numbers_or_none_in_a_tuple():
+    with GradientTape(persistent=True) as tape:
+        x = jnp.ones((1, 1))
+        tape.watch(x)
+        y = x * x
+    assert tape.gradient(y, x, output_gradients=[[3.0]]).tolist() == [[6.0]]
+    assert tape.gradient(y, x, output_gradients=(None,)).tolist() == [[2.0]]
+
+
 def test_output_gradients_must_fit(v):
     with GradientTape(persistent=True) as tape:
         tape.watch(v)
@@ -381,6 +404,26 @@ def test_reset_forgets_what_was_recorded(x):
     assert float(tape.gradient(loss, x)) == 6.0
     with pytest.raises(ValueError, match=r"Tape is not recording\."):
         tape.reset()
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
+@pytest.mark.parametrize("use", [lambda y: y * 3.0, lambda y: -y, lambda y: 3.0 * y + y * y, jnp.sin], ids=str)
+@pytest.mark.parametrize("under_another", [False, True])
+def test_values_from_before_a_reset_are_tracked_only_if_they_are_watched_again(wrap, use, under_another, x):
+    def slopes(x, watched):
+        with GradientTape() if under_another else contextlib.nullcontext(), GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = x * x
+            tape.reset()
+            if watched:
+                tape.watch(y)
+            z = use(y)
+        of_y = tape.gradient(z, y)
+        assert tape.gradient(z, x) is None
+        return jnp.float32(-99.0) if of_y is None else of_y
+
+    assert float(wrap(lambda x: slopes(x, False))(x)) == -99.0
+    assert float(wrap(lambda x: slopes(x, True))(x)) == pytest.approx(float(jax.grad(use)(9.0)))
 
 
 def test_an_exception_leaves_a_usable_tape_and_nothing_behind(x):

@@ -206,6 +206,26 @@ def test_recomputed_gradients(wrap: Wrap) -> None:
     assert list(map(float, wrap(run)())) == [18, 12]
 
 
+def _with_options(x: Any, scale: Any, axis: int = 0, training: bool = False, kind: str = "tanh") -> Any:
+    y = x * 3.0 if training is True else x
+    return tf.reduce_sum({"tanh": tf.tanh, "none": tf.identity}[kind](y) * scale, axis=axis)
+
+
+@WRAPS
+@pytest.mark.parametrize("options", [{}, {"axis": 1}, {"training": True}, {"kind": "none", "training": True}])
+@pytest.mark.parametrize("scale", [2.0, np.float32(2.0), tf.Variable(2.0)], ids=lambda one: type(one).__name__)
+def test_recomputed_functions_get_their_options_as_they_are(wrap: Wrap, options: Any, scale: Any) -> None:
+    def run(f: Any) -> Any:
+        with tf.GradientTape() as tape:
+            x = tf.constant([[1.0, 2.0]])
+            tape.watch(x)
+            y = f(x * 0.5, scale, **options)
+        return tape.gradient(y, x)
+
+    recomputed = wrap(lambda: run(tf.recompute_grad(_with_options)))()
+    np.testing.assert_allclose(recomputed, run(_with_options), rtol=1e-6)
+
+
 def test_gradients_passed_through() -> None:
     assert gradient(tf.grad_pass_through(tf.round), 2.4) == 1
     assert tf.grad_pass_through(tf.round)(2.4) == 2

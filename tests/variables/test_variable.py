@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import mirrored as mr
+from mirrored import tf
 from mirrored.errors import ArgumentError, NotSupportedError, TransformError, ValuesError, VariableError
 from mirrored.testing import assert_same_bits
 
@@ -462,3 +463,13 @@ def test_every_in_place_operator_of_arrays_is_refused():
     for name in in_place:
         with pytest.raises(NotSupportedError, match=name):
             getattr(v, name)(1)
+
+
+def test_components_of_an_open_shape_are_operands_as_their_values():
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        variables = [mr.Variable([1.0, 2.0], shape=[None]), mr.Variable([1.0, 2.0], shape=tf.TensorShape(None))]
+    for v in variables:
+        component = v.values[0]
+        v.assign([1.0, 2.0, 3.0])
+        assert (float(jnp.sum(component)), jnp.add(component, 1.0).tolist()) == (6.0, [2.0, 3.0, 4.0])
+        assert (component.ndim, component.component_shape) == (1, (3,))

@@ -122,6 +122,34 @@ def in_order_of(like: PyTree, value: PyTree) -> Any:
     return value
 
 
+def positions_in_order(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[int, ...]:
+    """Returns the positions of a pytree's leaves in JAX's flattening, in the order of the keys of its dicts.
+
+    Dicts inside nodes of registered classes have their keys sorted, as in JAX.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)[0]]
+    positions = range(len(paths))
+    orders: dict[int, dict[Any, int]] = {}
+    return tuple(sorted(positions, key=lambda at: _rank(value, paths[at], orders)) if _has_order(value) else positions)
+
+
+def _rank(value: Any, path: Sequence[Any], orders: dict[int, dict[Any, int]]) -> list[int]:
+    """Returns the position in each dict and sequence on the way to a leaf; `orders` caches those of keys, by dict."""
+    rank = []
+    for key in path:
+        if type(value) in _DICTS:
+            order = orders.get(id(value)) or orders.setdefault(id(value), {one: at for at, one in enumerate(value)})
+            rank.append(order[key.key])
+            value = value[key.key]
+        elif _is_sequence(value):
+            at = value._fields.index(key.name) if hasattr(value, "_fields") else key.idx
+            rank.append(at)
+            value = value[at]
+        else:  # all leaves in here have the same rank, and the sort is stable
+            break
+    return rank
+
+
 def transformed(transform: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """Applies a transform such as `jax.vmap` to a function; dicts in arguments and results keep their key order.
 

@@ -13,7 +13,7 @@ import numpy as np
 from mirrored._jax import arrays
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
-from mirrored._jax.trees import is_same_place
+from mirrored._jax.trees import is_same_place, positions_in_order
 from mirrored._typing import Operand, PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
@@ -151,6 +151,13 @@ def as_variables(variables: PyTree) -> list[Any]:
         tree = [] if isinstance(one, Variable) else tree_pairs(None, one, "as_variables")
         found += [variable for _, variable in tree] or [one]
     return found
+
+
+def in_key_order(variables: PyTree, found: Sequence[Variable]) -> list[Variable]:
+    """Returns variables that were found in a list or a tree, in the order of the keys of its dicts."""
+    leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
+    rank = {id(leaves[at]): number for number, at in enumerate(positions_in_order(variables, is_leaf=_is_leaf))}
+    return sorted(found, key=lambda variable: rank.get(id(variable), 0))
 
 
 def _is_leaf(value: object) -> bool:

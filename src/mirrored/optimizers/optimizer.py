@@ -18,6 +18,7 @@ from mirrored.optimizers.gradient_merge import (
     as_pairs,
     as_they_are,
     as_variables,
+    in_key_order,
     once,
     scope_of,
     update_with_sums_of,
@@ -188,8 +189,8 @@ class Optimizer:
         Context: cross-replica (in the scope), replica, or without a strategy. Calling `build` is optional.
 
         Args:
-            var_list: The variables: a list, or a model given to `mirrored.mirror`. Variables that already have slots
-                are skipped.
+            var_list: The variables: a list, a dict, or a model given to `mirrored.mirror`. Variables that already have
+                slots are skipped. `apply` then takes a list of gradients in this order, for a dict that of its keys.
 
         Raises:
             VariableError: An optimizer cannot update one of the variables.
@@ -197,7 +198,7 @@ class Optimizer:
         called = f"{type(self).__name__}.build"
         variables = [variable for _, variable in as_pairs([(None, one) for one in as_variables(var_list)], called)]
         with scope_of(variables):
-            self._build(variables)
+            self._build(variables, in_key_order(var_list, variables))
 
     @restoring
     def apply_gradients(
@@ -351,8 +352,10 @@ class Optimizer:
         if self._rate is not None:
             self._rate.build()
 
-    def _build(self, variables: Sequence[Variable]) -> None:
+    def _build(self, variables: Sequence[Variable], order: Sequence[Variable] = ()) -> None:
         """Creates the state (counters, learning rate, slots) that these variables need and that is missing.
+
+        `order` has the variables in the order in which `apply` takes their gradients, if it is another one.
 
         All replicas of a run see the same state here. So either all of them enter the merge in `once` or none does.
         """
@@ -363,7 +366,7 @@ class Optimizer:
             self._build_scalars()
             # Without listeners: tapes must not see the reads that initialize the slots.
             with within(listeners=()):
-                self._slots.build(variables, lambda: self._rate_at(self.iterations.read_value()))
+                self._slots.build(variables, lambda: self._rate_at(self.iterations.read_value()), order)
 
         once(make)
 

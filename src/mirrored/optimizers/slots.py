@@ -333,7 +333,7 @@ class Slots:
         """Returns those of the given variables for which the optimizer has no slot variables yet."""
         return [variable for variable in variables if id(variable) not in self._names]
 
-    def build(self, variables: Sequence[Variable], rate_now: Callable[[], jax.Array | None]) -> None:
+    def build(self, variables: Sequence[Variable], rate_now: Callable[[], Any], order: Sequence[Variable] = ()) -> None:
         """Creates slot variables for those model variables that have none, as one group with a common step counter.
 
         Context: cross-replica, or without a strategy. `rate_now` returns the learning rate, None for an optax
@@ -347,6 +347,7 @@ class Slots:
         new = self.missing(variables)
         if not new:
             return
+        rank = {id(variable): at for at, variable in enumerate(order)}
         named = dict(zip(self._new_names(new), new, strict=True))
         cohort = len(set(self._cohorts.values()))
         layout = self._rule.layout(named)
@@ -359,7 +360,8 @@ class Slots:
             made[key].internal = True
         self._slots.update(made)
         self._cohorts.update(dict.fromkeys(named, cohort))
-        self._seen.update(named)
+        # Names and slots do not follow `order`: programs may have saved the slots in a list.
+        self._seen.update(sorted(named.items(), key=lambda item: rank.get(id(item[1]), 0)))
         self._names.update({id(variable): name for name, variable in named.items()})
 
     def plan(self, variables: Sequence[Variable]) -> UpdatePlan:

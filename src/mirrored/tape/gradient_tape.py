@@ -320,7 +320,8 @@ def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree
         return [None] * len(targets)
     weights = whole_leaves(output_gradients)
     if len(targets) == 1 and not isinstance(structure, (list, tuple, dict)) and not _is_leaf(output_gradients):
-        weights = [output_gradients]
+        # One gradient in a tuple, as in `def grad(*upstream)`, or a nested list of numbers for one array.
+        weights = weights if len(weights) == 1 and _has_shape_of(weights[0], targets[0]) else [output_gradients]
     if len(weights) != len(targets):
         raise StructureError(
             "GradientTape.gradient",
@@ -337,12 +338,19 @@ def _is_leaf(value: object) -> bool:
     return not isinstance(value, (list, tuple))
 
 
+def _has_shape_of(weight: Operand | None, target: jax.Array | ReadableVariable) -> bool:
+    return weight is None or _shape_given(weight) == shape_of(target)
+
+
+def _shape_given(weight: Operand) -> tuple[int, ...]:
+    return shape_of(weight) if is_variable(weight) else np.shape(weight)
+
+
 def _weight(weight: Operand, target: jax.Array | ReadableVariable) -> Any:
-    given, wanted = shape_of(weight) if is_variable(weight) else np.shape(weight), shape_of(target)
-    if given != wanted:
+    if not _has_shape_of(weight, target):
         raise StructureError(
             "GradientTape.gradient",
-            found=f"an output gradient has shape {given}, its target {wanted}",
+            found=f"an output gradient has shape {_shape_given(weight)}, its target {shape_of(target)}",
             rule="an output gradient must have the shape of its target",
             remedy="broadcast it with jnp.broadcast_to, or pass one per target",
         )

@@ -301,6 +301,7 @@ class Recorder:
             with the key of the value by local replica. The replica is None for an assignment outside of replicas, and
             the key is None for a later assignment in one replica that has no derivative.
         explicit: The ids of variables that were passed to `watch`.
+        since: Boxes of the tape with keys up to this one are older than the last `reset`, and not tracked.
         watch_accessed_variables: Whether reading a trainable variable watches it.
         persistent: Whether records keep their inputs, which are needed to differentiate gradients that are computed
             inside the tape's own block.
@@ -313,6 +314,7 @@ class Recorder:
         "reads",
         "reassigned",
         "records",
+        "since",
         "variables",
         "watch_accessed_variables",
     )
@@ -326,6 +328,7 @@ class Recorder:
         self.reads: dict[int, Read] = {}
         self.reassigned: dict[int, tuple[Any, dict[int | None, Key | None]]] = {}
         self.explicit: set[int] = set()
+        self.since = new_key()
 
     def forget(self) -> None:
         """Drops the recorded operations and tracked arrays, but keeps the set of watched variables."""
@@ -336,7 +339,7 @@ class Recorder:
 
     def key_of(self, value: object, owner: TapeTrace) -> Key | None:
         """Returns the key by which the tape identifies a tracked array; None if the array is not tracked."""
-        if type(value) is Box and value.owner is owner:
+        if type(value) is Box and value.owner is owner and value.key > self.since:
             return value.key
         entry = self.known.get(id(value))
         return None if entry is None else entry[0]
@@ -416,10 +419,12 @@ class Recorder:
 
         An assigned value may be tracked as the result of an operation. Reading the variable gives an independent value.
         """
+        if type(value) is Box and value.owner is owner:
+            return value.payload
         if self.key_of(value, owner) is None:
             return value
         if type(value) is Box:
-            return value.payload if value.owner is owner else Box(value.owner, value.payload, value.key)
+            return Box(value.owner, value.payload, value.key)
         return value if owner.is_concrete(value) else owner.copied(value)
 
 

@@ -261,9 +261,11 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder = self.recorder
         operation = catalogue.OPERATORS[name]
         kind = type(right)
-        if not self.eager or recorder is None or self.touched is not None or (kind is Box and right.owner is not self):
+        if not self.eager or recorder is None or self.touched is not None or left.key <= recorder.since:
             return self.apply(operation, (left, right))[0]
         if kind is Box:
+            if right.owner is not self or right.key <= recorder.since:
+                return self.apply(operation, (left, right))[0]
             return self._perform_quickly(operation, (left.payload, right.payload), (left.key, right.key), _BOTH)
         if kind is Array and id(right) in recorder.known:
             keys = left.key, recorder.known[id(right)][0]
@@ -274,7 +276,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
         """Applies an operation with one input and one result to an array that the tape tracks (a box)."""
-        if not self.eager or self.recorder is None or self.touched is not None:
+        recorder = self.recorder
+        if not self.eager or recorder is None or self.touched is not None or box.key <= recorder.since:
             return self.apply(operation, (box,))[0]
         return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
 
@@ -343,7 +346,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         While `touched` is set, adds the keys to it, and returns no operand as tracked.
         """
         recorder = self.recorder
-        known = recorder.known if recorder is not None else {}
+        known, since = (recorder.known, recorder.since) if recorder is not None else ({}, 0)
         values: list[Any] = []
         keys: list[Key] = []
         watched: list[int] = []
@@ -351,7 +354,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         for position, value in enumerate(args):
             if type(value) in STAND_INS:
                 value = self._resolved(value)
-            if type(value) is Box and value.owner is self:
+            if type(value) is Box and value.owner is self and value.key > since:
                 keys.append(value.key)
                 watched.append(position)
                 value = value.payload
@@ -360,7 +363,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
                 if entry is not None:
                     keys.append(entry[0])
                     watched.append(position)
-                if type(value) is Box and self.eager:
+                if type(value) is Box and (self.eager or value.owner is self):
                     value = value.payload
                 elif type(value) is not Array and isinstance(value, np.ndarray):
                     has_numpy = True

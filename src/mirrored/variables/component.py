@@ -74,8 +74,13 @@ class VariableComponent(VariableOperators):
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions of the variable."""
-        return len(self.shape)
+        """The number of dimensions of the variable's value."""
+        return len(self.component_shape)
+
+    @property
+    def component_shape(self) -> tuple[int, ...]:
+        """The shape of this replica's value, if the variable was created with an open shape (``shape=[None]``)."""
+        return self._variable.component_shape  # type: ignore[no-any-return]
 
     @property
     def trainable(self) -> bool:
@@ -161,7 +166,7 @@ class VariableComponent(VariableOperators):
 register_array_like(
     VariableComponent,
     read=VariableComponent.read_value,
-    shape_of=lambda component: ShapedArray(component.shape, component.dtype),
+    shape_of=lambda component: ShapedArray(component.component_shape, component.dtype),
 )
 
 

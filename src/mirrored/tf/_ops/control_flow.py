@@ -14,11 +14,12 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
-from mirrored._jax.trees import transformed
+from mirrored._jax.trees import transformed, tree_flatten
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError
 from mirrored.tf._errors import InvalidArgumentError
@@ -308,13 +309,38 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
 
 @op("recompute_grad", named=False)
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `f` with intermediate values recomputed in the backward pass, not stored (`jax.checkpoint`)."""
-    checkpointed = transformed(jax.checkpoint, f)
+    """Returns `f` with intermediate values recomputed in the backward pass, not stored (`jax.checkpoint`).
+
+    Arguments that are not arrays, such as ``training=True`` and ``axis=1``, reach `f` as they are.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return f(*args, **kwargs) if is_eager() else checkpointed(*args, **kwargs)
+        if is_eager():
+            return f(*args, **kwargs)
+        leaves, structure = tree_flatten((args, kwargs))
+        traced = [place for place, leaf in enumerate(leaves) if _is_traceable(leaf)]
+
+        def of_arrays(arrays: list[Any]) -> Any:
+            given = list(leaves)
+            for place, array in zip(traced, arrays, strict=True):
+                given[place] = array
+            own_args, own_kwargs = structure.unflatten(given)
+            return f(*own_args, **own_kwargs)
+
+        return transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
 
     return run
+
+
+def _is_traceable(leaf: object) -> bool:
+    """Returns whether JAX can trace an argument, and it is not a number of Python, which can be an option."""
+    if isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic):
+        return False
+    try:
+        jax.typeof(leaf)
+    except TypeError:
+        return False
+    return True
 
 
 @op("grad_pass_through", named=False)
