@@ -72,6 +72,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "large shift of the hue": (lambda: tf.image.stateless_random_hue(IMAGE, 0.7, [1, 2]), "0.5"),
     "dropout of integers": (lambda: tf.nn.dropout([4, 4, 4], 0.5), "floats"),
     "fraction as an integer": (lambda: tf.py_function(lambda v: v * 2.7, [1.0], tf.int32), "Tout is int32"),
+    "gather along a batch dimension": (lambda: tf.gather(IMAGE, [[0], [1]], axis=0, batch_dims=1), "batch_dims=1"),
+    "gather before the last batch dimension": (
+        lambda: tf.gather(IMAGE, [[0], [1]], axis=-3, batch_dims=-1),
+        "axis=1 or greater",
+    ),
     "large number as a byte": (lambda: tf.numpy_function(lambda v: np.int32(300), [1.0], tf.uint8), "Tout is uint8"),
 }
 
