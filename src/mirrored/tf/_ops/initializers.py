@@ -161,9 +161,7 @@ class VarianceScaling(Initializer):
         how: Any = names.get(self._distribution, self._distribution)
         if len(shape) < 2:  # for a vector, TensorFlow sets fan_in = fan_out = length; JAX raises
             size = shape[0] if shape else 1
-            flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(
-                _key(self._seed), (size, 1), dtype
-            )
+            flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(_key(self._seed), (size, 1), dtype)
             return flat.reshape(shape)
         make = jax.nn.initializers.variance_scaling(self._scale, self._mode, how)  # type: ignore[arg-type]
         return make(_key(self._seed), shape, dtype)
