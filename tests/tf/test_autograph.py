@@ -600,6 +600,19 @@ def test_a_traced_index_keeps_dtypes():
     assert int(result) == 0 + 2 + 4 + 6
 
 
+@pytest.mark.parametrize("bounds", [lambda n: (0, n, 1), lambda n: (n, None, 1)])
+def test_the_dtype_of_a_traced_range_may_be_passed_by_position(bounds):
+    @tf.function
+    def f(n):
+        halves = tf.zeros([], tf.float32)
+        for i in tf.range(*bounds(n), tf.float32):
+            halves += i / 2
+            assert i.dtype == tf.float32
+        return halves
+
+    assert float(f(tf.constant(4))) == 3.0
+
+
 @pytest.mark.parametrize("x", [0, 3])
 def test_and_and_or_return_an_operand(x):
     @tf.function

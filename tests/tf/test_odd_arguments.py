@@ -72,6 +72,35 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "large shift of the hue": (lambda: tf.image.stateless_random_hue(IMAGE, 0.7, [1, 2]), "0.5"),
     "dropout of integers": (lambda: tf.nn.dropout([4, 4, 4], 0.5), "floats"),
     "fraction as an integer": (lambda: tf.py_function(lambda v: v * 2.7, [1.0], tf.int32), "Tout is int32"),
+    "gather along a batch dimension": (lambda: tf.gather(IMAGE, [[0], [1]], axis=0, batch_dims=1), "batch_dims=1"),
+    "gather before the last batch dimension": (
+        lambda: tf.gather(IMAGE, [[0], [1]], axis=-3, batch_dims=-1),
+        "axis=1 or greater",
+    ),
+    "negative gamma": (lambda: tf.image.adjust_gamma(IMAGE, -1.0), "must not be negative"),
+    "band above the spectrum": (
+        lambda: tf.signal.linear_to_mel_weight_matrix(20, 129, 8000, 125.0, 7600.0),
+        "sample_rate / 2",
+    ),
+    "exchanged edges": (lambda: tf.signal.linear_to_mel_weight_matrix(20, 129, 8000, 3800.0, 125.0), "lower_edge"),
+    "range of integers without a step": (lambda: tf.range(0, 5, 0), "delta=0"),
+    "range of floats without a step": (lambda: tf.range(0.0, 1.0, 0.0), "delta=0"),
+    "Keras' data format of a pooling": (
+        lambda: tf.nn.max_pool2d(IMAGE[None], 2, 2, "VALID", data_format="channels_first"),
+        "tf.nn.max_pool2d: data_format='channels_first'",
+    ),
+    "data format in small letters": (
+        lambda: tf.nn.conv2d(IMAGE[None], np.ones([1, 1, 3, 3], np.float32), 1, "VALID", data_format="nchw"),
+        "data_format='nchw'",
+    ),
+    "Keras' data format of blocks": (
+        lambda: tf.nn.space_to_depth(IMAGE[None], 2, data_format="channels_first"),
+        "tf.nn.space_to_depth: data_format",
+    ),
+    "Keras' data format of a bias": (
+        lambda: tf.nn.bias_add(IMAGE[None], [1.0, 1.0, 1.0], data_format="channels_first"),
+        "tf.nn.bias_add: data_format",
+    ),
     "large number as a byte": (lambda: tf.numpy_function(lambda v: np.int32(300), [1.0], tf.uint8), "Tout is uint8"),
 }
 

@@ -73,6 +73,12 @@ def test_batches_of_examples() -> None:
     assert plain(tf.io.parse_example(A, {"n": F([], tf.int64)})) == {"n": 7}
 
 
+@pytest.mark.parametrize("default", ["pad", b"pad"])
+def test_texts_are_padded_with_bytes(default: str | bytes) -> None:
+    feature = S([], tf.string, allow_missing=True, default_value=default)
+    assert plain(tf.io.parse_example([A, B], {"s": feature})) == {"s": [[b"hi"], [b"pad"]]}
+
+
 def test_values_have_numpy_and_mix_with_tensors() -> None:
     parsed = tf.io.parse_single_example(A, {"x": F([2], tf.float32), "n": F([], tf.int64), "s": F([], tf.string)})
     assert parsed["s"].numpy().decode() == "hi"

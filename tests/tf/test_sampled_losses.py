@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +78,21 @@ def test_a_sample_of_all_classes_is_the_whole_softmax():
     logits = inputs @ weights.T + biases
     whole = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, 0], logits)
     np.testing.assert_allclose(sampled, whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+@pytest.mark.parametrize("name", ["sampled_softmax_loss", "nce_loss"])
+def test_a_label_out_of_range_is_no_class(name: str, wrong: int) -> None:
+    labels = np.array([[1], [wrong]])
+    candidates = (np.array([0, 2], np.int64), np.ones((2, 1), np.float32), np.ones(2, np.float32))
+
+    def loss(weights: Any) -> Any:
+        return getattr(tf.nn, name)(weights, tf.zeros([4]), labels, tf.ones([2, 3]), 2, 4, sampled_values=candidates)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"tf.nn.{name}: labels\[1,0\] = {wrong} is not in"):
+        loss(tf.ones([4, 3]))
+    gradient = jax.jit(jax.grad(lambda weights: loss(weights)[1]))(jnp.ones([4, 3]))
+    assert np.abs(gradient).sum(axis=1)[[1, 3]].tolist() == [0, 0]
 
 
 @pytest.mark.long

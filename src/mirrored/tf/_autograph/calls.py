@@ -140,13 +140,13 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         return function(*args, **kwargs)
     except InvalidArgumentError as error:
-        given = {**kwargs, **dict(zip(("start", "limit", "delta"), args, strict=False))}
-        if "limit" not in given:
+        given = {**kwargs, **dict(zip(("start", "limit", "delta", "dtype"), args, strict=False))}
+        if given.get("limit") is None:
             given["start"], given["limit"] = 0, given["start"]
         bounds = (given.get("start", 0), given["limit"], given.get("delta", 1))
         if not any(map(is_unknown, bounds)):
             raise
-        return TracedRange(*bounds, dtype=kwargs.get("dtype"), error=error)
+        return TracedRange(*bounds, dtype=given.get("dtype"), error=error)
 
 
 def _python_range(

@@ -220,7 +220,10 @@ def _stacked(values: list[Any], feature: FixedLenFeature | FixedLenSequenceFeatu
             made[row] = value
         return made
     longest = max((len(value) for value in values), default=0)
-    padding = feature.default_value if feature.default_value is not None else b"" if dtype.hasobject else 0
+    default = feature.default_value
+    if default is None:
+        default = b"" if dtype.hasobject else 0
+    padding = as_bytes_array(default) if dtype.hasobject else default  # texts of type str, too, become bytes
     padded = np.full((len(values), longest, *shape), padding, dtype)
     for row, value in enumerate(values):
         padded[row, : len(value)] = value

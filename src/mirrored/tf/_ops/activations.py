@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
+from mirrored.tf._ops.convolution import channels_first
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
 from mirrored.tf._table import Axes, Common, Int, op, rows
@@ -58,7 +59,7 @@ def bias_add(value: Common, bias: Common, data_format: str | None = None) -> jax
 
     Channels are the last axis, or the second with ``data_format="NC..."``.
     """
-    axis = 1 if data_format is not None and data_format.startswith("NC") else value.ndim - 1
+    axis = 1 if channels_first("tf.nn.bias_add", data_format) else value.ndim - 1
     if value.ndim < 2 or bias.shape != (value.shape[axis],):
         raise InvalidArgumentError.of(
             "tf.nn.bias_add",
@@ -168,26 +169,22 @@ def embedding_lookup(params: Operand, ids: jax.Array, max_norm: Operand = None) 
 @op("nn.space_to_depth")
 def space_to_depth(input: jax.Array, block_size: Int, data_format: str = "NHWC") -> jax.Array:
     """Merges each block of ``block_size x block_size`` pixels into one pixel with more channels."""
-    value = _channels_last(input, data_format)
+    first = channels_first("tf.nn.space_to_depth", data_format)
+    value = jnp.moveaxis(input, 1, -1) if first else input
     n, h, w, c = value.shape
     b = block_size
     blocks = value.reshape(n, h // b, b, w // b, b, c).transpose(0, 1, 3, 2, 4, 5)
-    return _channels_back(blocks.reshape(n, h // b, w // b, b * b * c), data_format)
+    merged = blocks.reshape(n, h // b, w // b, b * b * c)
+    return jnp.moveaxis(merged, -1, 1) if first else merged
 
 
 @op("nn.depth_to_space")
 def depth_to_space(input: jax.Array, block_size: Int, data_format: str = "NHWC") -> jax.Array:
     """Splits the channels of each pixel into ``block_size x block_size`` pixels: inverts `space_to_depth`."""
-    value = _channels_last(input, data_format)
+    first = channels_first("tf.nn.depth_to_space", data_format)
+    value = jnp.moveaxis(input, 1, -1) if first else input
     n, h, w, c = value.shape
     b = block_size
     blocks = value.reshape(n, h, w, b, b, c // (b * b)).transpose(0, 1, 3, 2, 4, 5)
-    return _channels_back(blocks.reshape(n, h * b, w * b, c // (b * b)), data_format)
-
-
-def _channels_last(value: jax.Array, data_format: str) -> jax.Array:
-    return jnp.moveaxis(value, 1, -1) if data_format == "NCHW" else value
-
-
-def _channels_back(value: jax.Array, data_format: str) -> jax.Array:
-    return jnp.moveaxis(value, -1, 1) if data_format == "NCHW" else value
+    split = blocks.reshape(n, h * b, w * b, c // (b * b))
+    return jnp.moveaxis(split, -1, 1) if first else split

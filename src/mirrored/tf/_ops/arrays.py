@@ -86,10 +86,17 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
     """Creates a sequence of numbers from `start` (by default 0) up to, but not including, `limit`.
 
     Raises:
-        InvalidArgumentError: A bound is traced, so that the length is unknown.
+        InvalidArgumentError: A bound is traced, so that the length is unknown; or `delta` is 0.
     """
     first, last = (0, start) if limit is None else (start, limit)
     bounds = [np.asarray(_host(one)) for one in (first, last, delta)]
+    if not bounds[2].all():
+        raise InvalidArgumentError.of(
+            "tf.range",
+            found="delta=0 was passed",
+            rule="`delta` must not be 0: the range would have no end",
+            remedy="pass a positive or a negative step",
+        )
     if dtype is None and any(one.dtype.kind == "f" for one in bounds):
         wanted = np.result_type(*[one.dtype for one in bounds if one.dtype.kind == "f"])
         dtype = "float32" if wanted == np.float64 else wanted

@@ -21,11 +21,28 @@ _SPATIAL = "DHW"
 _Padding: TypeAlias = str | Sequence[Sequence[SupportsInt]] | Array | HostArray
 
 
-def _layout(rank: int, data_format: str | None) -> str:
+def _layout(called: str, rank: int, data_format: str | None) -> str:
     """Returns the axis letters of the operand: "NHWC" or "NCHW", for `rank` spatial dimensions."""
     spatial = _SPATIAL[-rank:]
-    last = data_format is None or not data_format.startswith("NC")
-    return f"N{spatial}C" if last else f"NC{spatial}"
+    return f"NC{spatial}" if channels_first(called, data_format) else f"N{spatial}C"
+
+
+def channels_first(called: str, data_format: str | None) -> bool:
+    """Returns whether a data format begins with "NC"; None means that channels come last.
+
+    Raises:
+        InvalidArgumentError: It neither begins with "NC" nor has the form "N...C".
+    """
+    if data_format is None or data_format.startswith("NC"):
+        return data_format is not None
+    if data_format.startswith("N") and data_format.endswith("C"):
+        return False
+    raise InvalidArgumentError.of(
+        called,
+        found=f"data_format={data_format!r} was passed",
+        rule='data_format must be "N...C" (channels last), or "NC..." (channels first), with D, H and W as needed',
+        remedy='pass "NHWC" or "NCHW" for images; Keras\' names are channels_last and channels_first',
+    )
 
 
 def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: str, argument: str) -> tuple[int, ...]:
@@ -76,7 +93,7 @@ def _convolve(
     data_format: str | None,
     dilations: StaticInts | None,
 ) -> jax.Array:
-    layout = _layout(rank, data_format)
+    layout = _layout(called, rank, data_format)
     channels = value.shape[layout.index("C")] if value.ndim == rank + 2 else 0
     batch = value.shape[: value.ndim - rank - 1]
     out = lax.conv_general_dilated(
@@ -102,7 +119,7 @@ def _transposed(
     dilations: StaticInts | None,
 ) -> jax.Array:
     rank = kernel.ndim - 2
-    layout = _layout(rank, data_format)
+    layout = _layout(called, rank, data_format)
     start = layout.index(_SPATIAL[-rank])
     spatial = iter(output_shape if len(output_shape) == rank else output_shape[start : start + rank])
     others = {"N": value.shape[0], "C": kernel.shape[-2]}
@@ -203,7 +220,7 @@ def depthwise_conv2d(
     Filters are [height, width, in, multiplier].
     """
     called = "tf.nn.depthwise_conv2d"
-    channels = input.shape[_layout(2, data_format).index("C") - 4]
+    channels = input.shape[_layout(called, 2, data_format).index("C") - 4]
     if filter.ndim != 4 or filter.shape[2] != channels:
         raise InvalidArgumentError.of(
             called,
@@ -278,7 +295,7 @@ def _pool(
     data_format: str | None,
     dilations: StaticInts | None = None,
 ) -> jax.Array:
-    layout = _layout(value.ndim - 2, data_format)
+    layout = _layout(called, value.ndim - 2, data_format)
 
     def per_axis(numbers: StaticInts | None, argument: str) -> tuple[int, ...]:
         given = static_ints(1 if numbers is None else numbers, called=called, argument=argument)

@@ -192,7 +192,18 @@ def adjust_contrast(images: jax.Array, contrast_factor: Operand) -> jax.Array:
 
 @op("image.adjust_gamma", named=False)
 def adjust_gamma(image: jax.Array, gamma: Operand = 1, gain: Operand = 1) -> jax.Array:
-    """Applies gamma correction to images, ``gain * image ** gamma``, on a scale from 0 to 1."""
+    """Applies gamma correction to images, ``gain * image ** gamma``, on a scale from 0 to 1.
+
+    Raises:
+        InvalidArgumentError: `gamma` is a negative number.
+    """
+    if isinstance(gamma, int | float) and gamma < 0:
+        raise InvalidArgumentError.of(
+            "tf.image.adjust_gamma",
+            found=f"gamma={gamma} was passed",
+            rule="`gamma` must not be negative: black pixels would become infinite",
+            remedy="pass 1 / gamma for the inverse correction",
+        )
     return gain * image**gamma if image.dtype.kind == "f" else _in_float(image, lambda one: gain * one**gamma)  # type: ignore[no-any-return]
 
 

@@ -33,6 +33,13 @@ def gather(
     """
     batch = batch_dims % max(indices.ndim, 1) if batch_dims < 0 else batch_dims
     along = batch if axis is None else axis % params.ndim
+    if along < batch:
+        raise InvalidArgumentError.of(
+            "tf.gather",
+            found=f"axis={axis} and batch_dims={batch_dims} were passed",
+            rule="`axis` must not be one of the batch dimensions, which come first in `params` and `indices`",
+            remedy=f"pass axis={batch} or greater, or fewer batch_dims",
+        )
     require_indices("tf.gather", indices, params.shape[along])
 
     def take(table: jax.Array, where: jax.Array) -> jax.Array:

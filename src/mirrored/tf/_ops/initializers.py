@@ -12,14 +12,18 @@ import numpy as np
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._ops.generator import next_key
+from mirrored.tf._ops.generator import initial_state, key_of, next_key
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import register
 from mirrored.tf._tensors import as_tensor
 
 
 class Initializer(abc.ABC):
-    """Base class of initializers, which create initial values: ``initializer(shape, dtype=tf.float32)``."""
+    """Base class of initializers, which create initial values: ``initializer(shape, dtype=tf.float32)``.
+
+    A random initializer with a seed is stateless: all its calls with one shape return the same values, whatever the
+    global seed is.
+    """
 
     def __call__(
         self,
@@ -98,6 +102,11 @@ class Constant(Initializer):
         return jnp.broadcast_to(value, shape) if value.ndim == 0 or value.size == 1 else value.reshape(shape)
 
 
+def _key(seed: int | None) -> jax.Array:
+    """Returns the key of one call: a new one without a seed, else the same for all calls (as `stateless_*`)."""
+    return next_key() if seed is None else key_of(jnp.asarray(initial_state(int(seed))[:2]))
+
+
 class RandomNormal(Initializer):
     """Initializer that draws random values from a normal distribution."""
 
@@ -105,7 +114,7 @@ class RandomNormal(Initializer):
         self._mean, self._stddev, self._seed = mean, stddev, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return self._mean + self._stddev * jax.random.normal(next_key(self._seed), shape, dtype)
+        return self._mean + self._stddev * jax.random.normal(_key(self._seed), shape, dtype)
 
 
 class TruncatedNormal(Initializer):
@@ -115,7 +124,7 @@ class TruncatedNormal(Initializer):
         self._mean, self._stddev, self._seed = mean, stddev, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return self._mean + self._stddev * jax.random.truncated_normal(next_key(self._seed), -2, 2, shape, dtype)
+        return self._mean + self._stddev * jax.random.truncated_normal(_key(self._seed), -2, 2, shape, dtype)
 
 
 class RandomUniform(Initializer):
@@ -125,7 +134,7 @@ class RandomUniform(Initializer):
         self._minval, self._maxval, self._seed = minval, maxval, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return jax.random.uniform(next_key(self._seed), shape, dtype, self._minval, self._maxval)
+        return jax.random.uniform(_key(self._seed), shape, dtype, self._minval, self._maxval)
 
 
 class VarianceScaling(Initializer):
@@ -152,12 +161,10 @@ class VarianceScaling(Initializer):
         how: Any = names.get(self._distribution, self._distribution)
         if len(shape) < 2:  # for a vector, TensorFlow sets fan_in = fan_out = length; JAX raises
             size = shape[0] if shape else 1
-            flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(
-                next_key(self._seed), (size, 1), dtype
-            )
+            flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(_key(self._seed), (size, 1), dtype)
             return flat.reshape(shape)
         make = jax.nn.initializers.variance_scaling(self._scale, self._mode, how)  # type: ignore[arg-type]
-        return make(next_key(self._seed), shape, dtype)
+        return make(_key(self._seed), shape, dtype)
 
 
 def _scaling(name: str, scale: float, mode: str, distribution: str) -> type[Initializer]:
@@ -187,7 +194,7 @@ class Orthogonal(Initializer):
         self._gain, self._seed = gain, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return jax.nn.initializers.orthogonal(self._gain)(next_key(self._seed), shape, dtype)
+        return jax.nn.initializers.orthogonal(self._gain)(_key(self._seed), shape, dtype)
 
 
 class Identity(Initializer):

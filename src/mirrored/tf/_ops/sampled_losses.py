@@ -14,6 +14,7 @@ from mirrored._typing import Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
+from mirrored.tf._ops.indexing import gather, require_indices
 from mirrored.tf._table import Common, Int, Ints, op
 from mirrored.tf._tensors import as_tensor
 
@@ -200,7 +201,7 @@ def sampled_softmax_loss(
 ) -> jax.Array:
     """Computes the softmax cross entropy over the true classes and a random sample of other classes.
 
-    The result is f32[batch].
+    The result is f32[batch]. In compiled code and on GPUs, a label out of range has weights of zero.
 
     Args:
         weights: [classes, width], or a list of parts of it.
@@ -214,11 +215,14 @@ def sampled_softmax_loss(
         remove_accidental_hits: Whether to ignore sampled classes that are true classes.
         seed: The seed of the sampler.
 
+    Raises:
+        InvalidArgumentError: A label is out of range, in eager code on a CPU.
+
     Source: S. Jean and others, On using very large target vocabulary for neural machine translation, ACL 2015.
     """
     logits, truth = _sampled_logits(
-        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values, remove_accidental_hits,
-        seed,
+        "tf.nn.sampled_softmax_loss", weights, biases, labels, inputs, num_sampled, num_classes, num_true,
+        sampled_values, remove_accidental_hits, seed,
     )  # fmt: skip
     return optax.softmax_cross_entropy(logits, jax.lax.stop_gradient(truth))  # type: ignore[no-any-return]
 
@@ -242,24 +246,25 @@ def nce_loss(
     Source: M. Gutmann, A. Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
     """
     logits, truth = _sampled_logits(
-        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values, remove_accidental_hits,
-        None,
+        "tf.nn.nce_loss", weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
+        remove_accidental_hits, None,
     )  # fmt: skip
     return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, truth), axis=-1)
 
 
 def _sampled_logits(
-    weights: Operand, bias: jax.Array, labels: jax.Array, features: jax.Array, num_sampled: Int,
+    called: str, weights: Operand, bias: jax.Array, labels: jax.Array, features: jax.Array, num_sampled: Int,
     num_classes: Int, num_true: int, sampled_values: Iterable[Operand] | None, remove_accidental_hits: bool,
     seed: int | None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Returns the logits [batch, num_true + num_sampled] minus the log expected counts, and their labels."""
     parts = [as_tensor(one) for one in weights] if isinstance(weights, (list, tuple)) else [as_tensor(weights)]
     table, true = jnp.concatenate(parts), labels.reshape((-1, num_true))
+    require_indices(called, true, table.shape[0], "labels")
     if sampled_values is None:
         sampled_values = log_uniform_candidate_sampler(true, num_true, num_sampled, True, num_classes, seed)
     sampled, of_true, of_sampled = (jax.lax.stop_gradient(as_tensor(one)) for one in sampled_values)
-    true_logits = jnp.einsum("bd,btd->bt", features, table[true]) + bias[true] - jnp.log(of_true)
+    true_logits = jnp.einsum("bd,btd->bt", features, gather(table, true)) + gather(bias, true) - jnp.log(of_true)
     sampled_logits = features @ table[sampled].T + bias[sampled]
     if remove_accidental_hits:
         hit = jnp.any(true[:, :, None] == sampled, axis=1)

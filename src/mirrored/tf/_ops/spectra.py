@@ -182,8 +182,18 @@ def linear_to_mel_weight_matrix(
         upper_edge_hertz: Upper edge of the last triangle.
         dtype: The dtype of the weights.
 
+    Raises:
+        InvalidArgumentError: The edges do not satisfy ``0 <= lower < upper <= sample_rate / 2``.
+
     Source: the mel scale of HTK, 1127 ln(1 + f / 700 Hz).
     """
+    if not 0 <= float(lower_edge_hertz) < float(upper_edge_hertz) <= float(sample_rate) / 2:
+        raise InvalidArgumentError.of(
+            "tf.signal.linear_to_mel_weight_matrix",
+            found=f"the edges {lower_edge_hertz} and {upper_edge_hertz} Hz, and sample_rate={sample_rate}, were passed",
+            rule="0 <= lower_edge_hertz < upper_edge_hertz <= sample_rate / 2: the spectrum ends there",
+            remedy="pass edges in this order, inside the spectrum",
+        )
     places = _mel(np.linspace(0, float(sample_rate) / 2, num_spectrogram_bins)[1:, None])
     edges = np.linspace(_mel(float(lower_edge_hertz)), _mel(float(upper_edge_hertz)), num_mel_bins + 2)
     lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
