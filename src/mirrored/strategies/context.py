@@ -302,9 +302,9 @@ def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: St
         return [[*(parts[k] for parts in results), given] for k in range(len(payloads))]
 
     def nested(local: int, payload: list[Any]) -> list[Any]:
-        # The merge runs later, when the body is fused. Each leaf is None on all replicas or on none.
+        # The merge runs later, when the body is fused. Each leaf is None on all replicas or on none; fusing checks it.
         *arrays, mask = payload
-        return [*nested_reduce(op, arrays, local, replicas, called), [here is not False for here in mask]]
+        return [*nested_reduce(op, arrays, local, replicas, called, tuple(mask)), [here is not False for here in mask]]
 
     replicas = runner.device_assignment.num_replicas
     structure = Given(treedef, "the structure", treedef, StructureError)
