@@ -75,6 +75,8 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Model.test_step",
             "Model.train_on_batch",
             "Model.train_step",
+            "MultiOptimizer.apply",
+            "MultiOptimizer.build",
             "PyDatasetAdapter._finite_generator",
             "StatelessScope.__enter__",
             "StatelessScope.__exit__",

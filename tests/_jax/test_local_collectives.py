@@ -54,7 +54,7 @@ def test_the_derivative_of_a_sum_is_a_sum():
     assert names(lambda x: jax.jvp(summed, (x,), (x,)), X).count(SUM) == 2
     closed = jax.make_jaxpr(jax.grad(lambda x: jnp.sum(summed(x))))(X)
     sums = [equation for equation in closed.eqns if equation.primitive.name == SUM]
-    assert sums[-1].params == {"local": 1, "replicas": 4, "called": "all"}
+    assert sums[-1].params == {"local": 1, "replicas": 4, "called": "all", "given": ()}
     assert closed.out_avals[0].shape == (3,)
 
 

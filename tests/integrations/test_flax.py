@@ -334,7 +334,26 @@ def test_keys_may_be_replaced() -> None:
     keys = strategy.run(lambda: jax.random.key_data(model.dropout.rngs.key[...]))
     first, second = (np.asarray(key).tolist() for key in strategy.local_results(keys))
     assert first == expected
-    assert second == jax.random.key_data(jax.random.fold_in(jax.random.key(5), 1)).tolist()
+    tagged = jax.random.fold_in(jax.random.key(5), np.uint32(0xFFFFFFFF))
+    assert second == jax.random.key_data(jax.random.fold_in(tagged, 1)).tolist()
+
+
+@both_ways
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_no_draw_of_one_replica_is_the_key_of_another(shape: tuple[int, ...], compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=3)
+    with strategy.scope():
+        rngs = nnx.Rngs(noise=jax.random.split(jax.random.key(0), shape) if shape else 0)
+
+    def draws() -> Any:
+        base = rngs.noise.key[...]
+        draw = jax.vmap(jax.random.fold_in, (0, None)) if shape else jax.random.fold_in  # as `rngs.noise()` does
+        return [jax.random.key_data(key) for key in (base, *(draw(base, count) for count in range(4)))]
+
+    step = lambda: strategy.run(draws)  # noqa: E731
+    results = strategy.experimental_local_results((mr.function(step) if compiled else step)())
+    rows = [tuple(np.ravel(key).tolist()) for replica in results for key in replica]
+    assert len(set(rows)) == len(rows)
 
 
 def test_the_optimizer_says_where_to_call_it() -> None:

@@ -168,6 +168,7 @@ def test_an_optimizer_knows_its_variables() -> None:
     assert private.is_optimized(optimizer, known)
     assert not private.is_optimized(optimizer, unknown), "a step on an unknown variable is not refused"
     assert private.index_of(optimizer, known) == 0
+    assert private.own_variables(optimizer) == optimizer.variables, "slots of a build that failed are kept"
 
 
 def test_missing_gradients_are_reported() -> None:

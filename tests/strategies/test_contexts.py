@@ -56,6 +56,31 @@ def test_a_scope_object_may_be_entered_again(two):
     assert not mr.has_strategy()
 
 
+def test_a_replica_context_may_be_entered_again_and_in_several_threads(two):
+    context = mr.get_replica_context()
+    inside, left, seen = threading.Event(), threading.Event(), []
+
+    def elsewhere():
+        with context:
+            inside.set()
+            left.wait(10)
+        seen.append(mr.get_replica_context())
+
+    thread = threading.Thread(target=elsewhere)
+    with two.scope():
+        with context:
+            thread.start()
+            inside.wait(10)
+            with context:
+                assert mr.get_replica_context() is context
+            assert mr.get_replica_context() is context
+        assert mr.get_replica_context() is None
+        left.set()
+    thread.join()
+    assert seen == [context]
+    assert mr.get_strategy() is context.strategy
+
+
 def test_an_exception_leaves_the_scope(two):
     with pytest.raises(KeyError, match="k"), two.scope():
         raise KeyError("k")

@@ -77,6 +77,32 @@ def test_branches_may_close_over_and_return_different_numbers_of_arrays() -> Non
     assert results_of(program) == [2.0, 4.0]
 
 
+def _none_for_one(k: int, x: Any) -> Any:
+    """Replica 0 has the first of two values, replica 1 the second one."""
+
+    def body(c: Any, e: Any) -> tuple[Any, None]:
+        first, second = total([None, e * 10.0] if k else [e, None])
+        return c + (second if first is None else first), None
+
+    return lax.scan(body, x, jnp.ones(2))[0]
+
+
+def _derivative_of_one(k: int, x: Any) -> Any:
+    """Replica 0 differentiates by the first of two values, replica 1 by the second one."""
+
+    def loss(y: Any) -> Any:
+        first, second = total([x, y] if k else [y, x])
+        return first * 2.0 + second * 3.0
+
+    return lax.scan(lambda c, e: (c + jax.grad(loss)(e), None), x, jnp.ones(2))[0]
+
+
+@pytest.mark.parametrize("program", [_none_for_one, _derivative_of_one])
+def test_different_values_of_the_replicas_are_not_summed(program: Any) -> None:
+    with pytest.raises(MergeError, match="a value must be None on all replicas or on none"):
+        results_of(program)
+
+
 DIFFERENT = {
     "length": lambda k, x: lax.scan(lambda c, _: (c + total(c), None), x, None, length=2 + k)[0],
     "length of arrays": lambda k, x: lax.scan(lambda c, e: (c + total(e), None), x, jnp.ones(2 + k))[0],

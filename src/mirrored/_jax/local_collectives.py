@@ -47,7 +47,9 @@ _same: Final = _extend.Primitive(SAME)
 _sum.multiple_results = _gather.multiple_results = True
 
 
-def replica_sum(arrays: Sequence[Any], local: int, replicas: int, called: str) -> list[Any]:
+def replica_sum(
+    arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[Any, ...] = ()
+) -> list[Any]:
     """Traces a placeholder for one virtual replica's part in a sum; all parts are later fused into one all-reduce.
 
     Args:
@@ -55,16 +57,20 @@ def replica_sum(arrays: Sequence[Any], local: int, replicas: int, called: str) -
         local: The local index of the replica.
         replicas: The number of replicas.
         called: What the user called, for messages.
+        given: Which leaves of the replica's structure the arrays are. The parts of all replicas must agree, because
+            they are combined by position.
     """
-    return list(_sum.bind(*arrays, local=local, replicas=replicas, called=called))
+    return list(_sum.bind(*arrays, local=local, replicas=replicas, called=called, given=given))
 
 
-def replica_gather(arrays: Sequence[Any], local: int, replicas: int, called: str) -> list[Any]:
+def replica_gather(
+    arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[Any, ...] = ()
+) -> list[Any]:
     """Traces a placeholder for one virtual replica's part in an all-gather; the arguments are those of `replica_sum`.
 
     All parts are later fused into one all-gather.
     """
-    return list(_gather.bind(*arrays, local=local, replicas=replicas, called=called))
+    return list(_gather.bind(*arrays, local=local, replicas=replicas, called=called, given=given))
 
 
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
@@ -123,6 +129,8 @@ def _jvp_of(primitive: _extend.Primitive) -> Any:
     def rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         results = primitive.bind(*primals, **params)
         moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not _ad.Zero]
+        if len(moving) < len(tangents):  # the replicas' parts must agree about this, too
+            params = {**params, "given": (params["given"], tuple(moving))}
         moved = primitive.bind(*[tangents[i] for i in moving], **params) if moving else []
         found = dict(zip(moving, moved, strict=True))
         return results, [
@@ -136,9 +144,9 @@ def _transpose_sum(cotangents: Sequence[Any], *arrays: Any, **params: Any) -> An
     return _sum.bind(*_zeros_made(cotangents), **params)
 
 
-def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int, called: str) -> Any:
+def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int, **params: Any) -> Any:
     """Returns the cotangent of a replica's gathered array: its slice of the sum of all replicas' cotangents."""
-    sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas, called=called)
+    sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas, **params)
     replica = _impls[NUMBER](local)
     if replica is None:
         device, devices = jax.lax.axis_index(REPLICA_AXIS), jax.lax.axis_size(REPLICA_AXIS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -22,7 +24,7 @@ from mirrored.collectives.reduce_op import (
     check_dtypes,
 )
 from mirrored.errors import ArgumentError, ContextError, StructureError
-from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.ambient import Ambient, ambient, within
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -36,6 +38,16 @@ if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 _ALL_REDUCE: Final = "ReplicaContext.all_reduce"
+
+
+class _Opened(threading.local):
+    """The open ``with`` blocks of replica contexts in this thread: one context may be entered again inside itself."""
+
+    def __init__(self) -> None:
+        self.blocks: list[AbstractContextManager[Ambient]] = []
+
+
+_opened = _Opened()
 
 
 class ReplicaContext:
@@ -224,12 +236,13 @@ class ReplicaContext:
             )
 
     def __enter__(self) -> ReplicaContext:
-        self._entered = within(replica=self, strategies=(*ambient().strategies, self._strategy))
-        self._entered.__enter__()
+        opened = within(replica=self, strategies=(*ambient().strategies, self._strategy))
+        _opened.blocks.append(opened)
+        opened.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._entered.__exit__(*exception)
+        _opened.blocks.pop().__exit__(*exception)
 
     def __repr__(self) -> str:
         replica = self._replica_id if isinstance(self._replica_id, int) else "traced"
@@ -289,9 +302,9 @@ def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: St
         return [[*(parts[k] for parts in results), given] for k in range(len(payloads))]
 
     def nested(local: int, payload: list[Any]) -> list[Any]:
-        # The merge runs later, when the body is fused. Each leaf is None on all replicas or on none.
+        # The merge runs later, when the body is fused. Each leaf is None on all replicas or on none; fusing checks it.
         *arrays, mask = payload
-        return [*nested_reduce(op, arrays, local, replicas, called), [here is not False for here in mask]]
+        return [*nested_reduce(op, arrays, local, replicas, called, tuple(mask)), [here is not False for here in mask]]
 
     replicas = runner.device_assignment.num_replicas
     structure = Given(treedef, "the structure", treedef, StructureError)

@@ -107,6 +107,8 @@ class _Body:
         # A constant of one replica's loop, branch or call may be an operand of another replica's.
         if differ or (name in (SUM, GATHER) and len({len(eqn.invars) for eqn in eqns}) > 1):
             raise _unequal(first, "the replicas of a device have different operations at its position")
+        if name in (SUM, GATHER) and len({eqn.params["given"] for eqn in eqns}) > 1:
+            raise _missing(first)
         with at_source_of(first):
             if name == SUM:
                 return _transposed(self._runner.all_reduce(ReduceOp.SUM, _transposed(operands)))
@@ -241,6 +243,15 @@ def _is_known(known: dict[Any, Any], atom: Var | Literal) -> bool:
 
 def _transposed(rows: Sequence[Sequence[Any]]) -> list[_Values]:
     return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _missing(eqn: JaxprEqn) -> MergeError:
+    return MergeError(
+        eqn.params["called"],
+        found=f"in a loop, branch or transform ({source_line(eqn)}) replicas pass, or derive by, different values",
+        rule="the replicas of a device are fused there, so a value must be None on all replicas or on none",
+        remedy="pass zeros in place of None: jnp.zeros_like(variable); or reduce outside the loop",
+    )
 
 
 def _unequal(eqn: JaxprEqn, why: str) -> MergeError:

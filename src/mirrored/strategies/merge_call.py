@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 # Collectives of one local replica under a JAX transform, where it cannot wait for the other local replicas.
 
 
-def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int, called: str) -> list[Any]:
+def nested_reduce(
+    op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[bool | None, ...]
+) -> list[Any]:
     """Traces one replica's part of a reduction over all replicas, inside a JAX transform such as `jax.grad`.
 
     Args:
@@ -47,17 +49,18 @@ def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int
         local: The local index of the replica.
         replicas: The number of replicas.
         called: What the user called, for messages.
+        given: Which leaves of the replica's structure the arrays are.
     """
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
     if op is ReduceOp.SUM:
-        return replica_sum(arrays, local, replicas, called)
+        return replica_sum(arrays, local, replicas, called, given)
     if op is ReduceOp.MEAN:
         exact = list(map(floating, arrays))
-        sums = replica_sum(list(map(widen, exact)), local, replicas, called)
+        sums = replica_sum(list(map(widen, exact)), local, replicas, called, given)
         return [narrow(total / replicas, array.dtype) for total, array in zip(sums, exact, strict=True)]
-    return [op(stacked) for stacked in replica_gather(arrays, local, replicas, called)]
+    return [op(stacked) for stacked in replica_gather(arrays, local, replicas, called, given)]
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int, called: str) -> list[Any]:

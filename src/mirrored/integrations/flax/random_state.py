@@ -12,7 +12,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,17 @@ from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
 
+# No stream counts that far: the counts of NNX are `uint32` that begin with 0.
+_REPLICAS: Final = np.uint32(0xFFFFFFFF)
+
 
 class ReplicaKey:
     """JAX random keys that are stored once for all replicas; each replica that reads them gets keys of its own.
 
-    In replica context, reading returns `jax.random.fold_in` of each key and the replica number. So replicas draw
-    different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets the
-    keys themselves.
+    In replica context, reading returns `jax.random.fold_in` of each key, a tag and the replica number. So replicas
+    draw different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets
+    the keys themselves. NNX folds the count of a draw into a key: without the tag, the first replica's draw 1 would be
+    the key of replica 1.
 
     Args:
         key: The key, or an array of keys (of a ``key<...>`` dtype).
@@ -85,7 +89,7 @@ def _folded(key: jax.Array, number: int | jax.Array) -> jax.Array:
     fold: Callable[..., jax.Array] = jax.random.fold_in
     for _ in range(key.ndim):
         fold = jax.vmap(fold, in_axes=(0, None))
-    return fold(key, number)
+    return fold(fold(key, _REPLICAS), number)
 
 
 def in_replicas() -> bool:

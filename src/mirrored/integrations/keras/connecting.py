@@ -14,6 +14,7 @@ from mirrored.integrations.keras.normalization import connect_normalization
 from mirrored.integrations.keras.optimizers import (
     wrapped,
     wrapped_build,
+    wrapped_dispatch,
     wrapped_reference,
     wrapped_scale_build,
     wrapped_scale_loss,
@@ -37,9 +38,12 @@ def connect() -> None:
     _carry_state()
     replace("keras", KerasVariable, "__init__", _adopting(KerasVariable.__init__))
     base, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+    dispatching = keras.optimizers.MultiOptimizer
     for optimizer in (base, scaling):
         replace("keras", optimizer, "apply", wrapped(optimizer.apply))
-    replace("keras", base, "build", wrapped_build(base.build))
+    replace("keras", dispatching, "apply", wrapped_dispatch(dispatching.apply))
+    for optimizer in (base, dispatching):
+        replace("keras", optimizer, "build", wrapped_build(optimizer.build))
     replace("keras", scaling, "build", wrapped_scale_build(scaling.build))
     replace("keras", scaling, "scale_loss", wrapped_scale_loss(scaling.scale_loss))
     replace("keras", base, "add_variable_from_reference", wrapped_reference(base.add_variable_from_reference))

@@ -18,6 +18,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.compilation.static_keys import Identity
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, StructureError
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.building import built_once, with_wrapped
 from mirrored.integrations.keras.private import (
     check_gradients,
     in_stateless_scope,
@@ -65,6 +66,26 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return apply_over_replicas
+
+
+def wrapped_dispatch(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `MultiOptimizer.apply` to accept `mirrored` variables; its optimizers sum the gradients over replicas."""
+
+    @functools.wraps(apply)
+    def dispatch(
+        self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[KerasVariable | Variable] | None = None
+    ) -> Any:
+        _refuse_keys(self, grads, trainable_variables or ())
+        if trainable_variables is None:
+            return apply(self, grads)
+        variables = [as_keras(one) for one in trainable_variables]
+        if not self.built and len(grads) and _is_ours(variables) and not in_stateless_scope():
+            with built_once(self):
+                self.build(variables)
+            self.built = True
+        return apply(self, grads, variables)
+
+    return dispatch
 
 
 def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,7 +219,7 @@ def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]
 
 def _build(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
     """Creates the slots. In a run, the first replica creates them for all replicas."""
-    with keras.name_scope(optimizer.name, caller=optimizer):
+    with keras.name_scope(optimizer.name, caller=optimizer), built_once(optimizer):
         optimizer.build(variables)
     optimizer.built = True
 
@@ -294,12 +315,17 @@ def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> 
         [variable.read_value() for variable in everything],
         [variable.read_value() for variable in slots],
     )
-    overwrites = optimizer.use_ema and bool(optimizer.ema_overwrite_frequency)  # by their averages, all variables
+    averages = _overwrites_with_averages(optimizer)  # all variables, with and without a gradient
     for variable, value, used in zip(everything, new_values, present, strict=True):
-        if used or overwrites:
+        if used or averages:
             variable.assign(value)
     for variable, value in zip(slots, new_slots, strict=True):
         variable.assign(value)
+
+
+def _overwrites_with_averages(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer, or one that it wraps, overwrites variables with their moving averages."""
+    return any(one.use_ema and one.ema_overwrite_frequency for one in with_wrapped(optimizer))
 
 
 def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., Any]:
@@ -346,7 +372,7 @@ def _of_keras(part: Any) -> tuple[Any, ...] | None:
 
 
 def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
-    """Returns the settings of an optimizer and of those that it wraps (`LossScaleOptimizer`), by name.
+    """Returns the settings of an optimizer and of those in its attributes (`LossScaleOptimizer`, `MultiOptimizer`).
 
     Returns None if the learning rate is a function or schedule of the user, whose result may change without notice.
     """
@@ -363,11 +389,11 @@ def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
             if schedule is None:
                 return None
             found.append((name, schedule))
-        elif isinstance(value, keras.optimizers.Optimizer):
-            inner = _settings(value)
-            if inner is None:
+        elif isinstance(value, keras.optimizers.Optimizer) or name == "_inner_optimizers":
+            inner = [_settings(one) for one in (value if isinstance(value, list) else [value])]
+            if any(one is None for one in inner):
                 return None
-            found.append((name, inner))
+            found.append((name, tuple(inner)))
         elif name == "_learning_rate" and callable(value) and not hasattr(value, "dtype"):
             return None
     return tuple(found)

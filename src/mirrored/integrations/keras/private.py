@@ -115,6 +115,11 @@ def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
     return int(optimizer._get_variable_index(variable))
 
 
+def own_variables(optimizer: Optimizer) -> list[Any]:
+    """Returns the list in which a Keras optimizer keeps its slots, without those of optimizers that it wraps."""
+    return optimizer._variables  # type: ignore[no-any-return]
+
+
 def check_gradients(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
     """Warns if some gradients of an optimizer step are None, and raises ValueError if all gradients are None."""
     optimizer._filter_empty_gradients(list(grads), list(variables))

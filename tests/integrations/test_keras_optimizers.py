@@ -1,0 +1,150 @@
+"""Optimizers of Keras in a run: those that assign variables when they are built, and those that wrap others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.integrations.keras import keras
+
+LAYOUTS = {"one": (["CPU:0"], 1), "two on one device": (["CPU:0"], 2), "two": (["CPU:0", "CPU:1"], 2)}
+WAYS = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+Make = Callable[[], Any]
+
+
+def _over(inner: Any) -> Any:
+    """Returns an optimizer that uses `inner` for all variables."""
+    return keras.optimizers.MultiOptimizer(lambda variable: inner)
+
+
+def _scaled(inner: Any) -> Any:
+    return keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0)
+
+
+def _schedule_free() -> Any:
+    return keras.optimizers.ScheduleFreeAdamW(0.1)
+
+
+@WAYS
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("wrap", [None, _scaled, _over])
+@pytest.mark.sampled(4)
+def test_an_optimizer_that_assigns_when_it_is_built(
+    wrap: Callable[[Any], Any] | None, layout: str, compiled: bool
+) -> None:
+    devices, replicas = LAYOUTS[layout]
+    strategy = mr.MirroredStrategy(devices, num_replicas=replicas)
+    with strategy.scope():
+        weight = keras.Variable(np.float32(3.0))
+        optimizer = _schedule_free() if wrap is None else wrap(_schedule_free())
+    gradient = jnp.float32(1.0 / replicas)
+
+    def step() -> None:
+        strategy.run(lambda: optimizer.apply_gradients([(gradient, weight)]))
+
+    step = mr.function(step) if compiled else step
+    for _ in range(4):
+        step()
+    assert float(np.asarray(weight)) == pytest.approx(2.7350006)  # as in Keras without a strategy
+
+
+@WAYS
+@pytest.mark.parametrize(("wrap", "count"), [(lambda inner: inner, 4), (_scaled, 8), (_over, None)])
+def test_an_optimizer_that_reads_variables_when_it_is_built_refuses_those_assigned_before(
+    wrap: Callable[[Any], Any], count: int | None, compiled: bool
+) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weight = keras.Variable(np.float32(3.0))
+        optimizers = wrap(_schedule_free()), keras.optimizers.Adam(0.1)
+
+    def step(optimizer: Any, assigned: float | None = 1.0) -> None:
+        def replica() -> None:
+            if assigned is not None:
+                weight.assign(assigned)
+            optimizer.apply_gradients([(jnp.float32(0.5), weight)])
+
+        (mr.function(lambda: strategy.run(replica)) if compiled else lambda: strategy.run(replica))()
+
+    for _ in range(2):
+        with pytest.raises(mr.errors.ContextError, match="build it before the first step"):
+            step(optimizers[0])
+    step(optimizers[0], None)
+    assert float(np.asarray(weight)) == pytest.approx(2.9, rel=1e-5)  # built from 3, not from zeros
+    assert count in (None, len(optimizers[0].variables))
+    step(optimizers[1])
+    assert float(np.asarray(weight)) == pytest.approx(0.9, rel=1e-5)
+
+
+@WAYS
+@pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled, _over, lambda inner: _scaled(_over(inner))])
+def test_averages_overwrite_variables_without_a_gradient(wrap: Callable[[Any], Any], compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        one, other = keras.Variable(np.float32(0.0)), keras.Variable(np.float32(0.0))
+        inner = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
+        optimizer = wrap(inner)
+    half = jnp.float32(0.5)
+
+    def step(gradient: Any) -> None:
+        strategy.run(lambda: optimizer.apply_gradients([(half, one), (gradient, other)]))
+
+    run = mr.function(step) if compiled else step
+    for gradient in (half, half):
+        run(gradient)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        run(None)
+    assert float(np.asarray(other)) == -1.75  # the values are -1, -2, -2
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled, _over, lambda inner: _scaled(_over(inner))])
+def test_an_eager_update_follows_a_rate_that_is_a_function(wrap: Callable[[Any], Any]) -> None:
+    strategy, rate = mr.MirroredStrategy(["CPU:0"], num_replicas=2), [1.0]
+    with strategy.scope():
+        weight = keras.Variable(np.float32(1.0))
+        optimizer = wrap(keras.optimizers.SGD(lambda: rate[0]))
+    for value, expected in ((1.0, 0.0), (1.0, -1.0), (0.0, -1.0), (2.0, -3.0)):
+        rate[0] = value
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
+        assert float(np.asarray(weight)) == expected
+
+
+@pytest.mark.parametrize("setting", ["clipvalue", "weight_decay"])
+def test_an_eager_update_follows_the_settings_of_the_optimizers_in_a_multi_optimizer(setting: str) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weight = keras.Variable(np.float32(4.0))
+        inner = keras.optimizers.SGD(1.0)
+        optimizer = _scaled(_over(inner))
+    for expected in (3.0, 2.0):
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
+        assert float(np.asarray(weight)) == expected
+    setattr(inner, setting, 0.25)
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
+    assert float(np.asarray(weight)) == (1.75 if setting == "clipvalue" else 0.5)
+
+
+@WAYS
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("wrap", [_over, lambda inner: _scaled(_over(inner))])
+def test_a_multi_optimizer_takes_variables_of_mirrored(wrap: Callable[[Any], Any], built: bool, compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weight = mr.Variable(1.0)
+        optimizer = wrap(keras.optimizers.SGD(1.0))
+        if built:
+            optimizer.build([weight])
+
+    def step() -> None:
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
+
+    (mr.function(step) if compiled else step)()
+    assert float(weight) == 0.0
