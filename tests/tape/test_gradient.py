@@ -407,7 +407,11 @@ def test_reset_forgets_what_was_recorded(x):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
-@pytest.mark.parametrize("use", [lambda y: y * 3.0, lambda y: -y, lambda y: 3.0 * y + y * y, jnp.sin], ids=str)
+@pytest.mark.parametrize(
+    "use",
+    [lambda y: y * 3.0, lambda y: -y, lambda y: 3.0 * y + y * y, jnp.sin],
+    ids=["product", "negative", "sum", "sin"],
+)
 @pytest.mark.parametrize("under_another", [False, True])
 def test_values_from_before_a_reset_are_tracked_only_if_they_are_watched_again(wrap, use, under_another, x):
     def slopes(x, watched):

@@ -776,3 +776,16 @@ def test_iterations_before_the_condition_depends_on_a_tensor_count_for_the_limit
         return n
 
     assert int(loop(tf.constant(1.0))) == max(limit, 1)  # the first condition, True, is one of Python: no limit holds
+
+
+@pytest.mark.parametrize("step", [0, 0.0])
+def test_a_traced_range_without_a_step_is_refused(step):
+    @tf.function
+    def count(end):
+        total = 0.0
+        for _ in tf.range(step, end, step):
+            total += 1.0
+        return total
+
+    with pytest.raises(InvalidArgumentError, match="delta=0"):
+        count(tf.constant(4 + step))

@@ -72,7 +72,8 @@ def show_plan(
     if not 0 < speed < math.inf:
         raise _unreadable("--speed", str(speed), "a positive number", "--speed 1.5")
     # With --json standard output has nothing but the JSON: what the program prints goes to standard error.
-    with _Bar() as bar, contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+    aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with _Bar() as bar, aside:
         bar.show("run the program until its step has been timed", 0, None)
         observation = detect_step(
             lambda: _run(program, arguments), steps=steps, seconds=_LONG_ENOUGH_SECONDS, called="mirrored plan"
@@ -81,6 +82,8 @@ def show_plan(
             observation, counts, network=network, keeps=keeps, speed=speed, shared=shared, report=bar.show
         )  # fmt: skip
         goodput = None if failures is None else plan_failures(plan, observation, failures)
+        # Kept until the end: a wrapper that the program has put around the stream closes it when it is collected.
+        _programs_stream = sys.stdout
     if as_json:
         print(json.dumps(as_data(plan, goodput), indent=1))
     else:

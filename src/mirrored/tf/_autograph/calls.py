@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from malt.operators import py_builtins
 
 from mirrored._typing import DTypeLike
@@ -144,7 +145,7 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if given.get("limit") is None:
             given["start"], given["limit"] = 0, given["start"]
         bounds = (given.get("start", 0), given["limit"], given.get("delta", 1))
-        if not any(map(is_unknown, bounds)):
+        if not any(map(is_unknown, bounds)) or not (is_unknown(bounds[2]) or np.all(bounds[2])):
             raise
         return TracedRange(*bounds, dtype=given.get("dtype"), error=error)
 

@@ -89,14 +89,15 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
         InvalidArgumentError: A bound is traced, so that the length is unknown; or `delta` is 0.
     """
     first, last = (0, start) if limit is None else (start, limit)
-    bounds = [np.asarray(_host(one)) for one in (first, last, delta)]
-    if not bounds[2].all():
+    step = np.asarray(_host(delta))
+    if not step.all():
         raise InvalidArgumentError.of(
             "tf.range",
             found="delta=0 was passed",
             rule="`delta` must not be 0: the range would have no end",
             remedy="pass a positive or a negative step",
         )
+    bounds = [np.asarray(_host(first)), np.asarray(_host(last)), step]
     if dtype is None and any(one.dtype.kind == "f" for one in bounds):
         wanted = np.result_type(*[one.dtype for one in bounds if one.dtype.kind == "f"])
         dtype = "float32" if wanted == np.float64 else wanted
