@@ -77,65 +77,6 @@ def test_second_order_of_one_persistent_tape():
     assert float(tape.gradient(first, x)) == 10.0
 
 
-@custom_gradient
-def log1pexp(x):
-    e = jnp.exp(x)
-    return jnp.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
-
-
-@custom_gradient
-def exponential(x):
-    y = jax.jit(jnp.exp)(x)
-    return y, lambda upstream: upstream * y
-
-
-@custom_gradient
-def cube(x):
-    square = x * x
-    return square * x, lambda upstream: upstream * 3.0 * square * (x / x)
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("of", [log1pexp, exponential, cube])
-def test_second_order_through_intermediate_values_of_the_function(of, persistent, wrap):
-    def second(x):
-        with GradientTape(persistent=persistent) as outer:
-            outer.watch(x)
-            if persistent:
-                return_of = outer.gradient(of(x), x)
-            else:
-                with GradientTape() as inner:
-                    inner.watch(x)
-                    y = of(x)
-                return_of = inner.gradient(y, x)
-        return return_of, outer.gradient(return_of, x)
-
-    expected = [jax.grad(of)(0.5), jax.grad(jax.grad(of))(0.5)]
-    np.testing.assert_allclose(wrap(second)(jnp.array(0.5)), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("uses", [jnp.sin, lambda w: lax.while_loop(lambda c: c < 9.0, lambda c: c + w, w)])
-def test_closing_over_a_tracked_value_is_refused_by_every_tape(wrap, persistent, uses):
-    def check(w, x):
-        @custom_gradient
-        def of(x):
-            return x * uses(w), lambda upstream: upstream
-
-        with GradientTape() as outer, GradientTape(persistent=persistent) as inner:
-            for tape in (outer, inner):
-                tape.watch([w, x])
-            y = of(x)
-        for tape in (inner, outer):
-            with pytest.raises(TapeError):
-                tape.gradient(y, w)
-        return y
-
-    wrap(check)(jnp.array(4.0), jnp.array(2.0))
-
-
 def test_custom_gradients_inside_each_other():
     @custom_gradient
     def outer(x):

@@ -7,7 +7,7 @@ Recording, then differentiation:
 - `record`: what the tape keeps of one operation.
 - `gradient_tape`, `backward`: gradients and Jacobians from the records; `unrecorded`, which suspends all tapes.
 - `forward_accumulator`: directional derivatives.
-- `calls`, `custom_gradient`, `variable_reads`, `merging`: custom derivative rules, `lax.while_loop`, merges.
+- `calls`, `custom_gradient`, `merging`: custom derivative rules, `lax.while_loop`, and merges of virtual replicas.
 """
 
 from mirrored.tape.backward import UnconnectedGradients as UnconnectedGradients

@@ -19,13 +19,12 @@ from mirrored._jax.traces import current_trace, is_eval
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeError
-from mirrored.runtime.ambient import ReadableVariable, ambient
+from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
 from mirrored.runtime.merge import is_refusal, runs_in_place
 from mirrored.tape.backward import is_variable, shape_of
 from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.record import Pulled, Record, Runner, completed
 from mirrored.tape.trace import TapeTrace
-from mirrored.tape.variable_reads import collected_reads, substituted_reads
 from mirrored.values.sparse_rows import SparseRows
 
 T = TypeVar("T")
@@ -138,17 +137,11 @@ class _Call:
         self._arrays = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, jax.Array)]
 
     def on_tapes(self, innermost: TapeTrace) -> Any:
-        """Runs the function, then records the call as one operation on every enclosing tape.
-
-        A tape that records the backward pass, too, also records the operations of the function: the gradient function
-        may use intermediate values, which depend on the arguments. These are an outer tape and a persistent one.
-        """
+        """Runs the function without recording it, then records the call as one operation on every enclosing tape."""
         tapes = list(_tapes_from(innermost))
-        recording = [tape for at, tape in enumerate(tapes) if at > 0 or _is_persistent(tape)]
-        before = {id(tape): _num_records(tape) for tape in recording}
         operands = [self._leaves[i] for i in self._arrays]
         sorted_operands = [tape.split_operands(operands) for tape in tapes]
-        with _touching([tape for tape in tapes if tape not in recording]) as touched, collected_reads() as read:
+        with _touching(tapes) as touched, _collected_reads() as read:
             result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
             leaves, tree = tree_flatten(result, is_leaf=is_variable)
             outputs = [_untracked(_as_array(leaf), tapes) for leaf in leaves]
@@ -161,8 +154,7 @@ class _Call:
         for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
             record = CustomRecord(keys, watched, gradient, avals, [aval_of(operand) for operand in operands])
             record.reach(tape, variables)
-            used = _used_since(before[id(tape)], tape) if tape in recording else touched[id(tape)].keys()
-            used_keys = used - set(keys) - read.keys_of(tape)
+            used_keys = touched[id(tape)].keys() - set(keys) - read.keys_of(tape)
             if used_keys:
                 record.no_derivative = closed_over(
                     list(used_keys), getattr(self._function, "__name__", "custom_gradient")
@@ -203,7 +195,7 @@ class _Call:
             leaves = list(self._leaves)
             for position, array in zip(self._arrays, arrays, strict=True):
                 leaves[position] = array
-            with substituted_reads(variables, values), collected_reads() as read:
+            with _substituted_reads(variables, values), _collected_reads() as read:
                 result, gradient = self._function(*self._tree.unflatten(leaves), **self._kwargs)
                 outputs, tree = tree_flatten(result, is_leaf=is_variable)
                 outputs = [_as_array(output) for output in outputs]
@@ -216,7 +208,7 @@ class _Call:
                 if given and not _takes_variables(gradient):
                     raise _needs_variables(self._function, given)
                 of_values = [jnp.zeros_like(value) for value in values]
-                with substituted_reads(variables, values):
+                with _substituted_reads(variables, values):
                     output = gradient(*cotangents, variables=given) if given else gradient(*cotangents)
                 if given:
                     output, of_variables = output
@@ -286,31 +278,52 @@ def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
         trace = trace.parent
 
 
-def _is_persistent(tape: TapeTrace) -> bool:
-    return tape.recorder is not None and tape.recorder.persistent
-
-
-def _num_records(tape: TapeTrace) -> int:
-    return 0 if tape.recorder is None else len(tape.recorder.records)
-
-
-def _used_since(start: int, tape: TapeTrace) -> set[Key]:
-    """Returns the keys of tracked values that operations since record `start` use and none of them computes."""
-    if tape.recorder is None:
-        return set()
-    added = tape.recorder.records[start:]
-    variables = {key for key, _ in tape.recorder.variables.values()}
-    computed = {key for record in added for key in record.out_keys}
-    used = {key for record in added for key in record.in_keys}
-    used.update(key for record in added if record.no_derivative is not None for key in record.no_derivative.keys)
-    return used - computed - variables
-
-
 @contextmanager
 def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
     """Runs the block without recording, and yields for each tape the keys of the tracked values that the block uses."""
     with ExitStack() as stack:
         yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
+
+
+class _Collector:
+    """A read listener that collects the trainable variables that are read, with the values that were returned."""
+
+    def __init__(self) -> None:
+        self.variables: dict[int, Any] = {}
+        self.everything: dict[int, Any] = {}  # also the variables that are not trainable
+        self._values: list[Any] = []
+
+    def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
+        self.everything[id(variable)] = variable
+        if variable.trainable:
+            self.variables[id(variable)] = variable
+            self._values.append(value)
+        return value
+
+    def keys_of(self, tape: TapeTrace) -> set[Key]:
+        """Returns the keys by which `tape` tracks the values that were read.
+
+        A value that several tapes track is a box within a box, so each payload is looked up, too.
+        """
+        keys: set[Key] = set()
+        for value in self._values:
+            while True:
+                _, found, _ = tape.split_operands([value])
+                keys.update(found)
+                if type(value) is not Box:
+                    break
+                value = value.payload
+        return keys
+
+    def tracks(self, value: object) -> bool:
+        """Returns False, because this listener does not record operations."""
+        return False
+
+    def on_write(self, variables: Sequence[ReadableVariable]) -> None:
+        pass
+
+    def on_reassign(self, variable: ReadableVariable, value: object) -> None:
+        pass
 
 
 class _ReadVariables(Exception):
@@ -319,6 +332,37 @@ class _ReadVariables(Exception):
     def __init__(self, variables: list[Any]) -> None:
         super().__init__()
         self.variables = variables
+
+
+class _Substitution(_Collector):
+    """A read listener that replaces the values of some variables, so that a JAX transform sees them as arguments."""
+
+    def __init__(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        super().__init__()
+        self._given = {id(variable): value for variable, value in zip(variables, values, strict=True)}
+
+    def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
+        return self._given.get(id(variable), value)
+
+
+@contextmanager
+def _substituted_reads(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    listener = _Substitution(variables, values)
+    listen(listener)
+    try:
+        yield
+    finally:
+        unlisten(listener)
+
+
+@contextmanager
+def _collected_reads() -> Iterator[_Collector]:
+    collector = _Collector()
+    listen(collector)
+    try:
+        yield collector
+    finally:
+        unlisten(collector)
 
 
 def _untracked(value: Leaf, tapes: Sequence[TapeTrace]) -> Any:
