@@ -58,6 +58,7 @@ class _CacheCursor:
         self._place = 0
         self._reading: Cursor | None = None
         self._read: list[Element] = []
+        self._lacks = False  # elements that raised an exception; a later pass reads the parent again
 
     def __next__(self) -> Element:
         elements = self._node.complete.get(self._seeds)
@@ -79,7 +80,11 @@ class _CacheCursor:
                 self._read.append(tree_map(frozen, next(self._reading)))
             except StopIteration:
                 self._check_place(len(self._read))
-                self._node.complete[self._seeds] = self._read
+                if not self._lacks:
+                    self._node.complete[self._seeds] = self._read
+                raise
+            except BaseException:
+                self._lacks = True
                 raise
 
     def _check_place(self, length: int) -> None:

@@ -38,12 +38,14 @@ class Run:
         seeds: Seeds by the `id` of their node, if they differ from the node's own (after restoring a position).
         continues: Whether the seeds are those of a restored position or of another worker, so that other ones would
             lose or repeat elements.
+        forgives: Whether a later `ignore_errors` leaves out the elements that raise an exception.
     """
 
     path: tuple[int, ...] = (0,)
     epochs: tuple[int, ...] = ()
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
     continues: bool = False
+    forgives: bool = False
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -328,7 +330,7 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     }
     for step in reversed(list(nodes(node))):
         drawn.update(step.kept_seeds())
-    return Run((*run.key, number), seeds={**run.seeds, **drawn}, continues=run.continues)
+    return dataclasses.replace(run, path=(*run.key, number), epochs=(), seeds={**run.seeds, **drawn})
 
 
 def _is_older(seed: DrawnSeed, other: int) -> bool:
