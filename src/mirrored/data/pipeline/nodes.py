@@ -26,6 +26,9 @@ from mirrored.data.specs import NoElementError
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
 
+KEYS: Final = 2
+"""The version of `Run.key`, which saved positions contain."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -39,6 +42,7 @@ class Run:
         continues: Whether the seeds are those of a restored position or of another worker, so that other ones would
             lose or repeat elements.
         forgives: Whether a later `ignore_errors` leaves out the elements that raise an exception.
+        keys: The version of `key`; 1 after restoring a position of earlier versions, which had their epochs in `path`.
     """
 
     path: tuple[int, ...] = (0,)
@@ -46,6 +50,7 @@ class Run:
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
     continues: bool = False
     forgives: bool = False
+    keys: int = KEYS
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -54,16 +59,20 @@ class Run:
         A later `repeat` leaves the key of its first epoch as it is, so that the order does not depend on it. The zero
         without `repeat` keeps the epoch apart from a number that a step appends.
         """
+        if self.keys < KEYS:
+            return self.path
         return (*self.path, *(self.epochs or (0,) * (len(self.path) == 1)))
 
     def epoch(self, number: int) -> Run:
         """Returns a copy of this `Run` for one repetition of a `repeat`, with another shuffle order."""
+        if self.keys < KEYS:
+            return dataclasses.replace(self, path=(*self.path, number))
         return dataclasses.replace(self, epochs=(number, *self.epochs) if number or self.epochs else ())
 
 
 def pinned(run: Run) -> Run:
     """Returns a copy of a `Run` without pass numbers, for the operations before a cache, which run only once."""
-    return Run(seeds=run.seeds, continues=run.continues)
+    return Run(seeds=run.seeds, continues=run.continues, keys=run.keys)
 
 
 class Rows(Protocol):
