@@ -268,20 +268,26 @@ class Members(tuple[Node, ...]):
     """
 
     @functools.cached_property
-    def _further_uses(self) -> list[bool]:
-        """For each dataset, whether an earlier one contains the same varying operation."""
+    def _further_uses(self) -> list[int]:
+        """For each dataset, the number of its use if an earlier one contains the same varying operation, or 0."""
         seen: set[int] = set()
-        found = []
+        found, number = [], 0
         for member in self:
-            varying = {id(step) for step in nodes(member) if step.varies}
-            found.append(not varying.isdisjoint(seen))
-            seen |= varying
+            varying = [id(step) for step in nodes(member) if step.varies]
+            found.append(0 if seen.isdisjoint(varying) else number)
+            # A member with several uses numbers them itself, with numbers below that of its sources.
+            several = len(set(varying)) < len(varying)
+            number += sum(not step.parents for step in nodes(member)) if several else 1
+            seen.update(varying)
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
         """Returns a pair (dataset, `Run`) for each input; inputs that contain the same shuffle get different runs."""
         places = enumerate(zip(self, self._further_uses, strict=True))
-        return [(member, run.epoch(_FURTHER_USES + place) if further else run) for place, (member, further) in places]
+        return [
+            (member, run.epoch(_FURTHER_USES + (use if run.keys == KEYS else place)) if use else run)
+            for place, (member, use) in places
+        ]
 
 
 _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
