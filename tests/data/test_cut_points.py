@@ -470,3 +470,49 @@ def test_windows_of_what_cannot_go_on_after_an_error_raise_it() -> None:
             with pytest.raises(ValueError, match=r"odd|damaged") as caught:
                 list(ending.window(size).ignore_errors())
             assert "call ignore_errors before this step" in str(caught.value.__notes__)
+
+
+def _checked(kind: type[Exception]) -> Callable[[Any], Any]:
+    def checked(x: Any) -> Any:
+        if x == 3:
+            raise kind("damaged")
+        return x
+
+    return checked
+
+
+@pytest.mark.parametrize("arguments", [(2,), (2, 4), (2, 4, 2), (3, 5, 2)])
+@pytest.mark.parametrize("source", ["indexed", "stream", "map in a generator", "generator behind map"])
+def test_an_error_of_any_element_is_raised_without_ignore_errors(source: str, arguments: Any) -> None:
+    """An error between two windows was left out, and the data ended there, if a generator had ended at it."""
+    checked = _checked(OSError)
+    damaged = {
+        "indexed": Dataset.range(8).map(checked),
+        "stream": Dataset.range(8).filter(lambda x: True).map(checked),
+        "map in a generator": Dataset.from_generator(lambda: map(checked, range(8))),
+        "generator behind map": Dataset.from_generator(lambda: map(int, (checked(x) for x in range(8)))),
+    }[source]
+    with pytest.raises(OSError, match="damaged"):
+        list(damaged.window(*arguments))
+
+
+@pytest.mark.parametrize("kind", [TypeError, NameError, AttributeError, AssertionError])
+def test_an_error_of_the_program_between_two_windows_is_raised(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="damaged"):
+        list(Dataset.range(8).map(_checked(kind)).window(2, shift=4).ignore_errors())
+
+
+def test_windows_in_inner_datasets_keep_places_before_ignore_errors() -> None:
+    windows = Dataset.range(1).flat_map(lambda _: Dataset.range(8).map(_checked(OSError)).window(2)).ignore_errors()
+    assert [read(window) for window in windows] == [[0, 1], [4, 5], [6, 7]]
+
+
+def test_a_cache_is_not_complete_after_an_error() -> None:
+    """The next epochs were read from a cache without the element, so that their windows were others."""
+    cached = Dataset.range(8).filter(lambda x: True).map(_checked(OSError)).cache()
+    for _ in range(2):
+        assert [read(window) for window in cached.window(2).ignore_errors()] == [[0, 1], [4, 5], [6, 7]]
+        pairs = Dataset.zip((Dataset.range(8), cached)).ignore_errors()
+        assert [(int(a), int(b)) for a, b in pairs] == [(a, a) for a in range(8) if a != 3]
+        with pytest.raises(OSError, match="damaged"):
+            list(cached)

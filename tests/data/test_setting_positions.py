@@ -527,6 +527,25 @@ def test_a_part_before_others_may_change_its_number_of_elements_while_it_is_read
         assert [batch.tolist() for batch in after] == [batch.tolist() for batch in dataset(size)][count:]
 
 
+@pytest.mark.parametrize("saved", [5, 6])
+@pytest.mark.parametrize("outer", [1, 2])
+def test_a_partial_batch_of_the_first_part_precedes_no_position_in_another_length(saved: int, outer: int) -> None:
+    """A longer part has a full batch in its place, whose other examples no batch would contain."""
+
+    def dataset(size: int) -> Dataset:
+        joined = Dataset.range(40).take(size).batch(2).concatenate(Dataset.range(100, 108).batch(2))
+        return joined.batch(outer) if outer > 1 else joined
+
+    before, after = iter(dataset(saved * outer)), iter(dataset(8 * outer))
+    for _ in range(2):
+        next(before)
+    after.set_state(before.get_state())
+    assert [batch.tolist() for batch in after] == [batch.tolist() for batch in dataset(8 * outer)][2:]
+    next(before)
+    with pytest.raises(ArgumentError, match="elements before others"):
+        iter(dataset(8 * outer)).set_state(before.get_state())
+
+
 def test_a_position_that_counts_examples_keeps_the_number_of_elements_before_others() -> None:
     def dataset(size: int, batch: int) -> Dataset:
         return Dataset.range(20).take(size).concatenate(Dataset.range(100, 104)).batch(batch)

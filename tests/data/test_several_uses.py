@@ -108,6 +108,35 @@ def test_positions_in_a_dataset_that_a_function_refers_to_are_exact() -> None:
     assert [int(x) for x in again] == rest
 
 
+@pytest.mark.parametrize(
+    ("uses", "join"),
+    [
+        (3, lambda d: d.concatenate(d).concatenate(d)),
+        (3, lambda d: d.concatenate(d.concatenate(d))),
+        (4, lambda d: d.concatenate(d).concatenate(d).concatenate(d)),
+        (4, lambda d: d.concatenate(d).concatenate(d.concatenate(d))),
+        (5, lambda d: d.concatenate(d.concatenate(d)).concatenate(d).concatenate(d)),
+        (6, lambda d: (lambda two: two.concatenate(two).concatenate(two))(d.concatenate(d))),
+    ],
+)
+def test_all_uses_in_nested_steps_have_orders_of_their_own(uses: int, join: Callable[[D], D]) -> None:
+    orders = halves(read(join(D.range(N).shuffle(N, seed=7))), uses)
+    assert len({tuple(order) for order in orders}) == uses
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda d: D.zip((D.zip((d, d)), d)).map(lambda pair, third: (*pair, third)),
+        lambda d: D.zip((D.zip((D.range(N), D.range(N), d, d)), D.range(N), D.range(N), d)).map(
+            lambda four, a, b, third: (*four[2:], third)
+        ),
+    ],
+)
+def test_all_uses_in_nested_zips_have_orders_of_their_own(join: Callable[[D], D]) -> None:
+    assert len({tuple(order) for order in columns(join(D.range(N).shuffle(N, seed=7)))}) == 3
+
+
 WITH_RANDOM_STEPS: dict[str, Callable[[], D]] = {
     "shuffle": lambda: D.range(9).shuffle(9, seed=1),
     "shuffle of a long stream": lambda: D.range(1500).filter(lambda _: True).shuffle(8, seed=1),
@@ -128,3 +157,55 @@ def test_a_later_repeat_keeps_the_order_of_its_first_epoch(make: Callable[[], D]
     repeated = read(make().repeat(2))
     assert repeated[: len(first)] == first
     assert repeated[len(first) :] not in (first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "earlier"),
+    [
+        (
+            "flat_map",
+            lambda: D.range(3).flat_map(lambda _: D.range(4).shuffle(4, seed=1)),
+            [0, 1, 2, 3, 2, 0, 1, 3, 1, 3, 2, 0],
+        ),
+        (
+            "random_map",
+            lambda: D.range(9).random_map(lambda x, rng: rng.integers(1000), seed=1),
+            [473, 976, 522, 969, 177, 126, 866, 53, 128],
+        ),
+        (
+            "two repeats",
+            lambda: D.range(4).shuffle(4, seed=1).repeat(2).repeat(2),
+            [0, 1, 2, 3, 1, 0, 3, 2, 2, 0, 1, 3, 0, 2, 1, 3],
+        ),
+        (
+            "two uses",
+            lambda: (lambda d: d.concatenate(d).repeat(2))(D.range(4).shuffle(4, seed=1)),
+            [0, 1, 2, 3, 0, 1, 2, 3, 2, 0, 1, 3, 3, 1, 2, 0],
+        ),
+        (
+            "three uses",
+            lambda: (lambda d: d.concatenate(d).concatenate(d))(D.range(4).shuffle(4, seed=7)),
+            [0, 2, 1, 3, 1, 3, 0, 2, 1, 3, 0, 2],
+        ),
+        (
+            "cache of a stream",
+            lambda: D.range(3).flat_map(lambda _: D.range(4).shuffle(4, seed=1)).cache(),
+            [0, 1, 2, 3, 2, 0, 1, 3, 1, 3, 2, 0],
+        ),
+    ],
+)
+def test_positions_of_earlier_versions_go_on_in_their_order(name: str, make: Any, earlier: list[int]) -> None:
+    """They have no "keys". The orders are those of earlier versions; the dataset's next iterations have new ones."""
+    dataset = make()
+    new = read(dataset)
+    assert new != earlier, name
+    position = iter(make()).get_state()
+    assert position.pop("keys") == 2
+    reading = iter(dataset)
+    reading.set_state(position)
+    for place in range(len(earlier)):
+        again = iter(make())
+        again.set_state(reading.get_state())
+        assert read(again) == earlier[place:]
+        assert int(next(reading)) == earlier[place]
+    assert read(make()) == new

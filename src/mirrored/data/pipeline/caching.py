@@ -21,8 +21,8 @@ class Cached(OneParent, CursorTransformation):
     it stores no elements and only fixes the shuffled order. A sequential cache is complete after one full iteration.
 
     Attributes:
-        items: The elements by index, for each set of seeds. A restored position has its own seeds.
-        complete: All elements of a sequential dataset, for each set of seeds.
+        items: The elements by index, for each version of keys and set of seeds. A restored position has its own.
+        complete: All elements of a sequential dataset, for each version of keys and set of seeds.
 
     A copy of the operation, such as the one that reads a worker's files, starts with an empty cache.
     """
@@ -37,7 +37,7 @@ class Cached(OneParent, CursorTransformation):
         computes = any(hasattr(step, "function") for step in nodes(self.parent))
         if not computes or rows.length >= ENDLESS:
             return rows
-        items = self.items.setdefault(tuple(seeds_of(self.parent, run).values()), {})
+        items = self.items.setdefault((run.keys, *seeds_of(self.parent, run).values()), {})
 
         def kept(index: int) -> Element:
             if index not in items:
@@ -54,10 +54,11 @@ class Cached(OneParent, CursorTransformation):
 class _CacheCursor:
     def __init__(self, node: Cached, run: Run) -> None:
         self._node, self._run = node, run
-        self._seeds = tuple(seeds_of(node.parent, run).values())
+        self._seeds = (run.keys, *seeds_of(node.parent, run).values())
         self._place = 0
         self._reading: Cursor | None = None
         self._read: list[Element] = []
+        self._lacks = False  # elements that raised an exception; a later pass reads the parent again
 
     def __next__(self) -> Element:
         elements = self._node.complete.get(self._seeds)
@@ -79,7 +80,11 @@ class _CacheCursor:
                 self._read.append(tree_map(frozen, next(self._reading)))
             except StopIteration:
                 self._check_place(len(self._read))
-                self._node.complete[self._seeds] = self._read
+                if not self._lacks:
+                    self._node.complete[self._seeds] = self._read
+                raise
+            except BaseException:
+                self._lacks = True
                 raise
 
     def _check_place(self, length: int) -> None:

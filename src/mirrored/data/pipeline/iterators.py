@@ -14,7 +14,7 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
-from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
+from mirrored.data.pipeline.nodes import KEYS, Node, Run, nodes, seeded
 from mirrored.data.pipeline.positions import (
     check_recorded,
     check_same,
@@ -92,7 +92,7 @@ class DatasetIterator:
         self._iteration = epochs.begin()
         # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
         self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in seeded(node)}
-        self._continues = False
+        self._continues, self._keys = False, KEYS
         self._outline = outline(node)
         self._reading: Any = None
         self._end: Any = None
@@ -197,6 +197,7 @@ class DatasetIterator:
                 "iteration": self._iteration,
                 "next_iteration": self._epochs.next,
                 "seeds": self.seeds,
+                "keys": self._keys,
                 "count": self._count,
                 "cardinality": self._cardinality,
                 "epochs": self._lengths,
@@ -253,12 +254,13 @@ class DatasetIterator:
             self._check_count(state)
         check_recorded(state, self._node, self._recorded)
         self._check_epochs(state)
-        before = self._reading, self._end, self._seeds, self._continues, self._iteration, self._count
+        before = self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count
         epochs = self._epochs.next, self._epochs.seeds
         self._reading, self._end, self._continues = None, None, True
         self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
         self._iteration, self._count = state["iteration"], state["count"]
-        # Positions saved by earlier versions have no "next_iteration".
+        # Positions saved by earlier versions have no "keys", and go on in their order; nor have they "next_iteration".
+        self._keys = state.get("keys", 1)
         self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
         self._epochs.seeds = dict(self._seeds)
         try:
@@ -266,7 +268,7 @@ class DatasetIterator:
                 self._cursor().set_state(state["position"])
         except BaseException as error:
             self._release()
-            self._reading, self._end, self._seeds, self._continues, self._iteration, self._count = before
+            self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count = before
             self._epochs.next, self._epochs.seeds = epochs
             if isinstance(error, IndexError) and engine().is_beyond_end(error):
                 raise beyond_end() from error
@@ -357,7 +359,7 @@ class DatasetIterator:
             )
         if self._reading is None:
             seeds = dict(zip(self._seeds, self.seeds, strict=True))
-            self._reading = self._node.cursor(Run((self._iteration,), (), seeds, self._continues))
+            self._reading = self._node.cursor(Run((self._iteration,), (), seeds, self._continues, keys=self._keys))
             close_at_exit(self)
         return self._reading
 

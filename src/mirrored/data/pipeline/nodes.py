@@ -26,6 +26,9 @@ from mirrored.data.specs import NoElementError
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
 
+KEYS: Final = 2
+"""The version of `Run.key`, which saved positions contain."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -38,12 +41,16 @@ class Run:
         seeds: Seeds by the `id` of their node, if they differ from the node's own (after restoring a position).
         continues: Whether the seeds are those of a restored position or of another worker, so that other ones would
             lose or repeat elements.
+        forgives: Whether a later `ignore_errors` leaves out the elements that raise an exception.
+        keys: The version of `key`; 1 after restoring a position of earlier versions, which had their epochs in `path`.
     """
 
     path: tuple[int, ...] = (0,)
     epochs: tuple[int, ...] = ()
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
     continues: bool = False
+    forgives: bool = False
+    keys: int = KEYS
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -52,16 +59,20 @@ class Run:
         A later `repeat` leaves the key of its first epoch as it is, so that the order does not depend on it. The zero
         without `repeat` keeps the epoch apart from a number that a step appends.
         """
+        if self.keys < KEYS:
+            return self.path
         return (*self.path, *(self.epochs or (0,) * (len(self.path) == 1)))
 
     def epoch(self, number: int) -> Run:
         """Returns a copy of this `Run` for one repetition of a `repeat`, with another shuffle order."""
+        if self.keys < KEYS:
+            return dataclasses.replace(self, path=(*self.path, number))
         return dataclasses.replace(self, epochs=(number, *self.epochs) if number or self.epochs else ())
 
 
 def pinned(run: Run) -> Run:
     """Returns a copy of a `Run` without pass numbers, for the operations before a cache, which run only once."""
-    return Run(seeds=run.seeds, continues=run.continues)
+    return Run(seeds=run.seeds, continues=run.continues, keys=run.keys)
 
 
 class Rows(Protocol):
@@ -257,20 +268,26 @@ class Members(tuple[Node, ...]):
     """
 
     @functools.cached_property
-    def _further_uses(self) -> list[bool]:
-        """For each dataset, whether an earlier one contains the same varying operation."""
+    def _further_uses(self) -> list[int]:
+        """For each dataset, the number of its use if an earlier one contains the same varying operation, or 0."""
         seen: set[int] = set()
-        found = []
+        found, number = [], 0
         for member in self:
-            varying = {id(step) for step in nodes(member) if step.varies}
-            found.append(not varying.isdisjoint(seen))
-            seen |= varying
+            varying = [id(step) for step in nodes(member) if step.varies]
+            found.append(0 if seen.isdisjoint(varying) else number)
+            # A member with several uses numbers them itself, with numbers below that of its sources.
+            several = len(set(varying)) < len(varying)
+            number += sum(not step.parents for step in nodes(member)) if several else 1
+            seen.update(varying)
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
         """Returns a pair (dataset, `Run`) for each input; inputs that contain the same shuffle get different runs."""
         places = enumerate(zip(self, self._further_uses, strict=True))
-        return [(member, run.epoch(_FURTHER_USES + place) if further else run) for place, (member, further) in places]
+        return [
+            (member, run.epoch(_FURTHER_USES + (use if run.keys == KEYS else place)) if use else run)
+            for place, (member, use) in places
+        ]
 
 
 _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
@@ -328,7 +345,7 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     }
     for step in reversed(list(nodes(node))):
         drawn.update(step.kept_seeds())
-    return Run((*run.key, number), seeds={**run.seeds, **drawn}, continues=run.continues)
+    return dataclasses.replace(run, path=(*run.key, number), epochs=(), seeds={**run.seeds, **drawn})
 
 
 def _is_older(seed: DrawnSeed, other: int) -> bool:

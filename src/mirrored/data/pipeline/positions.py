@@ -126,13 +126,15 @@ def check_same(saved: list[str], own: list[str]) -> None:
 def _is_in_first_part(state: dict[str, Any], node: Node, saved: list[str], own: list[str]) -> bool:
     """Returns whether all elements before a position are known to come from the first part of one `concatenate`.
 
-    They do not depend on the number of elements in this part. A position that only counts examples is not known.
+    They do not depend on the number of elements in this part, except for a partial batch, which is its last element. A
+    position that only counts examples is not known.
     """
     step, size = _before_batches(node)
     parts = [int(one.split()[0]) for one in (*saved, *own) if one.endswith(_BEFORE_OTHERS)]
     if state["position"] is None or not isinstance(step, Concatenated) or len(parts) != 2:
         return False
-    return bool(state["count"] * size <= min(parts))
+    has_batches = bool(sizes_of(step.members[0]))
+    return bool(state["count"] * size + has_batches <= min(parts))
 
 
 def epochs_of(node: Node) -> list[int]:

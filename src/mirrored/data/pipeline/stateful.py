@@ -31,7 +31,7 @@ from mirrored.data.pipeline.nodes import (
     new_seed,
     spec_of_first,
 )
-from mirrored.data.pipeline.streams import StreamStep
+from mirrored.data.pipeline.streams import FAULTS, StreamStep
 from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
 
@@ -381,16 +381,13 @@ class Forgiving(StreamStep, CursorNode):
     def spec(self) -> Any:
         try:
             return self.parent.spec
-        except _FAULTS:
+        except FAULTS:
             raise
         except Exception:  # of the first element, which is left out, too
             return spec_of_first(self)
 
     def open_cursor(self, run: Run) -> Cursor:
-        return _ForgivingCursor(self.parent.cursor(run), self.log_warning)
-
-
-_FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
+        return _ForgivingCursor(self.parent.cursor(dataclasses.replace(run, forgives=True)), self.log_warning)
 
 
 _CANNOT_GO_ON: Final = (
@@ -410,7 +407,7 @@ class _ForgivingCursor:
             before = self._parent.get_state()
             try:
                 return next(self._parent)
-            except (StopIteration, *_FAULTS):
+            except (StopIteration, *FAULTS):
                 raise
             except Exception as error:
                 if has_ended_generator(error) or self._parent.get_state() == before:  # it would be raised forever

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
@@ -38,6 +38,9 @@ from mirrored.data.pipeline.nodes import (
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import NoElementError
 from mirrored.errors import StructureError
+
+FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
+"""Exceptions of programs, not of data: `ignore_errors` raises them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -352,7 +355,7 @@ class Windowed(StreamStep):
 
     def stream(self, run: Run) -> Any:
         def cursor() -> Cursor:
-            return WindowCursor(self.parent.cursor(run), self.size, self.shift, self.stride, self.drop_remainder)
+            return WindowCursor(self.parent.cursor(run), self, run.forgives)
 
         windows = engine().by_cursor(cursor, "window")
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
@@ -368,14 +371,20 @@ class _Failed:
 class WindowCursor:
     """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`.
 
-    An element that raises an exception keeps its place, so that `ignore_errors` leaves out the windows that contain it,
-    and the later windows are the same as without it. An iterator that raises twice at one position cannot go on.
+    Before `ignore_errors`, an element that raises an exception keeps its place: the windows that contain it are left
+    out, and the later windows are the same as without it. An iterator that raises twice at one position cannot go on.
+
+    Args:
+        parent: The other iterator.
+        node: The operation, with the arguments of `window`.
+        forgives: Whether `ignore_errors` follows. Otherwise, the exception of any element is raised, also between two
+            windows, where `ignore_errors` needs no window to leave out.
     """
 
-    def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
-        self._parent, self._start = parent, parent.get_state()
-        self._size, self._shift, self._stride, self._drop = size, shift, stride, drop_remainder
-        self._overlaps = shift < (size - 1) * stride + 1
+    def __init__(self, parent: Cursor, node: Windowed, forgives: bool) -> None:
+        self._parent, self._start, self._forgives = parent, parent.get_state(), forgives
+        self._size, self._shift, self._stride, self._drop = node.size, node.shift, node.stride, node.drop_remainder
+        self._overlaps = self._shift < (self._size - 1) * self._stride + 1
         self._ahead: list[Element] = []
         self._failed_at: Any = None  # the parent's position after the last error
         self._ended = False
@@ -400,9 +409,11 @@ class WindowCursor:
                 element = next(self._parent)
             except StopIteration:
                 self._ended = True
+            except FAULTS:
+                raise
             except Exception as error:
                 place = self._parent.get_state()
-                if place == self._failed_at or has_ended_generator(error):
+                if not self._forgives or place == self._failed_at or has_ended_generator(error):
                     raise
                 self._failed_at = place
                 self._ahead.append(_Failed(error))
