@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import types
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -329,3 +330,44 @@ def test_keras_slots_that_an_earlier_version_named_by_position_are_restored(tmp_
         target.restore(path).assert_consumed()
         for one, two in zip(there, [*here[:2], *target.optimizer.variables], strict=True):
             np.testing.assert_array_equal(one.value, two.value)
+
+
+def nested(checkpoint):
+    parts = {name: getattr(checkpoint, name) for name in ("v", "u", "optimizer")}
+    return types.SimpleNamespace(model=types.SimpleNamespace(**parts))
+
+
+ELSEWHERE = {
+    "a part": lambda training: Checkpoint(model=training.model, optimizer=training.model.optimizer),
+    "a part of a part": lambda training: Checkpoint(model=training.model, a=types.SimpleNamespace(b=training)),
+}
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+@pytest.mark.parametrize("is_former", [True, False])
+def test_keras_slots_of_an_optimizer_that_had_another_path_are_restored(elsewhere, is_former, tmp_path, monkeypatch):
+    source, there = stepped(OPTIMIZERS.Adam(0.1))
+    before = nested(source)
+    with monkeypatch.context() as patch:
+        if is_former:
+            patch.setattr(keras_slots, "_kind", lambda name, prefixes: [])
+        saved = (
+            Checkpoint(model=before.model) if elsewhere == "a part" else Checkpoint(a=types.SimpleNamespace(b=before))
+        )
+        path = saved.save(tmp_path / "c")
+    target, here = stepped(OPTIMIZERS.Adam(0.2))
+    ELSEWHERE[elsewhere](nested(target)).restore(path).assert_consumed()
+    for one, two in zip(there, here, strict=True):
+        np.testing.assert_array_equal(one.value, two.value)
+
+
+@pytest.mark.parametrize("is_other_order", [True, False])
+def test_keras_slots_that_do_not_fit_are_refused_under_another_path_too(is_other_order, tmp_path):
+    source = nested(stepped(OPTIMIZERS.SGD(0.1, momentum=0.9))[0])
+    path = Checkpoint(model=source.model).save(tmp_path / "c")
+    target = nested(stepped(OPTIMIZERS.RMSprop(0.1))[0]).model
+    if is_other_order:
+        target.optimizer = OPTIMIZERS.SGD(0.1, momentum=0.9)
+        target.optimizer.build([target.u, target.v])
+    with pytest.raises(CheckpointMismatchError, match="in this order" if is_other_order else "slot 0 of"):
+        Checkpoint(model=target, optimizer=target.optimizer).restore(path)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
@@ -111,6 +111,24 @@ class _Zone:
     numbers: bool
     holders: tuple[str, ...] = ()
     is_constant: bool = False
+
+
+def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yields all paths to one piece of state in the program: also those through other paths of what is around it.
+
+    Former names are combined with these, too: a slot of an optimizer has one under each path of the optimizer.
+
+    Args:
+        name: The name of the state.
+        others: The result of `Graph.other_names`.
+    """
+    own = (name, *others.get(name, ()))
+    yield from own
+    for path in own:
+        parts = path.split("/")
+        for length in range(len(parts) - 1, 0, -1):
+            for other in others.get("/".join(parts[:length]), ()):
+                yield "/".join([other, *parts[length:]])
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:

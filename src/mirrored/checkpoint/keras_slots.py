@@ -92,13 +92,18 @@ def _kind(name: str, prefixes: set[str]) -> list[str]:
 
 
 def check_slot_kinds(
-    optimizer: str, prefix: str, missing: Sequence[str], unexpected: Sequence[str], directory: Path, called: str
+    optimizer: str,
+    prefixes: tuple[str, str],
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    directory: Path,
+    called: str,
 ) -> None:
     """Raises an error if a Keras optimizer and a checkpoint have slots of different kinds at the same position.
 
     Args:
         optimizer: The optimizer's name.
-        prefix: What the names of its slots begin with.
+        prefixes: What the names of its slots begin with in the program, and in the checkpoint.
         missing: The names that only the program has.
         unexpected: The names that only the checkpoint has.
         directory: The checkpoint.
@@ -107,7 +112,7 @@ def check_slot_kinds(
     Raises:
         CheckpointMismatchError: There are such slots.
     """
-    here, there = _by_position(prefix, missing), _by_position(prefix, unexpected)
+    here, there = _by_position(prefixes[0], missing), _by_position(prefixes[1], unexpected)
     for position, kind in here.items():
         if position in there:
             raise CheckpointMismatchError(
