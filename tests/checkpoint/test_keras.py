@@ -282,6 +282,12 @@ OPTIMIZERS = keras.optimizers
     [
         (lambda: OPTIMIZERS.SGD(0.1, momentum=0.9), lambda: OPTIMIZERS.RMSprop(0.1)),
         (lambda: OPTIMIZERS.RMSprop(0.1), lambda: OPTIMIZERS.Lion(0.1)),
+        (lambda: OPTIMIZERS.SGD(0.1, momentum=0.9), lambda: OPTIMIZERS.Lion(0.1)),
+        (lambda: OPTIMIZERS.Lion(0.1), lambda: OPTIMIZERS.SGD(0.1, momentum=0.9)),
+        (
+            lambda: OPTIMIZERS.LossScaleOptimizer(OPTIMIZERS.SGD(0.1, momentum=0.9)),
+            lambda: OPTIMIZERS.LossScaleOptimizer(OPTIMIZERS.Lion(0.1)),
+        ),
         (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.Ftrl(0.1)),
         (lambda: OPTIMIZERS.Adafactor(0.1), lambda: OPTIMIZERS.Adam(0.1)),
         (lambda: OPTIMIZERS.RMSprop(0.1), lambda: OPTIMIZERS.RMSprop(0.1, centered=True, use_ema=True)),
@@ -307,6 +313,7 @@ def test_slots_of_another_keras_optimizer_are_refused(before, after, is_built, t
         (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.AdamW(0.1)),
         (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.Adam(0.1, amsgrad=True)),
         (lambda: OPTIMIZERS.SGD(0.1), lambda: OPTIMIZERS.Adam(0.1)),
+        (lambda: OPTIMIZERS.SGD(0.1, momentum=0.9), lambda: OPTIMIZERS.SGD(0.2, momentum=0.9, nesterov=True)),
     ],
 )
 def test_slots_that_a_keras_optimizer_has_in_common_are_restored(before, after, tmp_path):

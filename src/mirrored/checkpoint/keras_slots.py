@@ -61,7 +61,7 @@ class KerasSlots:
         if not self.optimizer.built:
             return KerasMade(scalars, ())
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        labels = _labels(rest, inner._trainable_variables)
+        labels = _labels(rest, inner._trainable_variables, is_keras(inner, "optimizers.SGD"))
         former = {label: str(number) for number, label in enumerate(labels) if label != str(number)}
         group = KerasGroup(tuple(inner._trainable_variables), dict(zip(labels, rest, strict=True)), former)
         return KerasMade(scalars, (group,))
@@ -79,10 +79,16 @@ class KerasSlots:
                 self.optimizer.build(list(var_list))
 
 
-def _labels(slots: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-    """Returns the label of each slot: its position and its kind, or its position alone if its name states no kind."""
+def _labels(slots: Sequence[Any], variables: Sequence[Any], is_sgd: bool) -> list[str]:
+    """Returns the label of each slot: its position and its kind, or its position alone if its name states no kind.
+
+    The momentum of SGD has a kind of its own: it is the sum of past steps, ``-learning_rate * gradient``, and that of
+    Lion and Adam a mean of gradients, of the other sign and another scale.
+    """
     prefixes = {f"{getattr(one, 'path', one.name).replace('/', '_')}_" for one in variables}
-    return ["_".join([str(number), *_kind(slot.name, prefixes)]) for number, slot in enumerate(slots)]
+    kinds = [_kind(slot.name, prefixes) for slot in slots]
+    own = [["SGD", *kind] if is_sgd and kind == ["momentum"] else kind for kind in kinds]
+    return ["_".join([str(number), *kind]) for number, kind in enumerate(own)]
 
 
 def _kind(name: str, prefixes: set[str]) -> list[str]:
