@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import logging
 import types
 from pathlib import Path
@@ -13,7 +15,9 @@ import pytest
 
 import mirrored as mr
 from checkpoint.programs import Model
-from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.checkpoint import Checkpoint, CheckpointReader, graph
+from mirrored.checkpoint.objects import Part
+from mirrored.checkpoint.places import Root
 
 
 def apply(*values: Any, **named: Any) -> None:
@@ -72,3 +76,55 @@ def test_state_that_only_a_set_holds_is_reported_once(kind: Any, is_known: bool,
         checkpoint.save(tmp_path / "c")
         checkpoint.save(tmp_path / "c")
     assert caplog.text.count("leaves out the state in here/layers") == (not is_known)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Node:
+    neighbours: set[Any] = dataclasses.field(default_factory=set)
+    state: list[Any] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class FrozenNode:
+    neighbours: set[Any] = dataclasses.field(default_factory=set)
+    state: list[Any] = dataclasses.field(default_factory=list)
+
+
+@pytest.mark.parametrize("kind", [Node, FrozenNode])
+def test_objects_may_hold_each_other_in_sets(kind: type[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes, v = [kind() for _ in range(300)], mr.Variable(3.0)
+    for one, two in itertools.pairwise([*nodes, nodes[0]]):
+        one.neighbours.add(two)
+        two.neighbours.add(one)
+    nodes[0].state.append(v)
+    nodes[1].state.append(v)
+    checkpoint = Checkpoint(v=v, node=nodes[0])
+    path = checkpoint.write(tmp_path / "c")
+    v.assign(0.0)
+    checkpoint.restore(path)
+    assert float(v.numpy()) == 3.0
+    assert caplog.text == ""
+    nodes[140].state.append(np.ones(2))
+    with caplog.at_level(logging.WARNING, logger="mirrored.checkpoint"):
+        checkpoint.write(tmp_path / "d")
+    assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
+        "Checkpoint.save leaves out the state in node/neighbours"
+    ]
+
+
+def test_items_of_sets_may_have_entries_of_one_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node()
+    node.state.append({1: mr.Variable(1.0), "1": mr.Variable(2.0)})
+    Checkpoint(v=mr.Variable(0.0), nodes=[{node}]).write(tmp_path / "c")
+    assert "leaves out the state in nodes/0" in caplog.text
+
+
+def test_objects_in_many_sets_are_visited_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node() for _ in range(30)]
+    for one in nodes:
+        one.neighbours.update(nodes)
+    visited: list[object] = []
+    parts_of = graph.parts_of
+    monkeypatch.setattr(graph, "parts_of", lambda value, place: visited.append(value) or parts_of(value, place))
+    graph.walk([Part("nodes", set(nodes), Root({}, "nodes")), Part("first", nodes[0], Root({}, "first"))])
+    assert len([one for one in visited if isinstance(one, Node)]) == len(nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import types
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -281,6 +282,12 @@ OPTIMIZERS = keras.optimizers
     [
         (lambda: OPTIMIZERS.SGD(0.1, momentum=0.9), lambda: OPTIMIZERS.RMSprop(0.1)),
         (lambda: OPTIMIZERS.RMSprop(0.1), lambda: OPTIMIZERS.Lion(0.1)),
+        (lambda: OPTIMIZERS.SGD(0.1, momentum=0.9), lambda: OPTIMIZERS.Lion(0.1)),
+        (lambda: OPTIMIZERS.Lion(0.1), lambda: OPTIMIZERS.SGD(0.1, momentum=0.9)),
+        (
+            lambda: OPTIMIZERS.LossScaleOptimizer(OPTIMIZERS.SGD(0.1, momentum=0.9)),
+            lambda: OPTIMIZERS.LossScaleOptimizer(OPTIMIZERS.Lion(0.1)),
+        ),
         (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.Ftrl(0.1)),
         (lambda: OPTIMIZERS.Adafactor(0.1), lambda: OPTIMIZERS.Adam(0.1)),
         (lambda: OPTIMIZERS.RMSprop(0.1), lambda: OPTIMIZERS.RMSprop(0.1, centered=True, use_ema=True)),
@@ -306,6 +313,7 @@ def test_slots_of_another_keras_optimizer_are_refused(before, after, is_built, t
         (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.AdamW(0.1)),
         (lambda: OPTIMIZERS.Adam(0.1), lambda: OPTIMIZERS.Adam(0.1, amsgrad=True)),
         (lambda: OPTIMIZERS.SGD(0.1), lambda: OPTIMIZERS.Adam(0.1)),
+        (lambda: OPTIMIZERS.SGD(0.1, momentum=0.9), lambda: OPTIMIZERS.SGD(0.2, momentum=0.9, nesterov=True)),
     ],
 )
 def test_slots_that_a_keras_optimizer_has_in_common_are_restored(before, after, tmp_path):
@@ -329,3 +337,44 @@ def test_keras_slots_that_an_earlier_version_named_by_position_are_restored(tmp_
         target.restore(path).assert_consumed()
         for one, two in zip(there, [*here[:2], *target.optimizer.variables], strict=True):
             np.testing.assert_array_equal(one.value, two.value)
+
+
+def nested(checkpoint):
+    parts = {name: getattr(checkpoint, name) for name in ("v", "u", "optimizer")}
+    return types.SimpleNamespace(model=types.SimpleNamespace(**parts))
+
+
+ELSEWHERE = {
+    "a part": lambda training: Checkpoint(model=training.model, optimizer=training.model.optimizer),
+    "a part of a part": lambda training: Checkpoint(model=training.model, a=types.SimpleNamespace(b=training)),
+}
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+@pytest.mark.parametrize("is_former", [True, False])
+def test_keras_slots_of_an_optimizer_that_had_another_path_are_restored(elsewhere, is_former, tmp_path, monkeypatch):
+    source, there = stepped(OPTIMIZERS.Adam(0.1))
+    before = nested(source)
+    with monkeypatch.context() as patch:
+        if is_former:
+            patch.setattr(keras_slots, "_kind", lambda name, prefixes: [])
+        saved = (
+            Checkpoint(model=before.model) if elsewhere == "a part" else Checkpoint(a=types.SimpleNamespace(b=before))
+        )
+        path = saved.save(tmp_path / "c")
+    target, here = stepped(OPTIMIZERS.Adam(0.2))
+    ELSEWHERE[elsewhere](nested(target)).restore(path).assert_consumed()
+    for one, two in zip(there, here, strict=True):
+        np.testing.assert_array_equal(one.value, two.value)
+
+
+@pytest.mark.parametrize("is_other_order", [True, False])
+def test_keras_slots_that_do_not_fit_are_refused_under_another_path_too(is_other_order, tmp_path):
+    source = nested(stepped(OPTIMIZERS.SGD(0.1, momentum=0.9))[0])
+    path = Checkpoint(model=source.model).save(tmp_path / "c")
+    target = nested(stepped(OPTIMIZERS.RMSprop(0.1))[0]).model
+    if is_other_order:
+        target.optimizer = OPTIMIZERS.SGD(0.1, momentum=0.9)
+        target.optimizer.build([target.u, target.v])
+    with pytest.raises(CheckpointMismatchError, match="in this order" if is_other_order else "slot 0 of"):
+        Checkpoint(model=target, optimizer=target.optimizer).restore(path)

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import OrderedDict
+from typing import NamedTuple
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -548,3 +550,51 @@ def test_signatures_of_a_loaded_model_are_saved(tmp_path):
         model = tf.saved_model.load(str(tmp_path / name))
     out = model.signatures["serving_default"](x=tf.ones([2]))
     np.testing.assert_array_equal(out["output_1"], [2.0, 2.0])
+
+
+class Pair(NamedTuple):
+    loss: object
+    accuracy: object
+
+
+STRUCTURES = {
+    "many": lambda x: [x + float(at) for at in range(12)],
+    "dicts in a list": lambda x: [{"b": x, "a": x + 1.0}, x + 2.0],
+    "named tuple": lambda x: Pair(x, x + 1.0),
+    "named tuple in a list": lambda x: [x, Pair(x + 1.0, x + 2.0)],
+    "ordered": lambda x: OrderedDict(b=x, a=x + 1.0),
+}
+
+
+def values_of(result):
+    if isinstance(result, dict):
+        return {name: values_of(one) for name, one in result.items()}
+    return [values_of(one) for one in result] if isinstance(result, (list, tuple)) else float(result)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_results_keep_their_places_in_functions_and_signatures(name, tmp_path):
+    model = tf.Module()
+    model.f = tf.function(STRUCTURES[name], input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+    tf.saved_model.save(model, tmp_path / "a", signatures={"f": model.f})
+    loaded = tf.saved_model.load(tmp_path / "a")
+    tf.saved_model.save(loaded, tmp_path / "b", signatures={"f": loaded.f})
+    again = tf.saved_model.load(tmp_path / "b")
+    result = model.f(tf.constant(0.0))
+    expected = values_of(result._asdict() if isinstance(result, Pair) else result)
+    if name == "named tuple in a list":
+        expected[1] = {"loss": 1.0, "accuracy": 2.0}
+    assert values_of(loaded.f(tf.constant(0.0))) == values_of(again.f(tf.constant(0.0))) == expected
+    if name not in ("named tuple", "ordered"):
+        out = loaded.signatures["f"](x=tf.constant(0.0))
+        assert values_of(again.signatures["f"](x=tf.constant(0.0))) == values_of(out)
+
+
+def test_arguments_in_named_tuples_keep_their_places(tmp_path):
+    model = tf.Module()
+    model.f = tf.function(lambda pair: pair.loss - 2.0 * pair.accuracy)
+    model.f(Pair(tf.constant(1.0), tf.constant(0.0)))
+    tf.saved_model.save(model, tmp_path / "a")
+    loaded = tf.saved_model.load(tmp_path / "a")
+    assert float(loaded.f({"loss": tf.constant(1.0), "accuracy": tf.constant(3.0)})) == -5.0
+    assert float(loaded.f({"accuracy": tf.constant(3.0), "loss": tf.constant(1.0)})) == -5.0

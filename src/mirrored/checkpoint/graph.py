@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
@@ -113,14 +113,43 @@ class _Zone:
     is_constant: bool = False
 
 
+def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yields all paths to one piece of state in the program: also those through other paths of what is around it.
+
+    Former names are combined with these, too: a slot of an optimizer has one under each path of the optimizer.
+
+    Args:
+        name: The name of the state.
+        others: The result of `Graph.other_names`.
+    """
+    own = (name, *others.get(name, ()))
+    yield from own
+    for path in own:
+        parts = path.split("/")
+        for length in range(len(parts) - 1, 0, -1):
+            for other in others.get("/".join(parts[:length]), ()):
+                yield "/".join([other, *parts[length:]])
+
+
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
     """Traverses a checkpoint's objects, and returns a `Graph` of all state that they contain."""
     return _Walk(parts, of_root).graph
 
 
 class _Walk:
-    def __init__(self, parts: Iterable[Part], of_root: Iterable[Part]) -> None:
+    """The traversal of a checkpoint's objects; with `outside`, that of the items of its sets.
+
+    Args:
+        parts: The objects whose numbers are state.
+        of_root: The other objects.
+        outside: What was found outside of sets, by `id`; it is not entered again.
+    """
+
+    def __init__(
+        self, parts: Iterable[Part], of_root: Iterable[Part], outside: Mapping[int, str] | None = None
+    ) -> None:
         self.graph = Graph()
+        self._outside = outside
         self._names: dict[int, str] = {}
         self._held: dict[str, tuple[str, ...]] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
@@ -134,7 +163,8 @@ class _Walk:
                 self._visit_parts(*self._late.popleft())
         for name, optimizer in self.graph.optimizers.items():
             self._add_slots(name, optimizer)
-        self.graph.sets.extend(part.name for part in self._sets if self._has_other_state(part.value))
+        if outside is None:
+            self.graph.sets.extend(self._sets_with_other_state())
         self._drop_configuration()
 
     def _visit(self, part: Part, zone: _Zone) -> None:
@@ -154,7 +184,7 @@ class _Walk:
             self._late.append((part, zone))
             return
         if isinstance(value, (set, frozenset)):
-            self._sets.append(part)
+            self._visit_set(part, value)
             return
         if self._visit_optimizer(part, zone) or self._visit_leaf(part):
             return
@@ -170,6 +200,20 @@ class _Walk:
             has_former = part.former is not None or one.former is not None
             former = f"{part.former or name}/{one.former or one.name}" if has_former else None
             self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}", former=former), inner))
+
+    def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
+        """Keeps a set for the walk over the items of all sets; in that walk, enters its items."""
+        if self._outside is None:
+            self._sets.append(part)
+            return
+        if id(items) in self.graph.visited:
+            return
+        self.graph.visited[id(items)] = items
+        one_by_kind = {type(one): one for one in items}  # sets of numbers or texts can be large
+        open_kinds = {k for k, one in one_by_kind.items() if is_open(one) or isinstance(one, functools.partial)}
+        inside = {str(number): one for number, one in enumerate(items) if type(one) in open_kinds}
+        for number, one in inside.items():
+            self._queue.append((Part(f"{part.name}/{number}", one, Root(inside, number)), _Zone(numbers=False)))
 
     def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
         """Names an optimizer and its scalars. Its slots are named later, after all variables have names."""
@@ -207,6 +251,8 @@ class _Walk:
 
     def _is_known(self, name: str, value: object) -> bool:
         """Records the path `name` as the name of `value`, or as an alias; returns whether it already had a name."""
+        if self._outside is not None and id(value) in self._outside:
+            return True
         has_parts = is_open(value) or is_container(value) or isinstance(value, (Variable, functools.partial))
         if not is_shareable(value) or not has_parts:
             return False
@@ -219,7 +265,7 @@ class _Walk:
         return True
 
     def _add(self, name: str, leaf: Leaf) -> None:
-        if name in self.graph.leaves:
+        if name in self.graph.leaves and self._outside is None:
             raise ArgumentError(
                 "Checkpoint",
                 found=f"two pieces of state have the name {name!r}",
@@ -254,14 +300,16 @@ class _Walk:
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(stored_variable(variable)), own)
 
-    def _has_other_state(self, items: set[Any] | frozenset[Any]) -> bool:
-        """Returns whether the items of a set have variables, or arrays, that were not found in other objects."""
-        one_by_kind = {type(one): one for one in items}  # sets of numbers or texts can be large
-        open_kinds = {k for k, one in one_by_kind.items() if is_open(one) or isinstance(one, functools.partial)}
-        new = [one for one in items if type(one) in open_kinds and id(one) not in self.graph.visited]
-        inside = {str(number): one for number, one in enumerate(new)}
-        found = walk((), [Part(name, one, Root(inside, name)) for name, one in inside.items()])
-        for leaf in found.leaves.values():
+    def _sets_with_other_state(self) -> list[str]:
+        """Returns the names of the sets through which variables or arrays are found that are in no other object.
+
+        One walk enters the items of all sets, so that objects that refer to each other through sets are visited once.
+        Its names begin with the set's number; what several sets hold has the number of the first one.
+        """
+        numbered = [dataclasses.replace(part, name=str(number)) for number, part in enumerate(self._sets)]
+        found = _Walk((), numbered, outside=self._names).graph if numbered else Graph()
+        others: set[int] = set()
+        for name, leaf in found.leaves.items():
             if isinstance(leaf, (VariableLeaf, KerasLeaf)):
                 holder: object = leaf.variable
             elif isinstance(leaf, ArrayLeaf):
@@ -269,8 +317,8 @@ class _Walk:
             else:
                 continue
             if id(holder) not in self._names:
-                return True
-        return False
+                others.add(int(name.partition("/")[0]))
+        return [self._sets[number].name for number in sorted(others)]
 
     def _drop_configuration(self) -> None:
         """Removes numbers in objects that hold variables: such numbers are configuration, not state."""

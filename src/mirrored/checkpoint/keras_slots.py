@@ -61,7 +61,7 @@ class KerasSlots:
         if not self.optimizer.built:
             return KerasMade(scalars, ())
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        labels = _labels(rest, inner._trainable_variables)
+        labels = _labels(rest, inner._trainable_variables, is_keras(inner, "optimizers.SGD"))
         former = {label: str(number) for number, label in enumerate(labels) if label != str(number)}
         group = KerasGroup(tuple(inner._trainable_variables), dict(zip(labels, rest, strict=True)), former)
         return KerasMade(scalars, (group,))
@@ -79,10 +79,16 @@ class KerasSlots:
                 self.optimizer.build(list(var_list))
 
 
-def _labels(slots: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-    """Returns the label of each slot: its position and its kind, or its position alone if its name states no kind."""
+def _labels(slots: Sequence[Any], variables: Sequence[Any], is_sgd: bool) -> list[str]:
+    """Returns the label of each slot: its position and its kind, or its position alone if its name states no kind.
+
+    The momentum of SGD has a kind of its own: it is the sum of past steps, ``-learning_rate * gradient``, and that of
+    Lion and Adam a mean of gradients, of the other sign and another scale.
+    """
     prefixes = {f"{getattr(one, 'path', one.name).replace('/', '_')}_" for one in variables}
-    return ["_".join([str(number), *_kind(slot.name, prefixes)]) for number, slot in enumerate(slots)]
+    kinds = [_kind(slot.name, prefixes) for slot in slots]
+    own = [["SGD", *kind] if is_sgd and kind == ["momentum"] else kind for kind in kinds]
+    return ["_".join([str(number), *kind]) for number, kind in enumerate(own)]
 
 
 def _kind(name: str, prefixes: set[str]) -> list[str]:
@@ -92,13 +98,18 @@ def _kind(name: str, prefixes: set[str]) -> list[str]:
 
 
 def check_slot_kinds(
-    optimizer: str, prefix: str, missing: Sequence[str], unexpected: Sequence[str], directory: Path, called: str
+    optimizer: str,
+    prefixes: tuple[str, str],
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    directory: Path,
+    called: str,
 ) -> None:
     """Raises an error if a Keras optimizer and a checkpoint have slots of different kinds at the same position.
 
     Args:
         optimizer: The optimizer's name.
-        prefix: What the names of its slots begin with.
+        prefixes: What the names of its slots begin with in the program, and in the checkpoint.
         missing: The names that only the program has.
         unexpected: The names that only the checkpoint has.
         directory: The checkpoint.
@@ -107,7 +118,7 @@ def check_slot_kinds(
     Raises:
         CheckpointMismatchError: There are such slots.
     """
-    here, there = _by_position(prefix, missing), _by_position(prefix, unexpected)
+    here, there = _by_position(prefixes[0], missing), _by_position(prefixes[1], unexpected)
     for position, kind in here.items():
         if position in there:
             raise CheckpointMismatchError(

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mirrored.checkpoint.graph import Graph
+from mirrored.checkpoint.graph import Graph, paths_to
 from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved
 from mirrored.checkpoint.manifest import Manifest
@@ -88,12 +88,12 @@ class Match:
 def match(graph: Graph, manifest: Manifest) -> Match:
     """Matches the names in a checkpoint with those in the program, and compares their kinds, shapes and dtypes."""
     others = graph.other_names()
-    groups = match_groups(graph, manifest, lambda name: _source(_paths(name, others), manifest))
+    groups = match_groups(graph, manifest, lambda name: _source(paths_to(name, others), manifest))
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
     misfits: list[Misfit] = []
     for name, leaf in graph.leaves.items():
-        source = _source(_paths(groups.source_path(name), others), manifest)
+        source = _source(paths_to(groups.source_path(name), others), manifest)
         if source is None:
             missing.append(name)
         elif leaf.accepts(manifest.leaves[source]):
@@ -121,16 +121,6 @@ def resolve(path: str, manifest: Manifest) -> str:
             return path
         path = manifest.aliases[known] + path[len(known) :]
     return path
-
-
-def _paths(name: str, others: dict[str, list[str]]) -> Iterable[str]:
-    """Yields all paths to one piece of state in the program."""
-    yield name
-    yield from others.get(name, ())
-    parts = name.split("/")
-    for length in range(len(parts) - 1, 0, -1):
-        for other in others.get("/".join(parts[:length]), ()):
-            yield "/".join([other, *parts[length:]])
 
 
 def _source(paths: Iterable[str], manifest: Manifest) -> str | None:

@@ -17,7 +17,7 @@ from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved,
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.checkpoint.sharing import own_position, settled
-from mirrored.checkpoint.slot_groups import check_groups
+from mirrored.checkpoint.slot_groups import check_groups, saved_path
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.runtime.ambient import ambient, within
@@ -256,15 +256,19 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
     Its slots are saved by position, so each variable would get the slots of another one.
     """
     names = {source: name for name, (source, _) in found.pairs.items()}
+    others = graph.other_names()
     for optimizer, groups in graph.groups.items():
         if not isinstance(graph.optimizers.get(optimizer), KerasSlots):
             continue
-        prefix = f"{optimizer}/{SLOTS}/0/"
-        check_slot_kinds(optimizer, prefix, found.missing, found.unexpected, directory, called)
+        path = saved_path(optimizer, others, manifest)
+        prefixes = (f"{optimizer}/{SLOTS}/0/", f"{path}/{SLOTS}/0/")
+        check_slot_kinds(optimizer, prefixes, found.missing, found.unexpected, directory, called)
         here = [name for group in groups for name in group]
-        there = [names.get(name, name) for group in manifest.groups.get(optimizer, []) for name in group]
+        saved = [name for group in manifest.groups.get(path, []) for name in group]
+        there = [names.get(name, name) for name in saved]
         different = [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
-        if different and not any(name.startswith(":") for pair in different for name in pair):
+        is_known = path == optimizer or all(name in names for name in saved)  # other names are those of other paths
+        if different and is_known and not any(name.startswith(":") for pair in different for name in pair):
             raise CheckpointMismatchError(
                 called,
                 found=f"the optimizer {optimizer!r} was built with the variables {', '.join(here)} in this order, and "

@@ -6,11 +6,11 @@ which depends on the order of the first updates. So groups are matched by their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mirrored.checkpoint.graph import SLOTS, Graph
+from mirrored.checkpoint.graph import SLOTS, Graph, paths_to
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.errors import CheckpointMismatchError
 
@@ -63,9 +63,8 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
     found = GroupMatch({}, [])
     others = graph.other_names()
     for optimizer, groups in graph.groups.items():
-        paths = [manifest.aliases.get(path, path) for path in (optimizer, *others.get(optimizer, ()))]
-        saved_optimizer = next((path for path in paths if path in manifest.groups), optimizer)
-        saved = manifest.groups.get(saved_optimizer, [])
+        path = saved_path(optimizer, others, manifest)
+        saved = manifest.groups.get(path, [])
         owner = {member: number for number, members in enumerate(saved) for member in members}
         numbers: list[int | None] = []
         for members in groups:
@@ -74,13 +73,25 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
                 number = owner.get(source_of(member) or member)
                 if number is not None:
                     by_number.setdefault(number, []).append(member)
-            if len(by_number) > 1 and _have_state(manifest, saved_optimizer, list(by_number)):
+            if len(by_number) > 1 and _have_state(manifest, path, list(by_number)):
                 found.joined.append(Joined(optimizer, list(by_number.values())))
             numbers.append(min(by_number, default=None))
         for number, matched in enumerate(numbers):
             source = matched if matched is not None else _NO_GROUP if number in numbers else number
             found.prefixes[f"{optimizer}/{SLOTS}/{number}"] = f"{optimizer}/{SLOTS}/{source}"
     return found
+
+
+def saved_path(optimizer: str, others: Mapping[str, list[str]], manifest: Manifest) -> str:
+    """Returns an optimizer's path in a checkpoint, or its name in the program if the checkpoint has no slots of it.
+
+    Args:
+        optimizer: The optimizer's name in the program.
+        others: The result of `Graph.other_names`.
+        manifest: The manifest of the checkpoint.
+    """
+    paths = (manifest.aliases.get(path, path) for path in paths_to(optimizer, others))
+    return next((path for path in paths if path in manifest.groups), optimizer)
 
 
 def _have_state(manifest: Manifest, optimizer: str, numbers: list[int]) -> bool:

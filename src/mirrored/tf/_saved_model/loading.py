@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from mirrored.variables import Variable
 FILE: Final = "saved_model.json"
 PROGRAMS: Final = "programs"
 VARIABLES: Final = "variables"
+ORDERED: Final = "ordered"  # a dict that JAX does not flatten in the order of its sorted keys: an OrderedDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,18 +111,25 @@ class LoadedProgram:
     def with_named_outputs(self) -> LoadedProgram:
         """Returns a copy whose result is a dict, as that of the entries of ``signatures``."""
         kind, content = next(iter(self.entry["output"].items()))
-        if kind == "dict":
+        if kind in ("dict", ORDERED):
             return self
-        leaves = {f"output_{at}": leaf for at, leaf in enumerate(_leaves(kind, content))}
-        output = {"dict": leaves}
+        output = in_order({f"output_{at}": leaf for at, leaf in enumerate(_leaves(kind, content))})
         return dataclasses.replace(self, entry={**self.entry, "output": output}, output=_from_json(output))
+
+
+def in_order(parts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the JSON of a structure whose parts are flattened in their order: JAX sorts the keys of a dict."""
+    return {"dict" if list(parts) == sorted(parts) else ORDERED: parts}
 
 
 def _leaves(kind: str, content: Any) -> list[Any]:
     """Returns the arrays and numbers in the JSON of a structure, in their order in the program's results."""
     if kind in ("array", "static"):
         return [{kind: content}] if content is not None else []
-    inside = content.values() if kind == "dict" else content
+    if kind == "dict":
+        inside = [content[key] for key in sorted(content)]
+    else:
+        inside = content.values() if kind == ORDERED else content
     return [leaf for one in inside for leaf in _leaves(*next(iter(one.items())))]
 
 
@@ -147,7 +156,10 @@ def _from_json(value: Mapping[str, Any]) -> Any:
     if kind in ("list", "tuple"):
         items = [_from_json(one) for one in inner]
         return items if kind == "list" else tuple(items)
-    return {key: _from_json(one) for key, one in inner.items()} if kind == "dict" else inner
+    if kind in ("dict", ORDERED):
+        parts = {key: _from_json(one) for key, one in inner.items()}
+        return OrderedDict(parts) if kind == ORDERED else parts
+    return inner
 
 
 class LoadedFunction:
@@ -240,6 +252,7 @@ def _fitted(
         for spec, value in zip(program.inputs, values, strict=True)
     ]
     specs, spec_tree = jax.tree.flatten(tuple(program.inputs), is_leaf=_is_leaf)
+    values = [_in_order_of(spec, value) for spec, value in zip(program.inputs, values, strict=True)]
     leaves, tree = jax.tree.flatten(tuple(values), is_leaf=lambda one: one is None)
     if bool(tree != spec_tree):  # type: ignore[operator]
         return None
@@ -254,6 +267,16 @@ def _fitted(
             return None
         arrays.append(array)
     return arrays
+
+
+def _in_order_of(spec: Any, value: Any) -> Any:
+    """Returns `value` with an OrderedDict for each dict whose keys are not sorted in the program's operands."""
+    if isinstance(spec, dict) and isinstance(value, dict) and value.keys() == spec.keys():
+        parts = {key: _in_order_of(one, value[key]) for key, one in spec.items()}
+        return OrderedDict(parts) if isinstance(spec, OrderedDict) else parts if type(value) is dict else value
+    if type(value) in (list, tuple) and type(spec) is type(value) and len(spec) == len(value):
+        return type(value)(map(_in_order_of, spec, value))
+    return value
 
 
 def _of_list(value: Sequence[Any], spec: TensorSpec) -> Any:

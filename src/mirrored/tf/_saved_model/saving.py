@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -29,7 +30,15 @@ from mirrored.compilation.concrete import ConcreteFunction, Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
 from mirrored.tf._ops.open_sizes import Traced, traced_for
 from mirrored.tf._saved_model.functions import SAVED, Signature, functions_of, signatures_of
-from mirrored.tf._saved_model.loading import FILE, PROGRAMS, VARIABLES, LoadedFunction, LoadedModel, LoadedProgram
+from mirrored.tf._saved_model.loading import (
+    FILE,
+    PROGRAMS,
+    VARIABLES,
+    LoadedFunction,
+    LoadedModel,
+    LoadedProgram,
+    in_order,
+)
 from mirrored.tf._saved_model.objects import Objects
 from mirrored.variables import Variable
 
@@ -281,11 +290,12 @@ def _to_json(value: PyTree) -> Any:
         shape = [size if isinstance(size, int) else None for size in value.shape]
         return {"array": {"shape": shape, "dtype": str(value.dtype)}}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {"dict": {name: _to_json(one) for name, one in zip(value._fields, value, strict=True)}}
+        return in_order({name: _to_json(one) for name, one in zip(value._fields, value, strict=True)})
     if isinstance(value, (list, tuple)):
         return {"tuple" if isinstance(value, tuple) else "list": [_to_json(one) for one in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _to_json(one) for key, one in value.items()}}
+        parts = {key: _to_json(one) for key, one in value.items()}
+        return in_order(parts) if isinstance(value, OrderedDict) else {"dict": parts}
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"static": value}
     raise ArgumentError(
