@@ -80,7 +80,7 @@ class VariableComponent(VariableOperators):
     @property
     def component_shape(self) -> tuple[int, ...]:
         """The shape of this replica's value, if the variable was created with an open shape (``shape=[None]``)."""
-        return self._variable.component_shape
+        return self._variable.component_shape  # type: ignore[no-any-return]
 
     @property
     def trainable(self) -> bool:
