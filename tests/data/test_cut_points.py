@@ -507,6 +507,12 @@ def test_windows_in_inner_datasets_keep_places_before_ignore_errors() -> None:
     assert [read(window) for window in windows] == [[0, 1], [4, 5], [6, 7]]
 
 
+def test_windows_before_a_cache_keep_places_before_ignore_errors() -> None:
+    windows = Dataset.range(8).map(_checked(OSError)).window(2).flat_map(lambda window: window.batch(2)).cache()
+    pairs = Dataset.zip((Dataset.range(9), windows)).ignore_errors()
+    assert [(int(number), window.tolist()) for number, window in pairs] == [(0, [0, 1]), (2, [4, 5]), (3, [6, 7])]
+
+
 def test_a_cache_is_not_complete_after_an_error() -> None:
     """The next epochs were read from a cache without the element, so that their windows were others."""
     cached = Dataset.range(8).filter(lambda x: True).map(_checked(OSError)).cache()

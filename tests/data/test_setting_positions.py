@@ -546,6 +546,18 @@ def test_a_partial_batch_of_the_first_part_precedes_no_position_in_another_lengt
         iter(dataset(8 * outer)).set_state(before.get_state())
 
 
+def test_full_batches_of_the_first_part_precede_positions_in_another_length() -> None:
+    def dataset(size: int) -> Dataset:
+        first = Dataset.range(40).take(size).batch(2, drop_remainder=True)
+        return first.concatenate(Dataset.range(100, 104).batch(2))
+
+    before, after = iter(dataset(7)), iter(dataset(8))
+    for _ in range(3):
+        next(before)
+    after.set_state(before.get_state())
+    assert [batch.tolist() for batch in after] == [[6, 7], [100, 101], [102, 103]]
+
+
 def test_a_position_that_counts_examples_keeps_the_number_of_elements_before_others() -> None:
     def dataset(size: int, batch: int) -> Dataset:
         return Dataset.range(20).take(size).concatenate(Dataset.range(100, 104)).batch(batch)

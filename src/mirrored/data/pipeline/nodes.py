@@ -72,7 +72,7 @@ class Run:
 
 def pinned(run: Run) -> Run:
     """Returns a copy of a `Run` without pass numbers, for the operations before a cache, which run only once."""
-    return Run(seeds=run.seeds, continues=run.continues, keys=run.keys)
+    return Run(seeds=run.seeds, continues=run.continues, forgives=run.forgives, keys=run.keys)
 
 
 class Rows(Protocol):

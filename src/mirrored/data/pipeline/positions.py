@@ -28,7 +28,11 @@ def _size(step: Node) -> str:
 
 def sizes_of(node: Node) -> list[str]:
     """Returns the names and sizes of the pipeline steps that have a size, such as `batch`."""
-    return [f"{step.name}{_size(step)}" for step in nodes(node) if _size(step) and not step.name.endswith("Prefetched")]
+    return [f"{step.name}{_size(step)}" for step in nodes(node) if _has_size(step)]
+
+
+def _has_size(step: Node) -> bool:
+    return bool(_size(step)) and not step.name.endswith("Prefetched")
 
 
 def recorded_of(node: Node) -> dict[str, list[str]]:
@@ -133,8 +137,10 @@ def _is_in_first_part(state: dict[str, Any], node: Node, saved: list[str], own: 
     parts = [int(one.split()[0]) for one in (*saved, *own) if one.endswith(_BEFORE_OTHERS)]
     if state["position"] is None or not isinstance(step, Concatenated) or len(parts) != 2:
         return False
-    has_batches = bool(sizes_of(step.members[0]))
-    return bool(state["count"] * size + has_batches <= min(parts))
+    first = step.members[0]
+    drops = [isinstance(one, Batched) and one.drop_remainder for one in nodes(first)]
+    may_be_partial = any(_has_size(one) and not drop for one, drop in zip(nodes(first), drops, strict=True))
+    return bool(state["count"] * size + may_be_partial <= min(parts))
 
 
 def epochs_of(node: Node) -> list[int]:
