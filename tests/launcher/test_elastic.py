@@ -263,7 +263,8 @@ def test_replacements_that_die_before_they_arrive_do_not_make_the_job_fail(play:
     assert "3 times before it could join; it is not replaced again" in said
 
 
-def test_a_replacement_that_dies_after_the_training_does_not_make_the_job_fail(play: Play) -> None:
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 3])
+def test_a_replacement_that_dies_after_the_training_does_not_make_the_job_fail(play: Play, code: int) -> None:
     """The member still runs the code after its training function, such as the last save."""
 
     def scene(workers: list[Worker]) -> Scene:
@@ -274,10 +275,10 @@ def test_a_replacement_that_dies_after_the_training_does_not_make_the_job_fail(p
         workers[0].says("done", 2)
         yield
         assert workers[0].told[-1]["kind"] == "end"
-        workers[2].code = -signal.SIGKILL
+        workers[2].code = code
         yield
         workers[0].code = 0
         yield
 
-    code, said = play(scene)
-    assert code == 0, said
+    status, said = play(scene)
+    assert status == 0, said

@@ -324,9 +324,20 @@ class ElasticSupervisor(Supervisor):
             if worker.failing is not None and worker.failing[0] == LOST_PEER and not self._membership.has_ended:
                 worker.let_go()
                 worker.signal(signal.SIGKILL)
-        culprit = any(one.failing is not None and one.failing[0] != LOST_PEER for one in self._workers)
-        exited = any(one.code is not None and one.code > 0 and one.failing is None for one in self._workers)
-        return self._failed_among(asking) if culprit or exited else None
+        blamable = self._blamable()
+        for worker in asking:
+            if worker not in blamable:
+                worker.let_go()
+        culprit = any(one.failing is not None and one.failing[0] != LOST_PEER for one in blamable)
+        exited = any(one.code is not None and one.code > 0 and one.failing is None for one in blamable)
+        return self._failed_among([one for one in asking if one in blamable]) if culprit or exited else None
+
+    def _blamable(self) -> list[Worker]:
+        epoch = self._membership.epoch
+        if not self._membership.has_ended or epoch is None:
+            return self._workers
+        # A replacement that has not joined has no part in the results of a training that is finished.
+        return [member.worker for key, member in self._members.items() if key in epoch.members]
 
     def _remove_lost(self) -> Failure | None:
         for key, member in list(self._members.items()):
@@ -368,13 +379,12 @@ class ElasticSupervisor(Supervisor):
             self._lost_ports = (*self._lost_ports, member.port)
         if member.is_ended:
             return failure or self._execute(self._membership.lost(key, is_failure=False))
-        if not member.has_arrived and self._replacements.is_hopeless(key[0]):
-            return self._give_up(key[0], how, code)
         epoch = self._membership.epoch
         is_member = epoch is None or key in epoch.members
         if self._membership.has_ended:
-            # A replacement that has not joined has no part in the results of a training that is finished.
             return failure or (Failure(f"worker {key[0]} {how}", shell_code(code or 1)) if is_member else None)
+        if not member.has_arrived and self._replacements.is_hopeless(key[0]):
+            return self._give_up(key[0], how, code)
         self._has_lost_member = self._has_lost_member or (is_member and code != 0)
         self._changes(f"worker {key[0]} {how}")
         return failure or self._execute(self._membership.lost(key))

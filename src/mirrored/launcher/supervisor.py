@@ -198,18 +198,22 @@ class Supervisor:
         Args:
             asking: The workers that have failed and ask for permission to print their errors.
         """
-        gone = [worker for worker in self._workers if worker.code not in (None, 0)]
+        gone = [worker for worker in self._blamable() if worker.code not in (None, 0)]
         if not (asking or gone):
             return None
         if not gone and all(worker.failing and worker.failing[0] == LOST_PEER for worker in asking):
             # The end of the lost peer may become visible in a moment, unless it runs on another machine.
             self._settle_until_gone(_BLAME_SECONDS)
-        culprit = min((worker for worker in self._workers if worker.failing or worker.code), key=_blame_order)
+        culprit = min((worker for worker in self._blamable() if worker.failing or worker.code), key=_blame_order)
         if culprit.failing is not None:
             self._await_report_of(culprit)
             if culprit.failing[0] == HANG:
                 self._collect_reports(culprit)
         return _failure_of(culprit, next((worker.note for worker in self._workers if worker.note), None))
+
+    def _blamable(self) -> list[Worker]:
+        """Returns the workers whose failure is a failure of the job."""
+        return self._workers
 
     def _collect_reports(self, culprit: Worker) -> None:
         """After a hang, waits until the other workers have printed their stack traces, at their own time limits."""
