@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.collectives.stacked import gather_padded
 
 REPLICAS, LAYOUTS = 4, (1, 2, 3, 4)
 
@@ -132,6 +134,13 @@ def test_gather_keeps_the_signs_of_zeros(dtype, deterministic):
 
         for gathered in (step(), mr.function(step)(), taped(), mr.function(taped)()):
             assert np.asarray(gathered).tobytes() == expected, devices
+
+
+def test_uneven_rows_keep_the_signs_of_zeros():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    stacked = jax.device_put(jnp.full((2, 3), -0.0), strategy.device_assignment.sharded)
+    gathered = gather_padded(stacked, 0, [3, 2], strategy.device_assignment)
+    assert np.signbit(gathered).tolist() == [True] * 5
 
 
 def test_the_gradient_of_a_compiled_gather():

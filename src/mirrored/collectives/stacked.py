@@ -179,11 +179,17 @@ def _compiled_gather(axis: int, device_assignment: DeviceAssignment) -> Callable
 
 
 def _concatenated(stacked: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
-    # XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0. All-gathered rows
-    # keep their bits.
-    if len(device_assignment.devices) > 1 and not is_eval_below(current_trace()):
-        stacked = jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
-    return jnp.concatenate(_components(stacked, device_assignment), axis=axis)
+    return jnp.concatenate(_components(_gathered(stacked, device_assignment), device_assignment), axis=axis)
+
+
+def _gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Array:
+    """All-gathers the rows of a stacked array in a program; they keep their bits.
+
+    XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0.
+    """
+    if len(device_assignment.devices) == 1 or is_eval_below(current_trace()):
+        return stacked
+    return jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
 
 
 @functools.lru_cache(maxsize=256)
@@ -191,7 +197,7 @@ def _compiled_ragged_gather(
     axis: int, sizes: tuple[int, ...], device_assignment: DeviceAssignment
 ) -> Callable[..., Any]:
     def gather(stacked: jax.Array) -> Any:
-        components = zip(_components(stacked, device_assignment), sizes, strict=True)
+        components = zip(_components(_gathered(stacked, device_assignment), device_assignment), sizes, strict=True)
         parts = [jax.lax.slice_in_dim(component, 0, size, axis=axis) for component, size in components]
         return jnp.concatenate(parts, axis=axis)
 
