@@ -397,6 +397,27 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, replicas):
         np.testing.assert_allclose(here, there, rtol=1e-6, atol=1e-7)
 
 
+PARTS = {
+    "model": lambda training: Checkpoint(model=training.model),
+    "both": lambda training: Checkpoint(model=training.model, optimizer=training.optimizer),
+}
+
+
+@pytest.mark.parametrize("saved", PARTS)
+@pytest.mark.parametrize("restored", PARTS)
+def test_slots_of_an_optimizer_without_slots_are_restored_under_any_of_its_paths(tmp_path, saved, restored):
+    first, second = Training(2), Training(2, scale=0.0)
+    for training in (first, second):
+        training.model.optimizer = training.optimizer
+    first.step()
+    path = PARTS[saved](first).save(tmp_path / "c")
+    PARTS[restored](second).restore(path).assert_consumed()
+    first.step()
+    second.step()
+    for here, there in zip(second.state(), first.state(), strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
 def test_on_the_same_number_of_replicas_every_bit_is_restored(tmp_path):
     first, second = Training(2), Training(2, scale=0.0)
     for _ in range(3):

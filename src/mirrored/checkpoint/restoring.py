@@ -287,12 +287,13 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
     """
     variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
     made = False
-    for name, groups in manifest.groups.items():
-        optimizer = graph.optimizers.get(name)
-        had_state = any(one.startswith(f"{name}/") for one in manifest.leaves)
-        if optimizer is None or optimizer.made().groups or not had_state:
+    others = graph.other_names()
+    for name, optimizer in graph.optimizers.items():
+        path = saved_path(name, others, manifest)
+        had_state = any(one.startswith(f"{path}/") for one in manifest.leaves)
+        if path not in manifest.groups or optimizer.made().groups or not had_state:
             continue
-        members = [[variables.get(one) for one in group] for group in groups]
+        members = [[variables.get(one) for one in group] for group in manifest.groups[path]]
         if any(variable is None for group in members for variable in group):
             continue
         for group in members or [[]]:
