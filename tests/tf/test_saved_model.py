@@ -598,3 +598,13 @@ def test_arguments_in_named_tuples_keep_their_places(tmp_path):
     loaded = tf.saved_model.load(tmp_path / "a")
     assert float(loaded.f({"loss": tf.constant(1.0), "accuracy": tf.constant(3.0)})) == -5.0
     assert float(loaded.f({"accuracy": tf.constant(3.0), "loss": tf.constant(1.0)})) == -5.0
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_arguments_in_ordered_dicts_keep_their_places(tmp_path, names):
+    model = tf.Module()
+    model.f = tf.function(lambda d: d["a"] - 2.0 * d["b"])
+    given = OrderedDict((name, tf.constant({"a": 1.0, "b": 3.0}[name])) for name in names)
+    assert float(model.f(given)) == -5.0
+    tf.saved_model.save(model, tmp_path / "a")
+    assert float(tf.saved_model.load(tmp_path / "a").f(given)) == -5.0

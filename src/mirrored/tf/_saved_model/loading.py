@@ -270,10 +270,10 @@ def _fitted(
 
 
 def _in_order_of(spec: Any, value: Any) -> Any:
-    """Returns `value` with an OrderedDict for each dict whose keys are not sorted in the program's operands."""
+    """Returns `value` with dicts as in `spec`: an OrderedDict where the program's operands have unsorted keys."""
     if isinstance(spec, dict) and isinstance(value, dict) and value.keys() == spec.keys():
         parts = {key: _in_order_of(one, value[key]) for key, one in spec.items()}
-        return OrderedDict(parts) if isinstance(spec, OrderedDict) else parts if type(value) is dict else value
+        return OrderedDict(parts) if isinstance(spec, OrderedDict) else parts
     if type(value) in (list, tuple) and type(spec) is type(value) and len(spec) == len(value):
         return type(value)(map(_in_order_of, spec, value))
     return value
