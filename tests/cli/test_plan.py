@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -153,6 +155,28 @@ def test_what_the_program_prints_is_not_in_the_json(tmp_path, monkeypatch):
     assert json.loads(done.stdout) == []
     assert done.stderr.split("\n")[:2] == ["training begins", "traced"]
     assert "training begins" in invoke(str(tmp_path / "train.py"), "--steps", "1").stdout
+
+
+@pytest.mark.parametrize("options", [{"as_json": True}, {"as_json": False}], ids=["json", "table"])
+def test_a_program_may_wrap_its_standard_output(tmp_path, options):
+    """The wrapper closes the common buffer when it is collected, in which nothing could be printed any more."""
+    path = tmp_path / "train.py"
+    path.write_text("import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)\n"
+                    "print('hello')\n")  # fmt: skip
+    code = f"""
+import gc
+from pathlib import Path
+from mirrored.cli import plan
+plan.detect_step = lambda run, **_: run()
+plan.make_plan = lambda *_, **__: gc.collect()
+plan._print = lambda _: print("table")
+plan.as_data = lambda *_: []
+plan.show_plan(Path({str(path)!r}), [], replicas="2", bandwidth=None, latency=None, keeps="replica-batch", speed=1.0,
+               shared=False, steps=1, plot=None, **{options})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == (["[]"] if options["as_json"] else ["hello", "table"])
 
 
 def test_a_program_may_end_by_exiting(tmp_path):

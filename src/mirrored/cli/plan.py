@@ -230,7 +230,7 @@ def _latency(text: str) -> float:
 
 
 def _number(found: re.Match[str] | None) -> float | None:
-    """Returns the number at the start of a match; None if there is none (``1.2.3``) or it is infinite (``1e999``)."""
+    """Returns the first group of a match as a number; None if it is not a finite number (``1.2.3``, ``1e999``)."""
     with contextlib.suppress(ValueError):
         if found is not None and math.isfinite(float(found[1])):
             return float(found[1])

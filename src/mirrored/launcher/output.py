@@ -271,7 +271,7 @@ class Lines:
         return b"".join(whole)
 
     def rest(self) -> bytes:
-        """Returns an incomplete last line, ended by a newline; nothing if there is none."""
+        """Returns the rest of the output after its last newline, with a newline added; empty bytes if there is none."""
         return b"".join((*self._taken(), b"\n")) if self._rest_bytes else b""
 
     def _taken(self) -> list[bytes]:
