@@ -1,16 +1,15 @@
-"""Lowers products and quotients so that LLVM does not contract one and a sum into one fused multiply-add (FMA).
+"""Lowers products so that LLVM does not contract a product and a sum into a fused multiply-add (FMA).
 
-An FMA rounds once, a product and a sum round twice. XLA for CPU lets LLVM contract them wherever both are in one
+An FMA rounds once; a product and a sum round twice. XLA for CPU lets LLVM contract them wherever both are in one
 kernel, so that the bits of `a * b + c` depend on what XLA fuses. Of several products in one sum (`a * b + c * d`) LLVM
 contracts one, and which one depends on the kernel's buffers, for example on whether it writes its result into the
 buffer of an operand. All of this varies with the number of replicas per device.
 
 In a program that is compiled as written (`AsWritten`), each product `p` of floats on a CPU is therefore
 `select(p == p, p, p + p)`: p itself, NaN for NaN. So is each power, and each quotient: XLA computes `x / scalar` as the
-product with the scalar's reciprocal. Neither XLA nor LLVM simplifies the selection, because they do not
-know that p is a number, and neither contracts through it. XLA fuses it, so it needs no memory and no time that can be
-measured. Where LLVM knows that p is a number, such as the product of a converted integer and a constant, it removes the
-selection, and p can be contracted.
+product with the scalar's reciprocal. Neither XLA nor LLVM simplifies the selection, because they do not know that p is
+a number, and neither contracts through it. XLA fuses it into the kernel of the product. Where LLVM knows that p is a
+number, such as the product of a converted integer and a constant, it removes the selection, and p can be contracted.
 
 Products that XLA itself generates are not concerned: those in matrix products and convolutions, and in functions
 such as `tanh`.
@@ -64,6 +63,7 @@ def _rounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]
 
 
 def _selected(product: Any) -> Any:
+    """Returns a product behind a selection, through which LLVM does not contract it with a sum."""
     is_number = _hlo.compare(product, product, _hlo.ComparisonDirectionAttr.get("EQ"))
     return _hlo.select(is_number, product, _hlo.add(product, product))
 
