@@ -189,7 +189,8 @@ def _gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Ar
     """
     if len(device_assignment.devices) == 1 or is_eval_below(current_trace()):
         return stacked
-    return jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
+    gathered: jax.Array = jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
+    return gathered
 
 
 @functools.lru_cache(maxsize=256)
