@@ -136,12 +136,13 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             *(f"{kind}.{operator}" for kind in ("ArrayImpl", "Tracer") for operator in _OPERATORS),
         }
     ),
-    # Replaced by `_jax/array_likes.py` and `_jax/boxes.py`, and never restored: functions that decide which classes JAX
-    # accepts as arrays, and which as symbolic dimensions.
+    # Replaced by `_jax/array_likes.py`, `_jax/boxes.py` and `_jax/fused_attention.py`, and never restored: functions
+    # that decide which classes JAX accepts as arrays, and which as symbolic dimensions; the configuration of cuDNN.
     "jax functions": frozenset(
         {
             "jax._src.core.canonicalize_value_dtype",  # JAX 0.10.0 only
             "jax._src.core.is_symbolic_dim",
+            "jax._src.cudnn.fused_attention_stablehlo.create_dot_product_attention_backend_config_base",
             "jax._src.lax.lax.asarray",
             "jax._src.numpy.indexing.eliminate_deprecated_list_indexing",
         }

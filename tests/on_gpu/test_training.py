@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.collectives.summation import tree_sum
 from mirrored.testing import assert_close_by_norm, assert_same_bits
-from on_gpu.programs import REPLICAS, Training, strategy_of
+from on_gpu.programs import ON_GPU, REPLICAS, Training, strategy_of
 
 pytestmark = pytest.mark.gpu
 both_ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -78,3 +79,35 @@ def test_a_deterministic_training_repeats_itself_to_the_bit():
         training.train(5)
         states.append(training.state())
     assert_same_bits(*states)
+
+
+def test_fused_attention_has_the_same_gradients_for_every_number_of_replicas():
+    """A GPU's attention is cuDNN's; elsewhere it is XLA's. Each number has the per-replica batches of four replicas."""
+    chosen = "cudnn" if ON_GPU else "xla"
+    q = np.random.default_rng(2).standard_normal((4, 64, 2, 64)).astype(np.float32) / 4
+
+    def gradients(replicas):
+        strategy = strategy_of(replicas, deterministic=True)
+        with strategy.scope():
+            scale = mr.Variable(np.ones(64, np.float32))
+
+        def replica(q):
+            with mr.GradientTape() as tape:
+                x = (q * scale).astype(jnp.bfloat16)
+                out = jax.nn.dot_product_attention(x, x, x, is_causal=True, implementation=chosen)
+                loss = jnp.sum(out.astype(jnp.float32) ** 2)
+            return mr.get_replica_context().all_reduce("sum", tape.gradient(loss, scale))
+
+        @mr.function
+        def step(q):
+            return strategy.run(replica, args=(q,))
+
+        totals = []
+        for first in range(0, 4, replicas):
+            shares = strategy.distribute_values_from_function(
+                lambda c, first=first: q[first + c.replica_id_in_sync_group :][:1]
+            )
+            totals.append(np.asarray(strategy.experimental_local_results(step(shares))[0]))
+        return totals
+
+    assert_same_bits(gradients(4), [tree_sum(gradients(2))])

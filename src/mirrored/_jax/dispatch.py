@@ -16,6 +16,7 @@ from typing import Any, Final
 import jax
 
 from mirrored._jax.division import connect_division
+from mirrored._jax.fused_attention import connect_fused_attention, deterministic_attention
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import lib_utils as _logging
 from mirrored._jax.private import mesh as _mesh
@@ -256,14 +257,16 @@ def adopt_thread_state(state: ThreadState) -> None:
 # weight, into one product of another shape, for which XLA selects another kernel. It is disabled. Autotuning selects
 # kernels by measured times, which differ between processes, so it is off as well, unless `XLA_FLAGS` sets its level.
 # Some kernels, such as scatter-adds with atomic operations, are not reproducible; `xla_gpu_deterministic_ops` excludes
-# them. Fusion remains: a reduction's order of sums depends on the operations that are fused into it, and these are the
-# same for each replica, because the boundaries in `mirrored.collectives.summation` keep out whatever replicas share.
+# them. With this option XLA fails for several fused attentions of cuDNN; `fused_attention` prevents it. Fusion remains:
+# a reduction's order of sums depends on the operations that are fused into it, and these are the same for each replica,
+# because the boundaries in `mirrored.collectives.summation` keep out whatever replicas share.
 #
 # Supports JAX 0.10 to 0.12, where GSPMD is deprecated. XLA logs a warning for every such program, which is silenced
 # around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
 
 connect_division()
 connect_products()
+connect_fused_attention()
 
 _COMPILER_OPTIONS: Final = "compiler_options_kvs"
 _AUTOTUNING: Final = "xla_gpu_autotune_level"
@@ -343,7 +346,7 @@ def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
 def _partitioned_unmerged() -> Iterator[None]:
     _logging.absl_set_min_log_level(max(_ONLY_ERRORS, _level()))
     try:
-        with _config.use_shardy_partitioner(False):
+        with _config.use_shardy_partitioner(False), deterministic_attention():
             yield
     finally:
         _logging.absl_set_min_log_level(_level())

@@ -22,6 +22,7 @@ from jax._src import (
     util,
     xla_bridge,
 )
+from jax._src.cudnn import fused_attention_stablehlo
 from jax._src.interpreters import ad, mlir, partial_eval, pxla
 from jax._src.lax import lax as lax_operations
 from jax._src.lib import _jax as jaxlib  # type: ignore[attr-defined]
@@ -43,6 +44,7 @@ __all__ = [
     "debugging",
     "distributed",
     "dtypes",
+    "fused_attention_stablehlo",
     "hlo",
     "indexing",
     "jaxlib",
