@@ -6,7 +6,7 @@ import collections
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain, starmap
-from operator import attrgetter, iadd
+from operator import iadd, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -17,7 +17,7 @@ from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.errors import DeviceError, DisagreementError
 from mirrored.variables.former import has_failed, on_restored, restore_failed
-from mirrored.variables.state_lock import lock, state, storing
+from mirrored.variables.state_lock import attributes_of, lock, state, storing
 from mirrored.variables.storage import placed
 from mirrored.watchdog.collective_log import collective_log
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Steps that donate their variables' buffers, dispatched and stored in one uninterruptible call.
 
-_array_of = attrgetter("_array")
-_is_shared = attrgetter("_shared")
+_array_in = itemgetter("_array")
+_is_shared_in = itemgetter("_shared")
 
 
 class DonatingSteps:
@@ -56,6 +56,8 @@ class DonatingSteps:
         self.dispatch = dispatch
         self.assigned = tuple(assigned)
         self.donated = self.assigned[:count]
+        self._attributes = attributes_of(assigned)
+        self._donated_attributes = self._attributes[:count]
 
     def __call__(self, operands: Sequence[Any]) -> DonatingStep:
         """Executes a step. After an exception, all variables have their old or new values, or are marked as lost.
@@ -86,11 +88,11 @@ class DonatingSteps:
     def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
         """Executes the step; returns False if a signal handler has meanwhile assigned a variable."""
         version = state.version
-        args = [*map(_array_of, self.donated), *operands]
+        args = [*map(_array_in, self._donated_attributes), *operands]
         self.dispatch.job = None
         results = map(iadd, (step.results,), starmap(self.dispatch.function, (args,)))
-        run = storing(self.assigned, chain.from_iterable(results))
-        shared = map(_is_shared, self.assigned)
+        run = storing(self._attributes, chain.from_iterable(results))
+        shared = map(_is_shared_in, self._attributes)
         # From here until the call of `deque`, Python runs no signal handler unless a buffer has to be copied. The
         # version check detects a handler that assigned a variable during the copy.
         state.step = step
@@ -148,7 +150,7 @@ class DonatingStep:
             if job.result is not None:
                 self.results += job.result[0]
         if self.results:
-            consume(storing(steps.assigned, self.results))
+            consume(storing(steps._attributes, self.results))
         else:
             for variable in steps.donated:
                 if variable._array.is_deleted():

@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import repeat
+from operator import setitem
 from typing import Any, Final, Protocol, TypeVar
 
 from mirrored._jax.dispatch import consume
@@ -166,9 +167,23 @@ def refuse_callbacks(called: str) -> None:
         )
 
 
-def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that, at each call of ``next``, stores the next value in the corresponding variable."""
-    return map(object.__setattr__, variables, repeat("_array"), values)
+def attributes_of(variables: Iterable[Any]) -> list[dict[str, Any]]:
+    """Returns the dicts that hold the variables' attributes, for `storing`.
+
+    Items of a dict are read and replaced in a third of the time of attributes, which Python looks up in all base
+    classes first.
+    """
+    return [*map(vars, variables)]
+
+
+def storing(attributes: Iterable[dict[str, Any]], values: Iterable[Any]) -> Iterable[Any]:
+    """Returns an iterator that, at each call of ``next``, stores the next value in the corresponding variable.
+
+    Args:
+        attributes: The attributes of each variable (`attributes_of`).
+        values: The whole value of each variable, in the form in which it is stored. Surplus values are ignored.
+    """
+    return map(setitem, attributes, repeat("_array"), values)
 
 
 _notes_pending: Final[list[Callable[[Sequence[Any], Sequence[Any]], object]]] = []
@@ -214,7 +229,7 @@ def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
         variables: The variables.
         values: The whole value of each variable, in the form in which it is stored. Surplus values are ignored.
     """
-    assignments = storing(variables, values)
+    assignments = storing(attributes_of(variables), values)
     with lock:
         if state.step is not None:
             state.step.finish()
