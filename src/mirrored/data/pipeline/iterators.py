@@ -14,6 +14,7 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
+from mirrored.data.pipeline.interrupts import RestartingCursor
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, nodes, seeded
 from mirrored.data.pipeline.positions import (
     check_recorded,
@@ -56,7 +57,8 @@ class Epochs:
 class DatasetIterator:
     """An iterator over a `Dataset`, whose read position can be saved and restored.
 
-    Several threads can share it: each element is returned to one of them.
+    Several threads can share it: each element is returned to one of them. After an interrupt (Ctrl-C) it goes on with
+    the element that was being computed, for which the dataset is read again from a recent position.
 
     Args:
         node: The pipeline.
@@ -94,7 +96,7 @@ class DatasetIterator:
         self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in seeded(node)}
         self._continues, self._keys = False, KEYS
         self._outline = outline(node)
-        self._reading: Any = None
+        self._reading: RestartingCursor | None = None
         self._end: Any = None
         self._closed = self._waits = False
         self._count = 0
@@ -115,20 +117,25 @@ class DatasetIterator:
             try:
                 element = self._read()
             except StopIteration:
-                self._end = self._cursor().get_state()
+                self._end = self._cursor().get_state(self._count)
                 self._release()
                 raise stop_iteration(self._ended) from None
             except Exception:
                 self.close()
                 raise
-            self._count += 1
-            return self._hand_out(element)
+            try:
+                value = self._hand_out(element)
+            except Exception:
+                self._count += 1
+                raise
+            self._count += 1  # not after an interrupt, so that the next call computes the element again
+            return value
 
     def _read(self) -> Element:
         # `close` of another thread sets `_closed` before it looks at `_waits`, so one of the two threads releases.
         self._waits = True
         try:
-            element = next(self._cursor())
+            element = self._cursor().read(self._count)
         finally:
             self._waits = False
             if self._closed:
@@ -201,7 +208,7 @@ class DatasetIterator:
                 "count": self._count,
                 "cardinality": self._cardinality,
                 "epochs": self._lengths,
-                "position": self._cursor().get_state() if self._end is None else self._end,
+                "position": self._cursor().get_state(self._count) if self._end is None else self._end,
             }
         finally:
             self._turn.release()
@@ -265,7 +272,7 @@ class DatasetIterator:
         self._epochs.seeds = dict(self._seeds)
         try:
             if state["position"] is not None:
-                self._cursor().set_state(state["position"])
+                self._cursor().set_state(state["position"], self._count)
         except BaseException as error:
             self._release()
             self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count = before
@@ -349,7 +356,7 @@ class DatasetIterator:
         if not self._waits:
             self._release()
 
-    def _cursor(self) -> Any:
+    def _cursor(self) -> RestartingCursor:
         if self._closed:
             raise InputError(
                 "DatasetIterator",
@@ -359,7 +366,8 @@ class DatasetIterator:
             )
         if self._reading is None:
             seeds = dict(zip(self._seeds, self.seeds, strict=True))
-            self._reading = self._node.cursor(Run((self._iteration,), (), seeds, self._continues, keys=self._keys))
+            run = Run((self._iteration,), (), seeds, self._continues, keys=self._keys)
+            self._reading = RestartingCursor(functools.partial(self._node.cursor, run))
             close_at_exit(self)
         return self._reading
 

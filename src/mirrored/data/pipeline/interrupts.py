@@ -1,0 +1,90 @@
+"""Lets an iterator go on after an interrupt (Ctrl-C) that stopped the computation of an element."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from mirrored.data.cursors import Cursor, read_again
+from mirrored.data.elements import Element
+
+_MARKS_APART: Final = 20
+"""How many times the duration of `get_state` passes between two marks, which hence take at most 5 % of the time."""
+
+
+class RestartingCursor:
+    """An iterator over a pipeline that computes an element again if an interrupt stopped its computation.
+
+    Every step has elements that it has read and not yet returned: the first ones of a batch, the one with which a
+    function was called, those of the first datasets of `zip`. An interrupt drops them, and may come at any line. So the
+    whole pipeline goes back to a recent position, the mark, and reads the elements since then again.
+
+    The numbers of elements that are passed to its methods are those that the caller has received. An element that did
+    not reach the caller is computed again, too.
+
+    Args:
+        open_cursor: Opens the pipeline at the start.
+    """
+
+    def __init__(self, open_cursor: Callable[[], Cursor]) -> None:
+        self._open_cursor = open_cursor
+        self._reading = open_cursor()
+        self._place: int | None = 0  # the number of elements before the next one; None after an interrupt
+        self._mark: tuple[int, Any] = (0, None)  # a number of elements, and the position after them, None at the start
+        self._next_mark = 0.0
+
+    def read(self, count: int) -> Element:
+        """Returns the element after the first `count`.
+
+        Raises:
+            InputError: After an interrupt, the source does not return the elements before it again.
+        """
+        self._go_to(count)
+        now = time.perf_counter()
+        if now >= self._next_mark:
+            self._mark = count, self._reading.get_state()
+            self._next_mark = now + _MARKS_APART * (time.perf_counter() - now)
+        try:
+            element = next(self._reading)
+            self._place = count + 1
+            return element
+        except Exception:
+            raise
+        except BaseException:
+            self._place = None
+            raise
+
+    def get_state(self, count: int) -> Any:
+        """Returns the position after the first `count` elements."""
+        marked, position = self._mark
+        if self._place != count and marked == count and position is not None:
+            return position
+        self._go_to(count)
+        return self._reading.get_state()
+
+    def set_state(self, state: Any, count: int) -> None:
+        """Moves to a position after `count` elements."""
+        self._reading.set_state(state)
+        self._mark, self._place = (count, state), count
+
+    def _go_to(self, count: int) -> None:
+        if self._place == count:
+            return
+        self._place = None
+        self._reading.close()
+        self._reading = self._open_cursor()
+        marked, position = self._mark
+        try:
+            if position is not None:
+                self._reading.set_state(position)
+            for _ in range(marked, count):
+                read_again(self._reading)
+        except Exception as error:
+            error.add_note("an interrupt stopped the computation of an element: the ones before it were read again")
+            raise
+        self._place = count
+
+    def close(self) -> None:
+        """Closes the pipeline."""
+        self._reading.close()
