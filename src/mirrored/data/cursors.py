@@ -135,6 +135,17 @@ def has_ended_generator(error: BaseException) -> bool:
     return _ENDED_GENERATOR in getattr(error, "__notes__", ())
 
 
+def has_passed(cursor: Cursor, before: Any, error: Exception) -> bool:
+    """Returns whether an iterator goes on after the element that raised an exception, instead of raising it again.
+
+    Args:
+        cursor: The iterator.
+        before: Its position before the element.
+        error: The exception.
+    """
+    return not has_ended_generator(error) and cursor.get_state() != before
+
+
 class IterableCursor:
     """An iterator over a Python iterable; restoring a saved position reads the earlier elements again.
 
@@ -247,33 +258,6 @@ class SequenceCursor:
         if self._cursor is not None:
             self._cursor.close()
         self._cursor = None
-
-
-class StrideCursor:
-    """An iterator over every `step`-th element of another iterator, from index `start`; implements skip and shard."""
-
-    def __init__(self, parent: Cursor, start: int, step: int) -> None:
-        self._parent, self._step = parent, step
-        self._to_skip = start
-
-    def __next__(self) -> Element:
-        while self._to_skip:
-            next(self._parent)
-            self._to_skip -= 1
-        element = next(self._parent)
-        self._to_skip = self._step - 1
-        return element
-
-    def get_state(self) -> Any:
-        # The key "leave_out" is part of the format of saved positions.
-        return {"leave_out": self._to_skip, "parent": self._parent.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._to_skip = state["leave_out"]
-        self._parent.set_state(state["parent"])
-
-    def close(self) -> None:
-        self._parent.close()
 
 
 class InterleaveCursor:

@@ -177,12 +177,14 @@ class Grouping(Steps):
         Exceptions that show a fault of the program are raised: TypeError, NameError, AttributeError, AssertionError.
         A generator ends at an exception, which is then raised. If a generator is read through another iterator (`map`,
         `zip`, a class), the data ends there, with a warning in the log.
+        Earlier `take`, `skip`, `shard` and `cache` count elements that raise: the places of the others stay the same.
 
         Args:
             log_warning: Whether to log each exception that is ignored.
             name: Accepted for compatibility with TensorFlow and ignored.
 
-        TensorFlow: The same; it finds most faults of functions before it reads the first element.
+        TensorFlow: The same, except that `take` does not count elements that raise; it finds most faults of functions
+        before it reads the first element.
 
         Example:
             >>> import numpy as np

@@ -22,7 +22,7 @@ from mirrored._jax.trees import tree_flatten
 from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
-from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor, StrideCursor
+from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor
 from mirrored.data.elements import Element, joined, pad_and_stack, padded_shapes_of, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -41,6 +41,7 @@ from mirrored.data.pipeline.nodes import (
     merged_spec,
     rows_of,
 )
+from mirrored.data.pipeline.slicing import LimitCursor, StrideCursor
 
 _EPOCHS_KEPT = 64
 
@@ -161,12 +162,16 @@ class Sliced(OneParent, CursorTransformation):
         return _SlicedRows(rows_of(self.parent, run), self.start, self.stop, self.step)
 
     def in_sequence(self, run: Run) -> Any:
-        return engine().limit(self.parent.stream(run), self.stop) if self.stop else super().in_sequence(run)
+        # Before `ignore_errors` an element that raises an exception counts, as it does in an indexed pipeline.
+        by_grain = self.stop and not run.forgives
+        return engine().limit(self.parent.stream(run), self.stop) if by_grain else super().in_sequence(run)
 
     def open_cursor(self, run: Run) -> Cursor:
         if self.stop == 0:  # Grain has no such limit
             return IterableCursor(tuple, lambda value, _: value)
-        return StrideCursor(self.parent.cursor(run), self.start, self.step)
+        if self.stop is not None:
+            return LimitCursor(self.parent.cursor(run), self.stop)
+        return StrideCursor(self.parent.cursor(run), self.start, self.step, run.forgives)
 
 
 class _SlicedRows:

@@ -1,0 +1,94 @@
+"""Iterators over some of the elements of another iterator: the sequential forms of take, skip and shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mirrored.data.cursors import Cursor, has_passed
+from mirrored.data.elements import Element
+
+
+class LimitCursor:
+    """An iterator over the first `count` elements of another one, of which an element that raises an exception is one.
+
+    Saved positions have the format of Grain's LimitIterDataset, which does not count such an element.
+    """
+
+    def __init__(self, parent: Cursor, count: int) -> None:
+        self._parent, self._count, self._read = parent, count, 0
+
+    def __next__(self) -> Element:
+        if self._read >= self._count:
+            raise StopIteration
+        before = self._parent.get_state()
+        try:
+            element = next(self._parent)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._read += has_passed(self._parent, before, error)
+            raise
+        self._read += 1
+        return element
+
+    def get_state(self) -> Any:
+        """Returns the position of the other iterator, and the number of elements read."""
+        return {"parent": self._parent.get_state(), "count_elements_read": self._read}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position that `get_state` returned."""
+        self._parent.set_state(state["parent"])
+        self._read = state["count_elements_read"]
+
+    def close(self) -> None:
+        """Closes the other iterator."""
+        self._parent.close()
+
+
+class StrideCursor:
+    """An iterator over every `step`-th element of another iterator, from index `start`; implements skip and shard.
+
+    Args:
+        parent: The other iterator.
+        start: The number of elements to skip first.
+        step: The distance between two elements.
+        forgives: Whether `ignore_errors` follows, so that the iteration goes on after an element that raises an
+            exception. Such an element keeps its place.
+    """
+
+    def __init__(self, parent: Cursor, start: int, step: int, forgives: bool) -> None:
+        self._parent, self._step, self._forgives = parent, step, forgives
+        self._to_skip = start
+
+    def __next__(self) -> Element:
+        while self._to_skip:
+            self._read()
+            self._to_skip -= 1
+        element = self._read()
+        self._to_skip = self._step - 1
+        return element
+
+    def _read(self) -> Element:
+        before = self._parent.get_state() if self._forgives else None
+        try:
+            return next(self._parent)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if self._forgives and has_passed(self._parent, before, error):
+                self._to_skip = (self._to_skip or self._step) - 1
+            raise
+
+    def get_state(self) -> Any:
+        """Returns the position of the other iterator, and the number of elements to skip before the next one."""
+        # The key "leave_out" is part of the format of saved positions.
+        return {"leave_out": self._to_skip, "parent": self._parent.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position that `get_state` returned."""
+        self._to_skip = state["leave_out"]
+        self._parent.set_state(state["parent"])
+
+    def close(self) -> None:
+        """Closes the other iterator."""
+        self._parent.close()

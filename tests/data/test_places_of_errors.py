@@ -1,0 +1,68 @@
+"""Before `ignore_errors` an element that raises an exception keeps its place, in indexed pipelines and in streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from data.readings import assert_resumes_everywhere, read
+from mirrored.data import Dataset
+
+
+def damaged(*places: int) -> Callable[[Any], Any]:
+    def check(x: Any) -> Any:
+        if int(x) in places:
+            raise OSError("damaged")
+        return x
+
+    return check
+
+
+PIPELINES: dict[str, Callable[[int], Dataset]] = {
+    "indexed": Dataset.range,
+    "stream": lambda size: Dataset.range(size).filter(lambda x: True),
+}
+SLICES: dict[str, tuple[Callable[[Dataset], Dataset], list[int]]] = {
+    "take": (lambda d: d.take(5), [0, 2, 3]),
+    "take all": (lambda d: d.take(9), [0, 2, 3, 5, 6, 7]),
+    "take of errors": (lambda d: d.skip(1).take(1), []),
+    "shard 0": (lambda d: d.shard(2, 0), [0, 2, 6]),
+    "shard 1": (lambda d: d.shard(2, 1), [3, 5, 7]),
+    "shard of three": (lambda d: d.shard(3, 1), [7]),
+    "skip": (lambda d: d.skip(2), [2, 3, 5, 6, 7]),
+    "take of shard": (lambda d: d.shard(2, 0).take(3), [0, 2]),
+    "shard of take": (lambda d: d.take(6).shard(2, 1), [3, 5]),
+    "in a dataset": (lambda d: Dataset.range(2).flat_map(lambda _: d.take(3)), [0, 2, 0, 2]),
+    "prefetched": (lambda d: d.take(5).prefetch(2).shard(2, 0), [0, 2]),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_take_skip_and_shard_count_elements_that_raise(kind: str, name: str) -> None:
+    """Streams did not count them: `take` had further elements, and `shard` other ones."""
+    step, expected = SLICES[name]
+    dataset = step(PIPELINES[kind](8).map(damaged(1, 4))).ignore_errors()
+    assert read(dataset) == expected
+    assert_resumes_everywhere(dataset)
+
+
+@pytest.mark.parametrize("name", ["take", "shard 0", "skip"])
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_errors_are_raised_without_ignore_errors(kind: str, name: str) -> None:
+    with pytest.raises(OSError, match="damaged"):
+        read(SLICES[name][0](PIPELINES[kind](8).map(damaged(2, 4))))
+
+
+@pytest.mark.parametrize("ended", ["generator", "scan"])
+@pytest.mark.parametrize("name", ["take", "shard 0", "skip"])
+def test_what_cannot_go_on_after_an_error_raises_it(name: str, ended: str) -> None:
+    check = damaged(1)
+    numbers = Dataset.from_generator(lambda: (check(n) for n in range(8)))
+    if ended == "scan":
+        numbers = Dataset.range(8).map(check).scan(0, lambda state, x: (state, x))
+    with pytest.raises(OSError, match="damaged") as caught:
+        read(SLICES[name][0](numbers).ignore_errors())
+    assert "call ignore_errors before this step" in str(caught.value.__notes__)
