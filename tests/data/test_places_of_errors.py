@@ -66,3 +66,46 @@ def test_what_cannot_go_on_after_an_error_raises_it(name: str, ended: str) -> No
     with pytest.raises(OSError, match="damaged") as caught:
         read(SLICES[name][0](numbers).ignore_errors())
     assert "call ignore_errors before this step" in str(caught.value.__notes__)
+
+
+CACHES: dict[str, tuple[Callable[[Dataset], Dataset], list[Any]]] = {
+    "alone": (lambda d: d, [0, 2, 3, 5, 6, 7]),
+    "zip": (lambda d: Dataset.zip((Dataset.range(8), d)), [(x, x) for x in (0, 2, 3, 5, 6, 7)]),
+    "zip, the last": (lambda d: Dataset.zip((d, Dataset.range(8))), [(x, x) for x in (0, 2, 3, 5, 6, 7)]),
+    "choose": (
+        lambda d: Dataset.choose_from_datasets([d, Dataset.range(10, 14)], Dataset.range(2).repeat()),
+        [0, 10, 11, 2, 12, 3, 13],
+    ),
+    "shard": (lambda d: d.shard(2, 1), [3, 5, 7]),
+    "repeat": (lambda d: d.repeat(2), [0, 2, 3, 5, 6, 7] * 2),
+    "prefetch": (lambda d: d.prefetch(2), [0, 2, 3, 5, 6, 7]),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_a_position_behind_a_cache_with_errors_is_restored(kind: str, name: str) -> None:
+    """It counted the elements without the errors, so that the restored pass raised these in place of other elements."""
+    step, expected = CACHES[name]
+    dataset = step(PIPELINES[kind](8).map(damaged(1, 4)).cache()).ignore_errors()
+    assert read(dataset) == expected
+    assert_resumes_everywhere(dataset)
+
+
+def test_an_error_that_does_not_come_again_does_not_move_a_position_behind_a_cache() -> None:
+    fails = [True]
+
+    def check(x: Any) -> Any:
+        if x == 1 and fails:
+            raise OSError("damaged")
+        return x
+
+    dataset = PIPELINES["stream"](6).map(check).cache().ignore_errors()
+    iterator = iter(dataset)
+    assert [int(next(iterator)) for _ in range(3)] == [0, 2, 3]
+    restored = iter(dataset)
+    restored.set_state(iterator.get_state())
+    fails.clear()
+    assert read(restored) == [4, 5]
+    assert read(dataset) == [0, 1, 2, 3, 4, 5]
+    assert read(iterator) == [4, 5]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
-from mirrored.data.cursors import Cursor, beyond_end
+from mirrored.data.cursors import Cursor, beyond_end, has_passed
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
@@ -51,13 +51,22 @@ class Cached(OneParent, CursorTransformation):
         return _CacheCursor(self, pinned(run))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """An exception in place of the element that raises it."""
+
+    error: Exception
+
+
 class _CacheCursor:
+    """An iterator over a sequential cache. Before `ignore_errors` an element that raises keeps its place."""
+
     def __init__(self, node: Cached, run: Run) -> None:
         self._node, self._run = node, run
         self._seeds = (run.keys, *seeds_of(node.parent, run).values())
         self._place = 0
         self._reading: Cursor | None = None
-        self._read: list[Element] = []
+        self._read: list[Any] = []
         self._lacks = False  # elements that raised an exception; a later pass reads the parent again
 
     def __next__(self) -> Element:
@@ -70,12 +79,16 @@ class _CacheCursor:
             return elements[self._place - 1]
         self._fill(self._place + 1)
         self._place += 1
-        return self._read[self._place - 1]
+        element = self._read[self._place - 1]
+        if type(element) is _Failed:
+            raise element.error
+        return element
 
     def _fill(self, count: int) -> None:
         if self._reading is None:
             self._reading = self._node.parent.cursor(self._run)
         while len(self._read) < count:
+            before = self._reading.get_state() if self._run.forgives else None
             try:
                 self._read.append(tree_map(frozen, next(self._reading)))
             except StopIteration:
@@ -83,6 +96,12 @@ class _CacheCursor:
                 if not self._lacks:
                     self._node.complete[self._seeds] = self._read
                 raise
+            except Exception as error:
+                self._lacks = True
+                # Without `ignore_errors` the iteration ends here. Otherwise it goes on, unless the parent cannot.
+                if not self._run.forgives or not has_passed(self._reading, before, error):
+                    raise
+                self._read.append(_Failed(error))
             except BaseException:
                 self._lacks = True
                 raise

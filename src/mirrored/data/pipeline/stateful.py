@@ -392,7 +392,7 @@ class Forgiving(StreamStep, CursorNode):
 
 _CANNOT_GO_ON: Final = (
     "Dataset.ignore_errors: a generator, or a step that keeps elements or a state (scan, unique, group_by_window, "
-    "cache, shuffle of a stream), ends at an exception: call ignore_errors before this step"
+    "shuffle of a stream), ends at an exception: call ignore_errors before this step"
 )
 
 
