@@ -566,3 +566,26 @@ def test_a_position_that_counts_examples_keeps_the_number_of_elements_before_oth
     next(before)
     with pytest.raises(ArgumentError, match="6 elements before others"):
         iter(dataset(8, 4)).restore(before.get_state())
+
+
+@pytest.mark.parametrize("first", [numbers, streamed], ids=["indexed", "stream"])
+def test_a_position_after_a_part_that_drops_examples_keeps_the_batch_size(first: Callable[[int], Dataset]) -> None:
+    """With another batch size the first part of a stream has dropped other examples: some came twice, others never."""
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+
+    def reading(batch: int) -> Any:
+        parts = [part.batch(batch, drop_remainder=True) for part in (first(10), Dataset.range(100, 108))]
+        return iter(strategy.experimental_distribute_dataset(parts[0].concatenate(parts[1])))
+
+    before, same = reading(4), reading(4)
+    for count in range(3):
+        if first is streamed:  # in the first part, whose examples all come
+            after = reading(2)
+            after.set_state(json.loads(json.dumps(before.get_state())))
+            examples = [x for batch in after for x in strategy.gather(batch, axis=0).tolist()]
+            assert examples == [*range(10), *range(100, 108)][4 * count :]
+        next(before)
+    with pytest.raises(ArgumentError, match="elements before others|in each epoch or part"):
+        reading(2).set_state(before.get_state())
+    same.set_state(before.get_state())
+    assert strategy.gather(next(same), axis=0).tolist() == [104, 105, 106, 107]

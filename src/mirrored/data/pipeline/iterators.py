@@ -441,7 +441,8 @@ def _refuse_dropped(saved: str, own: str) -> ArgumentError:
     return ArgumentError(
         "DatasetIterator.set_state",
         found=f"the position was saved with {saved}, this dataset is {own}",
-        rule="with another batch size a position counts examples; drop_remainder=True before `repeat` drops another "
-        "number of them in each epoch, so that some would be used twice and others never",
-        remedy="restore the position with the saved batch size; .repeat() before .batch(...) fits every batch size",
+        rule="with another batch size a position counts examples; drop_remainder=True before `repeat` or "
+        "`concatenate` drops another number of them in each epoch or part, so that some would be used twice and others "
+        "never",
+        remedy="restore the position with the saved batch size; .batch(...) after these steps fits every batch size",
     )

@@ -178,8 +178,9 @@ def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
 def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     """Returns whether examples may have been dropped before a position, so that a count of examples does not give it.
 
-    `batch` and others with ``drop_remainder=True`` drop examples at the end of each epoch of a later `repeat`, another
-    number with another batch size. False if the position is in the first epoch, in which nothing has been dropped.
+    `batch` and others with ``drop_remainder=True`` drop examples at the end of each epoch of a later `repeat`, and of
+    the first part of a `concatenate`, another number with another batch size. False if the position is in the first
+    epoch or part, in which nothing has been dropped.
 
     Args:
         state: The position, of a dataset with other batch sizes.
@@ -190,8 +191,7 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     grouping = state.get("grouping", _grouping_of(node))  # positions of earlier versions have none
     dropped_then = any(_DROPS in one for one in grouping)
     for repeat in steps:
-        inner = list(nodes(repeat.parent)) if isinstance(repeat, Repeated) and repeat.count != 1 else []
-        for step in inner:
+        for step in _ended_before_others(repeat, state["position"]):
             if _DROPS not in step.grouping and not (dropped_then and isinstance(step, Batched)):
                 continue
             place = len(steps) - steps.index(step)  # from the source: another strategy can add a step at the end
@@ -202,6 +202,25 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
             if not _drops_nothing(state["count"], int(size[1]) if size else 0, repeat, step):
                 return True
     return False
+
+
+def _ended_before_others(node: Node, position: Any) -> list[Node]:
+    """Returns the steps of a `repeat`, and of the first parts of a `concatenate`, whose data may end before a position.
+
+    `slices` has the lengths of the first parts of an indexed `concatenate`.
+    """
+    if isinstance(node, Repeated) and node.count != 1:
+        return list(nodes(node.parent))
+    if isinstance(node, Concatenated) and not node.is_indexed and not _is_in_first_parts(position):
+        return [step for member in node.members[:-1] for step in nodes(member)]
+    return []
+
+
+def _is_in_first_parts(position: Any) -> bool:
+    """Returns whether a position is in the first part of the last `concatenate`, or the first epoch of a `repeat`."""
+    if not isinstance(position, dict):
+        return True
+    return position["part"] == 0 if "part" in position else all(map(_is_in_first_parts, position.values()))
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
