@@ -15,7 +15,7 @@ from mirrored._jax.trees import in_order_of, positions_in_order
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
-from mirrored.optimizers.gradient_merge import scope_of, update_with_sums
+from mirrored.optimizers.gradient_merge import PairsOf, scope_of, update_with_sums
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.strategies.context import all_reduce_for
@@ -267,7 +267,8 @@ class GradientAccumulator:
             )
 
         def update(sums: Sequence[Any]) -> None:
-            pairs = zip(self._means(sums), self._variables, strict=True)
+            in_key_order = [self._variables[at] for at in self._order]
+            pairs = PairsOf(zip(self._means(sums), self._variables, strict=True), in_key_order)
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
         with unrecorded(), scope_of(self._variables):

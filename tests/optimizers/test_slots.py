@@ -12,7 +12,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import ArgumentError, ContextError
-from mirrored.gradients import aggregate_gradients
+from mirrored.gradients import GradientAccumulator, aggregate_gradients
 from mirrored.optimizers import SGD, Adam, Optimizer
 from optimizers.steps import step_of
 
@@ -108,13 +108,40 @@ def test_build_makes_the_slots_before_the_first_step(way):
     assert [made.strategy for made in optimizer.variables] == [way.strategy] * 7
 
 
-def test_apply_takes_gradients_in_the_order_of_the_keys_that_build_got_and_slots_keep_their_places():
-    w_out, bias = mr.Variable(1.0), mr.Variable(2.0)
-    optimizer = SGD(1.0, momentum=0.5)
-    optimizer.build({"w_out": [w_out], "bias": bias})
+def minimize(optimizer: Any, gradients: Any, variables: Any) -> None:
+    def loss() -> Any:
+        return 0.0 * variables["w_out"][0] + 0.0 * variables["bias"]
+
+    optimizer.minimize(loss, lambda: variables)
+
+
+FIRST_CALLS = {
+    "build": lambda optimizer, gradients, variables: optimizer.build(variables),
+    "apply": lambda optimizer, gradients, variables: optimizer.apply(gradients, variables),
+    "pairs": lambda optimizer, gradients, variables: optimizer.apply_gradients(iter([(gradients, variables)])),
+    "minimize": minimize,
+}
+
+
+@pytest.mark.ways(replicas=(1, 2))
+@pytest.mark.parametrize("first", FIRST_CALLS)
+def test_apply_takes_gradients_in_the_order_of_the_keys_that_the_first_call_got_and_slots_keep_their_places(way, first):
+    with way.strategy.scope():
+        variables = {"w_out": [mr.Variable(0.0)], "bias": mr.Variable(0.0)}
+        optimizer = SGD(1.0, momentum=0.5)
+    step_of(way, lambda: FIRST_CALLS[first](optimizer, {"w_out": [0.0], "bias": 0.0}, variables))()
     optimizer.apply([1.0, 10.0])
-    assert (float(w_out), float(bias)) == (0.0, -8.0)
+    assert (float(variables["w_out"][0]), float(variables["bias"])) == (-1.0, -10.0)
     assert [float(slot) for slot in optimizer.variables[2:]] == [10.0, 1.0]  # sorted: a program may save the list
+
+
+def test_apply_takes_gradients_in_the_order_of_the_keys_that_an_accumulator_got():
+    variables = {"w_out": mr.Variable(0.0), "bias": mr.Variable(0.0)}
+    optimizer, accumulator = SGD(1.0), GradientAccumulator(variables)
+    accumulator.add([1.0, 10.0], count=1)
+    accumulator.apply(optimizer)
+    optimizer.apply([1.0, 10.0])
+    assert (float(variables["w_out"]), float(variables["bias"])) == (-2.0, -20.0)
 
 
 def test_build_calls_init_once_for_the_shapes_and_once_for_the_values():

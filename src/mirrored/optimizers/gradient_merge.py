@@ -160,6 +160,20 @@ def in_key_order(variables: PyTree, found: Sequence[Variable]) -> list[Variable]
     return sorted(found, key=lambda variable: rank.get(id(variable), 0))
 
 
+class PairsOf(list[Pair]):
+    """Pairs of a gradient and a variable, in JAX's order, and the list or tree of variables that they come from."""
+
+    def __init__(self, pairs: Iterable[Pair], variables: PyTree) -> None:
+        super().__init__(pairs)
+        self.variables = variables
+
+
+def pairs_in_key_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
+    """Returns the variables of `pairs`, which `as_pairs` made of `given`, in the order of the keys of the dicts."""
+    variables = given.variables if isinstance(given, PairsOf) else [one for _, one in given]
+    return in_key_order(variables, [variable for _, variable in pairs])
+
+
 def _is_leaf(value: object) -> bool:
     return value is None or isinstance(value, Variable)
 

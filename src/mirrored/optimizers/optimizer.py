@@ -15,11 +15,13 @@ from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
 from mirrored.optimizers.checks import Pair, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.gradient_merge import (
+    PairsOf,
     as_pairs,
     as_they_are,
     as_variables,
     in_key_order,
     once,
+    pairs_in_key_order,
     scope_of,
     update_with_sums_of,
 )
@@ -198,7 +200,7 @@ class Optimizer:
         called = f"{type(self).__name__}.build"
         variables = [variable for _, variable in as_pairs([(None, one) for one in as_variables(var_list)], called)]
         with scope_of(variables):
-            self._build(variables, in_key_order(var_list, variables))
+            self._build(variables, lambda: in_key_order(var_list, variables))
 
     @restoring
     def apply_gradients(
@@ -237,20 +239,23 @@ class Optimizer:
             ReplicaDivergenceError: Aggregation was skipped and the gradients differ between replicas.
         """
         called = f"{type(self).__name__}.apply_gradients"
-        pairs = as_pairs(grads_and_vars, called)
+        iterator = grads_and_vars if isinstance(grads_and_vars, Iterator) else None
+        given = grads_and_vars if isinstance(grads_and_vars, list) else list(grads_and_vars)
+        pairs = as_pairs(given, called)
         names = sorted(extra_args or {})
         values = [(extra_args or {})[name] for name in names]
 
         def update(summed: Sequence[Pair], extra: Sequence[Any]) -> None:
             variables = [variable for _, variable in summed]
-            self._update(variables, [total for total, _ in summed], dict(zip(names, extra, strict=True)))
+            with turn():
+                self._build(variables, lambda: pairs_in_key_order(given, pairs))
+                self._update(variables, [total for total, _ in summed], dict(zip(names, extra, strict=True)))
 
         # Unrecorded: an enclosing tape must not record the update, which is not part of the loss.
         with unrecorded(), scope_of([variable for _, variable in pairs]):
             present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
             check_gradients(present, called, in_replica=ambient().is_in_replica_context)
             if experimental_aggregate_gradients and not skip_gradients_aggregation:
-                iterator = grads_and_vars if isinstance(grads_and_vars, Iterator) else None
                 absent = update_with_sums_of(pairs, values, update, called, self, iterator)
             else:
                 present, absent = with_gradients(pairs, called)
@@ -328,9 +333,10 @@ class Optimizer:
             )
         variables = as_variables(var_list)
         if variables and not isinstance(variables[0], Variable) and callable(var_list):
-            variables = as_variables(var_list())
+            var_list = var_list()
+            variables = as_variables(var_list)
         gradients = tape.gradient(loss, variables)
-        return self.apply_gradients(zip(gradients, variables, strict=True), **options)
+        return self.apply_gradients(PairsOf(zip(gradients, variables, strict=True), var_list), **options)
 
     # Implementation
 
@@ -352,10 +358,10 @@ class Optimizer:
         if self._rate is not None:
             self._rate.build()
 
-    def _build(self, variables: Sequence[Variable], order: Sequence[Variable] = ()) -> None:
+    def _build(self, variables: Sequence[Variable], order: Callable[[], Sequence[Variable]]) -> None:
         """Creates the state (counters, learning rate, slots) that these variables need and that is missing.
 
-        `order` has the variables in the order in which `apply` takes their gradients, if it is another one.
+        `order` returns the variables in the order in which `apply` takes their gradients.
 
         All replicas of a run see the same state here. So either all of them enter the merge in `once` or none does.
         """
@@ -366,7 +372,7 @@ class Optimizer:
             self._build_scalars()
             # Without listeners: tapes must not see the reads that initialize the slots.
             with within(listeners=()):
-                self._slots.build(variables, lambda: self._rate_at(self.iterations.read_value()), order)
+                self._slots.build(variables, lambda: self._rate_at(self.iterations.read_value()), order())
 
         once(make)
 
@@ -374,11 +380,6 @@ class Optimizer:
         return None if self._rate is None else self._rate.at(step)
 
     def _update(self, variables: Sequence[Variable], gradients: Sequence[Any], extra: Mapping[str, Any]) -> None:
-        with turn():
-            self._update_alone(variables, gradients, extra)
-
-    def _update_alone(self, variables: Sequence[Variable], gradients: Sequence[Any], extra: Mapping[str, Any]) -> None:
-        self._build(variables)
         plan = self._slots.plan(variables)
         slots = self._slots.select(plan)
         with within(listeners=()):
