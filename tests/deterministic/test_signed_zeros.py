@@ -136,6 +136,28 @@ def test_gather_keeps_the_signs_of_zeros(dtype, deterministic):
             assert np.asarray(gathered).tobytes() == expected, devices
 
 
+@pytest.mark.parametrize("taped", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_components_that_are_read_in_a_compiled_function_keep_the_signs_of_zeros(dtype, taped):
+    expected = np.asarray(jnp.full(3, number(dtype))).tobytes()
+    for devices in LAYOUTS:
+        places = [f"CPU:{i}" for i in range(devices)]
+        strategy = mr.MirroredStrategy(places, num_replicas=REPLICAS)
+        with strategy.scope():
+            w = mr.Variable(jnp.zeros(3, dtype))
+            own = mr.Variable(jnp.zeros(3, dtype), synchronization=mr.VariableSynchronization.ON_READ)
+
+        def step(x):
+            with mr.GradientTape(watch_accessed_variables=taped):
+                made = strategy.run(lambda: x - w)  # noqa: B023
+                strategy.run(lambda: own.assign(x, read_value=False))  # noqa: B023
+                local = strategy.experimental_local_results(made)  # noqa: B023
+                return [*made.values, *local, *(one.read_value() for one in own.values)]  # noqa: B023
+
+        for component in mr.function(step)(jnp.full(3, number(dtype))):
+            assert np.asarray(component).tobytes() == expected, devices
+
+
 def test_uneven_rows_keep_the_signs_of_zeros():
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     stacked = jax.device_put(jnp.full((2, 3), -0.0), strategy.device_assignment.sharded)

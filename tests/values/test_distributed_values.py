@@ -257,3 +257,18 @@ def test_integers_of_64_bits_do_not_wrap_around(kind, form, compiled):
 
     with pytest.raises(ArgumentError, match="do not fit into int32"):
         use()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_components_that_a_branch_or_a_replica_reads_first_can_be_read_elsewhere(devices):
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=2)
+
+    @mr.function
+    def step(x):
+        doubled = strategy.run(lambda: x * 2.0)
+        in_branch = jax.lax.cond(x > 0, lambda: doubled.values[0], lambda: doubled.values[1])
+        tripled = strategy.run(lambda: x * 3.0)
+        in_run = strategy.run(lambda: tripled.values[1] * 1.0)
+        return in_branch, doubled.values[1], strategy.experimental_local_results(in_run)[0], tripled.values[0]
+
+    assert [float(one) for one in step(jnp.array(1.0))] == [2.0, 2.0, 3.0, 3.0]

@@ -14,10 +14,11 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.dispatch import jit
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
-from mirrored._jax.traces import Tracer, current_trace, is_eval_below
+from mirrored._jax.traces import Tracer
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, log_label
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
+from mirrored.values.stacking import gathered
 from mirrored.watchdog.collective_log import collective_log
 
 if TYPE_CHECKING:
@@ -179,18 +180,7 @@ def _compiled_gather(axis: int, device_assignment: DeviceAssignment) -> Callable
 
 
 def _concatenated(stacked: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
-    return jnp.concatenate(_components(_gathered(stacked, device_assignment), device_assignment), axis=axis)
-
-
-def _gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Array:
-    """All-gathers the rows of a stacked array in a program; they keep their bits.
-
-    XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0.
-    """
-    if len(device_assignment.devices) == 1 or is_eval_below(current_trace()):
-        return stacked
-    gathered: jax.Array = jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
-    return gathered
+    return jnp.concatenate(_components(gathered(stacked, device_assignment), device_assignment), axis=axis)
 
 
 @functools.lru_cache(maxsize=256)
@@ -198,7 +188,7 @@ def _compiled_ragged_gather(
     axis: int, sizes: tuple[int, ...], device_assignment: DeviceAssignment
 ) -> Callable[..., Any]:
     def gather(stacked: jax.Array) -> Any:
-        components = zip(_components(_gathered(stacked, device_assignment), device_assignment), sizes, strict=True)
+        components = zip(_components(gathered(stacked, device_assignment), device_assignment), sizes, strict=True)
         parts = [jax.lax.slice_in_dim(component, 0, size, axis=axis) for component, size in components]
         return jnp.concatenate(parts, axis=axis)
 

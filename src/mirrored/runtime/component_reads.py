@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.placement import movable
 from mirrored.runtime.ambient import ReadableVariable, announce_read, is_tracked
-from mirrored.values.stacking import register_tracked_read, stack_components
+from mirrored.values.stacking import register_tracked_read, stack_components, whole_rows
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -53,8 +53,9 @@ def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment 
     """Returns the components of a stacked value that a tape tracks, as rows of it on the replicas' devices, or None."""
     if device_assignment is None or device_assignment.spans_processes or not is_tracked(stacked):
         return None
+    rows = whole_rows(stacked, device_assignment)
     return tuple(
-        movable(jax.device_put(stacked[device_assignment.slots.of(replica)], device_assignment.device_of(replica)))
+        movable(jax.device_put(rows[device_assignment.slots.of(replica)], device_assignment.device_of(replica)))
         for replica in range(device_assignment.num_replicas)
     )
 

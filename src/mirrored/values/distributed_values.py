@@ -21,7 +21,7 @@ import numpy as np
 
 from mirrored._jax.array_likes import has_registered, register_array_like
 from mirrored._jax.arrays import as_array, frozen
-from mirrored._jax.traces import ShapedArray, Tracer
+from mirrored._jax.traces import ShapedArray, Tracer, belongs_to
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 from mirrored.values import html
@@ -216,7 +216,10 @@ class PerReplica(_NotAnArray):
             return tracked  # not kept: they belong to the tape
         if self._components is None:
             assert self._stacked is not None
-            self._components = unstacked(self._stacked, self._device_assignment)
+            components = unstacked(self._stacked, self._device_assignment)
+            if any(isinstance(one, Tracer) and not belongs_to(self._stacked, one._trace) for one in components):
+                return components  # not kept: they belong to the trace of a branch or of a run
+            self._components = components
         return self._components
 
     def first(self) -> Any:

@@ -19,7 +19,15 @@ from mirrored._jax.array_likes import has_registered, registered_read
 from mirrored._jax.arrays import as_array, check_fit, frozen
 from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.placement import movable
-from mirrored._jax.traces import Tracer, canonical_dtype, eager
+from mirrored._jax.traces import (
+    Tracer,
+    belongs_to,
+    canonical_dtype,
+    current_trace,
+    eager,
+    is_eval_below,
+    recording_parent,
+)
 from mirrored.errors import ValuesError
 
 if TYPE_CHECKING:
@@ -177,6 +185,25 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
     return stacked_rows
 
 
+def gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Array:
+    """All-gathers the rows of a stacked array in a program; they keep their bits.
+
+    XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0.
+    """
+    if len(device_assignment.devices) == 1 or is_eval_below(current_trace()):
+        return stacked
+    whole: jax.Array = jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
+    return whole
+
+
+def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
+    """Returns a stacked array whose rows keep their bits when they are read one by one, as in `gathered`.
+
+    An array of an outer trace is returned unchanged: the current trace may be that of a run, which has no mesh.
+    """
+    return gathered(stacked, device_assignment) if belongs_to(stacked, recording_parent(current_trace())) else stacked
+
+
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
     """Splits a stacked array into the components of the replicas.
 
@@ -203,7 +230,8 @@ def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: Devi
         or isinstance(stacked, Tracer)
         or len(stacked.addressable_shards) != len(device_assignment.addressable_devices)
     ):
-        return tuple(stacked[device_assignment.slots.of(r)] for r in range(device_assignment.num_replicas))
+        rows = whole_rows(stacked, device_assignment)
+        return tuple(rows[device_assignment.slots.of(r)] for r in range(device_assignment.num_replicas))
     spread = stacked
     if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # for example a gradient
         spread = jax.device_put(stacked, device_assignment.sharded)

@@ -31,7 +31,7 @@ from mirrored.variables.assigned import as_result
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of, without_strategy
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, own, placed, uncommitted
-from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, no_components, row_of, write_components
+from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, no_components, row_in, write_components
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -241,7 +241,7 @@ def component(variable: Variable, replica: int) -> Any:
         value = store.local(variable, replica)
     else:
         whole = store.whole(variable)
-        value = whole[row_of(variable, replica, here)] if variable.per_replica else whole
+        value = row_in(whole, variable, replica, here) if variable.per_replica else whole
     if here.replica is None or here.runner is None or store.captures:
         return value
     return here.runner.component(value, here.replica.local_index)  # a copy on the device of the replica that reads

@@ -19,7 +19,7 @@ from mirrored.variables.access import Assignment, check_strategy, check_writable
 from mirrored.variables.operators import VariableOperators
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import near
-from mirrored.variables.sync_on_read import row_of
+from mirrored.variables.sync_on_read import row_in, row_of
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -192,8 +192,8 @@ def write_component(assignment: Assignment, replica: int, value: object) -> Any:
     if store is None:
         with turn(), lock:
             return _store_component(assignment, replica, value)
-    whole, row = store.whole(variable), row_of(variable, replica, ambient())
-    new = assignment.combined(whole[row], value)
+    whole, row = store.whole(variable), row_of(variable, replica, here)
+    new = assignment.combined(row_in(whole, variable, replica, here), value)
     store.set_whole(variable, whole.at[row].set(new), assignment.where)
     return new
 

@@ -20,7 +20,7 @@ from mirrored.runtime.ambient import Ambient
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import PerReplica
-from mirrored.values.stacking import stack_components
+from mirrored.values.stacking import stack_components, whole_rows
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import near
@@ -85,6 +85,14 @@ def row_of(variable: Variable, replica: int, here: Ambient) -> int:
     if here.runner is not None and here.runner.store.captures:
         return replica
     return replica if variable.device_assignment is None else int(variable.device_assignment.slots.of(replica))
+
+
+def row_in(whole: jax.Array, variable: Variable, replica: int, here: Ambient) -> Any:
+    """Returns one replica's component of a sync-on-read variable from the stacked components, with its bits."""
+    row = row_of(variable, replica, here)
+    if here.runner is None and variable.device_assignment is not None:
+        whole = whole_rows(whole, variable.device_assignment)
+    return whole[row]
 
 
 def write_components(assignment: Assignment, value: Operand, store: VariableStore | None, here: Ambient) -> None:
