@@ -191,6 +191,21 @@ class Delegating(keras.Model):
         return super().test_step(data)
 
 
+@REPLICAS
+def test_an_inherited_step_of_a_frozen_model_warns_and_updates_nothing(replicas: int | None) -> None:
+    with scope(replicas):
+        model = model_of(Delegating)
+    for layer in model.layers:
+        layer.trainable = False
+    before = model.get_weights()
+    with pytest.warns(UserWarning, match="does not have any trainable weights") as found:
+        history = model.fit(X, Y, batch_size=BATCH, verbose=0).history
+    assert {one.filename for one in found} == {__file__}
+    np.testing.assert_allclose(history["loss"], model.evaluate(X, Y, batch_size=BATCH, verbose=0)[:1], rtol=1e-5)
+    assert_weights(model, before)
+    assert int(model.optimizer.iterations) == 0
+
+
 class WithLayers(keras.Model):
     """A model whose loss depends on masks, weights or a loss of a layer."""
 

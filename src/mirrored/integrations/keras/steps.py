@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import distributed
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
@@ -334,7 +336,14 @@ def _train_step(model: Model, data: PyTree) -> Any:
         x, y, prediction, sample_weight, loss = _forward(model, data, training=True)
         loss = model.optimizer.scale_loss(loss)
     weights = model.trainable_weights
-    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+    if weights:
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+    else:  # as Keras on TensorFlow
+        warnings.warn(
+            "keras.Model.train_step: The model does not have any trainable weights.",
+            UserWarning,
+            stacklevel=user_stacklevel(),
+        )
     return model.compute_metrics(x, y, prediction, sample_weight)
 
 
