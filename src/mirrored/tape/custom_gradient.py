@@ -86,7 +86,9 @@ def custom_gradient(function: F) -> F:
         1.0
 
     TensorFlow: `tf.custom_gradient`. The custom gradient also applies under `jax.grad` and inside a nested `jit` or
-    `lax.scan`, if the function reads no variables.
+    `lax.scan`, if the function reads no variables. Unlike in TensorFlow, a second derivative by nested tapes in eager
+    code does not flow through values that `function` computes and its gradient function uses. A tape around a compiled
+    function or compiled run that opens a tape of its own around the call gets the derivative of the body.
     """
 
     @functools.wraps(function)
