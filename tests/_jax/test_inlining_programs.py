@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirrored._jax.arrays import NotConstant
 from mirrored._jax.inlining import as_function, program_of
 from mirrored._jax.jaxprs import aval_of, context_key, dependencies, evaluate_outputs, is_inexact, zero_tangent
+from mirrored._jax.traces import NotConstant
 
 X = jnp.arange(3.0)
 CONSTANT = jnp.array([5.0, 6.0, 7.0])

@@ -1,6 +1,8 @@
-"""Probes of what `traces` relies on in JAX: the current trace and its parents, and tracers that belong to none."""
+"""Probes of what `traces` relies on in JAX: the current trace and its parents, loose tracers, their equations."""
 
 from __future__ import annotations
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import pytest
 
 from mirrored._jax import traces
 from mirrored._jax.boxes import BoxTracer
-from mirrored._jax.traces import CaptureTracer
+from mirrored._jax.traces import CaptureTracer, NotConstant, evaluate
 
 X = jnp.arange(3.0)
 
@@ -199,3 +201,75 @@ def test_closure_convert_makes_an_argument_of_a_capture_tracer():
 
     jax.make_jaxpr(traced)(X)
     assert [one for one in found if one is captured], "functions of JAX that convert closures would embed it"
+
+
+# Constants while tracing
+
+
+def test_what_depends_on_constants_alone_is_known_while_tracing() -> None:
+    found = []
+
+    @jax.jit
+    def traced(x):
+        constant = jnp.arange(3) * 2 + np.array([1, 1, 1])
+        found.append((type(constant), evaluate(jnp.where(constant > 2, constant, 0))))
+        with pytest.raises(NotConstant):
+            evaluate(constant + x)
+        return constant
+
+    assert traced(1).tolist() == [1, 3, 5]
+    ((kind, value),) = found
+    assert issubclass(kind, jax.core.Tracer)
+    assert not isinstance(value, jax.core.Tracer)
+    assert value.tolist() == [0, 3, 5]
+
+
+def test_captured_values_are_known_to_who_knows_their_source() -> None:
+    captured = CaptureTracer((2,), jnp.float32, "source")
+    found = []
+
+    def traced(x):
+        doubled = captured * 2.0
+        with pytest.raises(NotConstant):
+            evaluate(doubled)
+        found.append(evaluate(doubled, {"source": jnp.array([1.0, 4.0])}.__getitem__))
+        return doubled + x
+
+    jax.make_jaxpr(traced)(1.0)
+    assert found[0].tolist() == [2.0, 8.0]
+
+
+def test_the_index_of_a_replica_is_that_of_the_first() -> None:
+    found = []
+
+    def traced(x):
+        index = jax.lax.axis_index("replica")
+        with pytest.raises(NotConstant):
+            evaluate(index)
+        found.append(evaluate(index + 3, lambda source: source))
+        return x + index
+
+    jax.make_jaxpr(traced, axis_env=[("replica", 2)])(1.0)
+    assert found == [3]
+
+
+def test_values_that_are_no_tracers_are_themselves() -> None:
+    array = jnp.ones(2)
+    assert evaluate(array) is array
+    assert evaluate("text") == "text"
+
+
+def test_a_chain_of_operations_may_be_longer_than_the_recursion_limit() -> None:
+    found = []
+
+    def traced(x):
+        known = jnp.zeros(())
+        for _ in range(sys.getrecursionlimit()):
+            known, x = known + 1, x + 1
+        found.append(evaluate(known))
+        with pytest.raises(NotConstant):
+            evaluate(x)
+        return x
+
+    jax.make_jaxpr(traced)(1.0)
+    assert found == [sys.getrecursionlimit()]

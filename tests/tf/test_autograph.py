@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.tf._autograph import loops
 from mirrored.tf._errors import InvalidArgumentError
 
 
@@ -267,6 +269,21 @@ def test_a_break_out_of_a_python_loop_on_a_tensor():
         x, seen = compiled(tf.constant(start))
         expected, count = f(tf.constant(start))
         assert (float(x), int(seen)) == (float(expected), int(count))
+
+
+@pytest.mark.parametrize("values", [lambda: range(5), itertools.count, lambda: (i for i in itertools.count())])
+def test_a_break_on_a_tensor_out_of_a_long_python_loop(values, monkeypatch):
+    monkeypatch.setattr(loops, "_MOST_UNKNOWN", 3)
+
+    def f(x):
+        for step in values():
+            x = x + step
+            if x > 4:
+                break
+        return x
+
+    with pytest.raises(tf.errors.UnimplementedError, match=r"unrolled(.|\n)*tf.range"):
+        tf.function(f)(tf.constant(0.0))
 
 
 def test_nested_loops_and_names_without_a_value_before_them():

@@ -1,11 +1,11 @@
-"""Functions on arrays: allocate aligned host memory, transfer arrays to devices, read PRNG keys, evaluate tracers."""
+"""Functions on arrays: allocate aligned host memory, transfer arrays to devices, read PRNG keys."""
 
 from __future__ import annotations
 
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -14,9 +14,8 @@ import numpy as np
 from jaxlib import xla_client as _xla_client
 
 from mirrored._jax.private import core as _core
-from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.source_lines import user_stacklevel
-from mirrored._jax.traces import CaptureTracer, canonical_dtype
+from mirrored._jax.traces import canonical_dtype
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.errors import ArgumentError
 
@@ -381,68 +380,3 @@ def implementation_of(dtype: Any) -> str:
 def key_data(value: Leaf) -> Any:
     """Returns the integers that represent typed PRNG keys (`jax.random.key_data`), and any other value unchanged."""
     return jax.random.key_data(value) if is_key(value) else value
-
-
-# Computes the concrete value of a tracer that depends only on constants.
-#
-# Supports JAX 0.10 to 0.12: a `DynamicJaxprTracer` knows the equation that made it (`parent`), which knows its inputs.
-
-
-class NotConstant(Exception):
-    """Error raised by `evaluate` when a value depends on an argument of the traced function."""
-
-
-def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:
-    """Computes the concrete value of a tracer during tracing, if the tracer depends only on constants.
-
-    For a value that differs between replicas, it is that of the first replica.
-
-    Args:
-        value: Any value. A value that is not a tracer is returned unchanged.
-        value_of_source: Returns the current value of the source of a capture tracer. Default: captured values are
-            unknown.
-
-    Raises:
-        NotConstant: It depends on a value that is unknown during tracing.
-    """
-    if not isinstance(value, _core.Tracer):
-        return value
-    with _core.eval_context():
-        return _Evaluation(value_of_source).value_of(value)
-
-
-class _Evaluation:
-    def __init__(self, value_of_source: Callable[[Any], Any] | None) -> None:
-        self._known: dict[int, Any] = {}
-        self._value_of_source = value_of_source
-
-    def value_of(self, tracer: object) -> Any:
-        if not isinstance(tracer, _core.Tracer):
-            return tracer
-        if isinstance(tracer, CaptureTracer) and self._value_of_source is not None:
-            return self._value_of_source(tracer.source)
-        if not isinstance(tracer, _partial_eval.DynamicJaxprTracer):
-            raise NotConstant
-        if isinstance(tracer.val, _core.Literal):
-            return tracer.val.val
-        if id(tracer.val) in self._known:
-            return self._known[id(tracer.val)]
-        if tracer.parent is None:
-            constant = tracer._trace.get_const(tracer)
-            if constant is None:
-                raise NotConstant
-            return self.value_of(constant)
-        self._apply(tracer.parent)
-        return self._known[id(tracer.val)]
-
-    def _apply(self, equation: _partial_eval.TracingEqn) -> None:
-        inputs = [self.value_of(tracer) for tracer in equation.in_tracers]
-        if equation.primitive.name == "axis_index":
-            if self._value_of_source is None:
-                raise NotConstant
-            outputs: Any = np.int32(0)
-        else:
-            outputs = equation.primitive.bind(*inputs, **equation.params)
-        outputs = outputs if equation.primitive.multiple_results else [outputs]
-        for variable, output in zip(equation.outvars, outputs, strict=True):
-            self._known[id(variable)] = output

@@ -14,12 +14,12 @@ from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
-from mirrored._jax.arrays import evaluate
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import debugging as _debugging
 from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import state_types as _state_types
+from mirrored._jax.traces import evaluate
 from mirrored._typing import Operand
 
 # A primitive that asserts that a value is replicated: equal on every device of an axis, by construction.

@@ -1,4 +1,4 @@
-"""Reads, classifies and replaces the current JAX trace, and turns captured values into arguments."""
+"""Reads, classifies and replaces the current JAX trace, turns captured values into arguments, evaluates tracers."""
 
 from __future__ import annotations
 
@@ -251,3 +251,84 @@ def another_tracer(tracer: jax.Array) -> Any:
 
 
 _core.pytype_aval_mappings[CaptureTracer] = operator.attrgetter("aval")
+
+
+# Computes the concrete value of a tracer that depends only on constants.
+#
+# Supports JAX 0.10 to 0.12: a `DynamicJaxprTracer` knows the equation that made it (`parent`), which knows its inputs.
+
+
+class NotConstant(Exception):
+    """Error raised by `evaluate` when a value depends on an argument of the traced function."""
+
+
+def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:
+    """Computes the concrete value of a tracer during tracing, if the tracer depends only on constants.
+
+    For a value that differs between replicas, it is that of the first replica.
+
+    Args:
+        value: Any value. A value that is not a tracer is returned unchanged.
+        value_of_source: Returns the current value of the source of a capture tracer. Default: captured values are
+            unknown.
+
+    Raises:
+        NotConstant: It depends on a value that is unknown during tracing.
+    """
+    if not isinstance(value, _core.Tracer):
+        return value
+    with _core.eval_context():
+        return _Evaluation(value_of_source).value_of(value)
+
+
+class _Evaluation:
+    def __init__(self, value_of_source: Callable[[Any], Any] | None) -> None:
+        self._known: dict[int, Any] = {}
+        self._value_of_source = value_of_source
+
+    def value_of(self, tracer: object) -> Any:
+        value, equation = self._look_up(tracer)
+        if equation is None:
+            return value
+        # Not recursive: a chain of equations can be longer than Python's recursion limit.
+        stack = [(equation, iter(equation.in_tracers))]
+        while stack:
+            equation, inputs = stack[-1]
+            needed = next((one for _, one in map(self._look_up, inputs) if one is not None), None)
+            if needed is None:
+                self._apply(equation)
+                stack.pop()
+            else:
+                stack.append((needed, iter(needed.in_tracers)))
+        return self._look_up(tracer)[0]
+
+    def _look_up(self, tracer: object) -> tuple[Any, _partial_eval.TracingEqn | None]:
+        """Returns the value of a tracer and None; if it is not known yet, None and the equation that computes it."""
+        while isinstance(tracer, _core.Tracer):
+            if isinstance(tracer, CaptureTracer) and self._value_of_source is not None:
+                return self._value_of_source(tracer.source), None
+            if not isinstance(tracer, _partial_eval.DynamicJaxprTracer):
+                raise NotConstant
+            if isinstance(tracer.val, _core.Literal):
+                return tracer.val.val, None
+            if id(tracer.val) in self._known:
+                return self._known[id(tracer.val)], None
+            if tracer.parent is not None:
+                return None, tracer.parent
+            constant = tracer._trace.get_const(tracer)
+            if constant is None:
+                raise NotConstant
+            tracer = constant  # of an enclosing trace, or an array
+        return tracer, None
+
+    def _apply(self, equation: _partial_eval.TracingEqn) -> None:
+        inputs = [self._look_up(tracer)[0] for tracer in equation.in_tracers]
+        if equation.primitive.name == "axis_index":
+            if self._value_of_source is None:
+                raise NotConstant
+            outputs: Any = np.int32(0)
+        else:
+            outputs = equation.primitive.bind(*inputs, **equation.params)
+        outputs = outputs if equation.primitive.multiple_results else [outputs]
+        for variable, output in zip(equation.outvars, outputs, strict=True):
+            self._known[id(variable)] = output

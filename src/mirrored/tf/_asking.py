@@ -11,8 +11,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import NotConstant
-from mirrored._jax.traces import Tracer
+from mirrored._jax.traces import NotConstant, Tracer
 from mirrored._typing import Operand
 from mirrored.tf._module import current_name_scope
 from mirrored.tf._ops.arrays import executing_eagerly

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mirrored._jax.arrays import NotConstant, evaluate, fits
+from mirrored._jax.arrays import fits
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.traces import Tracer
+from mirrored._jax.traces import NotConstant, Tracer, evaluate
 from mirrored._typing import HostArray
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._rebinding import Rebinding

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import NotConstant, evaluate
+from mirrored._jax.traces import NotConstant, evaluate
 from mirrored._typing import HostArray, Operand
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.values.index_checks import outside

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import NotConstant, check_fit, evaluate, is_key, new_array
+from mirrored._jax.arrays import check_fit, is_key, new_array
 from mirrored._jax.source_lines import user_line
-from mirrored._jax.traces import Tracer, eager
+from mirrored._jax.traces import NotConstant, Tracer, eager, evaluate
 from mirrored._jax.trees import tree_map
 from mirrored._typing import DTypeLike, Operand
 from mirrored.collectives.host_allgather import digest, host_allgather

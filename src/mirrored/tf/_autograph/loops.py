@@ -33,6 +33,7 @@ from mirrored.tf._ops.tensor_array import GrowingArrayError
 from mirrored.tf._static import static_int
 from mirrored.tf._tensors import as_tensor
 
+_MOST_UNKNOWN = 300  # unrolled iterations of which only the program knows whether they run
 _MOST_LOOKS = 6  # most traces of one loop body; each retries with the types that the last one inferred
 
 
@@ -138,8 +139,13 @@ def _over_python(
     iter_: Iterable[Any], extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
 ) -> None:
     going: Any = True if extra_test is None else extra_test()
-    for element in iter_ if truth(going) is not False else ():
+    length = len(iter_) if isinstance(iter_, Sequence) else 0
+    unknown = 0
+    for number, element in enumerate(iter_ if truth(going) is not False else ()):
         if truth(going) is None:  # whether the loop has ended is known only at run time
+            unknown += 1
+            if max(unknown, length - number) > _MOST_UNKNOWN:
+                raise _too_long(length)
             run = functools.partial(body, element)
             if_stmt(going, run, _nothing, state.get, state.set, state.names, len(state.names))
         else:
@@ -147,6 +153,17 @@ def _over_python(
         going = True if extra_test is None else extra_test()
         if truth(going) is False:
             return
+
+
+def _too_long(length: int) -> UnimplementedError:
+    return UnimplementedError.of(
+        "for",
+        found=f"a tensor decides when a loop over {length or f'more than {_MOST_UNKNOWN}'} Python values ends, by a "
+        "`break` or `return`",
+        rule="a loop over Python values is unrolled, so the program would hold each iteration; at most "
+        f"{_MOST_UNKNOWN} may follow after a tensor could have ended it",
+        remedy="iterate over tf.range(n) or a tensor, or use `while`: their loops run inside the program",
+    )
 
 
 def _nothing() -> None:

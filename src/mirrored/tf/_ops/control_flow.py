@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mirrored._jax.arrays import NotConstant, evaluate
-from mirrored._jax.traces import is_eager
+from mirrored._jax.traces import NotConstant, evaluate, is_eager
 from mirrored._jax.trees import transformed, tree_flatten
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import NotConstant, evaluate
+from mirrored._jax.traces import NotConstant, evaluate
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.jaxprs import dependencies, evaluate_outputs
+from mirrored._jax.traces import NotConstant, evaluate
 from mirrored._typing import Operand
 from mirrored.tf._ops.blocks import Block, assigned_by, carried_over, commit, outer_values, trace_block
 

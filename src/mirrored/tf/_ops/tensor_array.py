@@ -9,7 +9,7 @@ from typing import Any, Final, SupportsIndex
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.arrays import NotConstant
+from mirrored._jax.traces import NotConstant
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
