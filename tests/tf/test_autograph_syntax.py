@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import runpy
+
 import jax
 import pytest
 
@@ -231,3 +234,29 @@ def test_partial_functions_that_a_run_gets_are_converted():
 
     run = tf.function(lambda x: strategy.run(functools.partial(step, 3.0), args=(x,)))
     assert float(run(tf.constant(2.0))) == 6.0
+
+
+ANNOTATED = """
+def outer():
+    class Local: pass
+
+    def f(x: Local, *rest: Local, flag: Local = True, **options: Local) -> Local:
+        def inner(a: int, b: Local) -> Local: ...
+        log.append(inner.__annotations__)
+        return x + 1 if flag else x
+
+    return f, Local
+"""
+
+
+@pytest.mark.parametrize("are_texts", [False, True])
+def test_annotations_are_those_of_the_users_file(are_texts, tmp_path):
+    path = tmp_path / f"annotated_{are_texts}.py"
+    # The second name is that of the import, which a program may assign.
+    path.write_text("from __future__ import annotations\nannotations = []\n" * are_texts + "log = []" + ANNOTATED)
+    module = runpy.run_path(str(path), run_name=path.stem)
+    linecache.checkcache(str(path))
+    function, local = module["outer"]()
+    assert float(tf.function(function)(tf.constant(1.0))) == 2.0
+    expected = ("int", "Local", "Local") if are_texts else (int, local, local)
+    assert tuple(module["log"][0].values()) == expected

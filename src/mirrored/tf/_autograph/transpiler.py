@@ -5,6 +5,7 @@ the converted code keeps the file name and line numbers of the original, so that
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import functools
@@ -122,6 +123,7 @@ def _converted_code(function: types.FunctionType) -> _Factory:
         nodes = ast.Assign(targets=[ast.Name(name, ctx=ast.Store())], value=nodes)
     else:
         nodes.name = name
+        _remove_annotations(nodes)
     freevars = function.__code__.co_freevars
     inner = context.namer.new_symbol("inner_factory", ())
     outer = context.namer.new_symbol("outer_factory", ())
@@ -130,6 +132,17 @@ def _converted_code(function: types.FunctionType) -> _Factory:
     namespace: dict[str, Any] = {}
     exec(_located(wrapped, function), namespace)
     return _Factory(namespace[outer](), freevars, falls_through)
+
+
+def _remove_annotations(node: ast.FunctionDef) -> None:
+    """Removes the annotations of the function itself, which it takes from the original.
+
+    They may use names of the code around the function that are not in its closure.
+    """
+    node.returns = None
+    for one in ast.walk(node.args):
+        if isinstance(one, ast.arg):
+            one.annotation = None
 
 
 def _located(nodes: ast.AST | list[ast.AST] | tuple[ast.AST, ...], function: types.FunctionType) -> types.CodeType:
@@ -145,7 +158,9 @@ def _located(nodes: ast.AST | list[ast.AST] | tuple[ast.AST, ...], function: typ
             line = lines[max(before)] if before else function.__code__.co_firstlineno
             node.lineno = node.end_lineno = line
             node.col_offset = node.end_col_offset = 0
-    return compile(tree, function.__code__.co_filename, "exec")
+    # Annotations are texts if they are texts in the user's file, not because of this file's import.
+    flags = function.__code__.co_flags & __future__.annotations.compiler_flag
+    return compile(tree, function.__code__.co_filename, "exec", flags, dont_inherit=True)
 
 
 class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
