@@ -617,6 +617,19 @@ def test_a_traced_index_keeps_dtypes():
     assert int(result) == 0 + 2 + 4 + 6
 
 
+@pytest.mark.parametrize("kind", [range, tf.range])
+@pytest.mark.parametrize("bounds", [(3, 5), (5, 5), (5, 3)])
+def test_a_range_whose_bounds_are_sizes_may_have_no_iterations(kind, bounds):
+    @tf.function
+    def f(x, y):
+        count = 0
+        for _ in kind(tf.shape(x)[0], tf.shape(y)[0]):
+            count += 1
+        return count
+
+    assert int(f(*map(tf.zeros, bounds))) == max(0, bounds[1] - bounds[0])
+
+
 @pytest.mark.parametrize("bounds", [lambda n: (0, n, 1), lambda n: (n, None, 1)])
 def test_the_dtype_of_a_traced_range_may_be_passed_by_position(bounds):
     @tf.function

@@ -85,6 +85,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "exchanged edges": (lambda: tf.signal.linear_to_mel_weight_matrix(20, 129, 8000, 3800.0, 125.0), "lower_edge"),
     "range of integers without a step": (lambda: tf.range(0, 5, 0), "delta=0"),
     "range of floats without a step": (lambda: tf.range(0.0, 1.0, 0.0), "delta=0"),
+    "range from a greater integer": (lambda: tf.range(5, 3), "start=5, limit=3"),
+    "range of a negative number": (lambda: tf.range(tf.constant(-1.0)), "start=0, limit=-1.0"),
+    "range from a smaller number": (lambda: tf.range(0.0, 1.0, -0.5), "delta=-0.5"),
     "Keras' data format of a pooling": (
         lambda: tf.nn.max_pool2d(IMAGE[None], 2, 2, "VALID", data_format="channels_first"),
         "tf.nn.max_pool2d: data_format='channels_first'",

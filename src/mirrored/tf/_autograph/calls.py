@@ -21,6 +21,7 @@ from malt.operators import py_builtins
 
 from mirrored._typing import DTypeLike
 from mirrored.tf._autograph.ranges import TracedRange
+from mirrored.tf._autograph.state import is_number
 from mirrored.tf._autograph.truth import is_unknown
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import OPS
@@ -145,8 +146,9 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if given.get("limit") is None:
             given["start"], given["limit"] = 0, given["start"]
         bounds = (given.get("start", 0), given["limit"], given.get("delta", 1))
-        if not any(map(is_unknown, bounds)) or not (is_unknown(bounds[2]) or np.all(bounds[2])):
+        if not (is_unknown(bounds[2]) or np.all(bounds[2])) or all(map(is_number, bounds)):
             raise
+        # Bounds that are known here may not be known on TensorFlow (sizes), where a loop over them has no iteration.
         return TracedRange(*bounds, dtype=given.get("dtype"), error=error)
 
 

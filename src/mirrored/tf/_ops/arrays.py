@@ -86,7 +86,8 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
     """Creates a sequence of numbers from `start` (by default 0) up to, but not including, `limit`.
 
     Raises:
-        InvalidArgumentError: A bound is traced, so that the length is unknown; or `delta` is 0.
+        InvalidArgumentError: A bound is traced, so that the length is unknown; `delta` is 0; or `limit` lies behind
+            `start` in the direction of `delta`.
     """
     first, last = (0, start) if limit is None else (start, limit)
     step = np.asarray(_host(delta))
@@ -98,6 +99,13 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
             remedy="pass a positive or a negative step",
         )
     bounds = [np.asarray(_host(first)), np.asarray(_host(last)), step]
+    if bounds[0] > bounds[1] if step > 0 else bounds[0] < bounds[1]:
+        raise InvalidArgumentError.of(
+            "tf.range",
+            found=f"start={bounds[0]}, limit={bounds[1]} and delta={step} were passed",
+            rule="`delta` must lead from `start` to `limit`, as on TensorFlow; a range is empty only if they are equal",
+            remedy="exchange the bounds, pass another sign of delta, or limit=tf.maximum(start, limit)",
+        )
     if dtype is None and any(one.dtype.kind == "f" for one in bounds):
         wanted = np.result_type(*[one.dtype for one in bounds if one.dtype.kind == "f"])
         dtype = "float32" if wanted == np.float64 else wanted
