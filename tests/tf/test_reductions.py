@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -96,3 +97,22 @@ def test_booleans_have_no_sum(name):
 def test_cumulative_sums_along_an_axis_that_does_not_exist(axis):
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"axis {axis} is out of bounds"):
         tf.cumsum([1, 2], axis)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_histograms_of_64_bit_mode_are_computed_in_64_bits(dtype: str) -> None:
+    with jax.enable_x64(True):
+        large = 2**24 if dtype == "float32" else 2**53 - 64  # float32 and float64 have no odd numbers from 2**n on
+        values, bounds = np.asarray([large, large + 32, large + 40], dtype), np.asarray([large, large + 64], dtype)
+        counts = tf.histogram_fixed_width(values, bounds, 8)
+        assert counts.tolist() == [1, 0, 0, 0, 1, 1, 0, 0]
+        # The width of a bin is computed first, in float64: 7 / (10 / 100) is 70, and 7 / 10 * 100 is less.
+        thousands = np.arange(1000).astype(dtype)
+        assert tf.histogram_fixed_width(thousands, [0, 1000], 100).tolist() == [10] * 100
+
+
+def test_the_range_of_a_histogram_has_the_dtype_of_the_values() -> None:
+    with jax.enable_x64(True):
+        assert tf.histogram_fixed_width(np.asarray([0.1, 0.2]), [0.1, 0.3], 2).tolist() == [1, 1]
+        below = np.asarray([np.float64(np.float32(0.1)), 0.3])
+        assert tf.histogram_fixed_width_bins(below, [0.0, 0.2], 2).tolist() == [1, 1]

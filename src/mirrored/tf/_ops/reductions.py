@@ -17,6 +17,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices, require_prefix
 from mirrored.tf._table import Axes, Int, op, rows
+from mirrored.tf._tensors import as_tensor
 from mirrored.values.index_checks import values_now
 from mirrored.values.sparse_rows import without_wrapping
 
@@ -284,24 +285,36 @@ def zero_fraction(value: jax.Array) -> jax.Array:
 
 @op("histogram_fixed_width")
 def histogram_fixed_width(
-    values: jax.Array, value_range: jax.Array, nbins: Int = 100, dtype: DTypeLike = "int32"
+    values: jax.Array, value_range: Operand, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Counts values in `nbins` bins of equal width, into which the range `value_range` is divided.
 
-    The first and last bins include values outside of the range.
+    The first and last bins include values outside of the range. The bins are those of `histogram_fixed_width_bins`; in
+    JAX's 64-bit mode they are computed in 64 bits for every dtype, as on TensorFlow.
     """
-    bins = histogram_fixed_width_bins(values, value_range, nbins).reshape(-1)
-    return jnp.bincount(bins, length=nbins).astype(array_dtype(dtype))
+    if array_dtype("float64") == np.float64:
+        low, high = _bounds(values, value_range)
+        distance, width = (one.astype("float64") for one in (jnp.maximum(values, low) - low, high - low))
+        bins = jnp.clip(jnp.floor(distance / (width / nbins)), 0, nbins - 1).astype("int32")
+    else:
+        bins = histogram_fixed_width_bins(values, value_range, nbins)
+    return jnp.bincount(bins.reshape(-1), length=nbins).astype(array_dtype(dtype))
 
 
 @op("histogram_fixed_width_bins")
 def histogram_fixed_width_bins(
-    values: jax.Array, value_range: jax.Array, nbins: Int = 100, dtype: DTypeLike = "int32"
+    values: jax.Array, value_range: Operand, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
-    low, high = value_range
+    low, high = _bounds(values, value_range)
     bins = jnp.floor((values - low) / (high - low) * nbins)
     return jnp.clip(bins, 0, nbins - 1).astype(array_dtype(dtype))
+
+
+def _bounds(values: jax.Array, value_range: Operand) -> tuple[jax.Array, jax.Array]:
+    """Returns the bounds of a range of values, in the dtype of the values if these are floats."""
+    low, high = as_tensor(value_range, values.dtype if values.dtype.kind == "f" else None)
+    return low, high
 
 
 @op("searchsorted")
