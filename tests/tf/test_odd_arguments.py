@@ -78,6 +78,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "axis=1 or greater",
     ),
     "negative gamma": (lambda: tf.image.adjust_gamma(IMAGE, -1.0), "must not be negative"),
+    "negative gamma of NumPy": (lambda: tf.image.adjust_gamma(IMAGE, np.float32(-1)), "must not be negative"),
+    "negative gamma in a function": (
+        lambda: tf.function(lambda: tf.image.adjust_gamma(IMAGE, np.float32(-1)))(),
+        "must not be negative",
+    ),
+    "negative gamma in a tensor": (lambda: tf.image.adjust_gamma(IMAGE, tf.constant(-1.0)), "must not be negative"),
     "band above the spectrum": (
         lambda: tf.signal.linear_to_mel_weight_matrix(20, 129, 8000, 125.0, 7600.0),
         "sample_rate / 2",
@@ -113,6 +119,12 @@ def test_arguments_that_do_not_fit_are_refused(case: str) -> None:
     call, words = REFUSED[case]
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         call()
+
+
+@pytest.mark.parametrize("rate", [1.5, np.float32(1.5), np.int64(1)])
+def test_rates_of_dropout_beyond_their_range_are_refused(rate: Any) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        tf.nn.dropout(IMAGE, rate)
 
 
 EDGES = np.pad(np.zeros((1, 1, 1), np.uint8), [(1, 1), (1, 1), (0, 0)], constant_values=100)

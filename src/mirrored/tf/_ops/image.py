@@ -14,7 +14,7 @@ from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
 from mirrored.tf._ops.generator import key_from_seed, next_key
-from mirrored.tf._ops.image_checks import require_channels, require_floats, require_range, require_shift
+from mirrored.tf._ops.image_checks import require_channels, require_floats, require_gamma, require_range, require_shift
 from mirrored.tf._ops.math import cast, saturate_cast
 from mirrored.tf._table import Int, Ints, op, register
 
@@ -195,15 +195,9 @@ def adjust_gamma(image: jax.Array, gamma: Operand = 1, gain: Operand = 1) -> jax
     """Applies gamma correction to images, ``gain * image ** gamma``, on a scale from 0 to 1.
 
     Raises:
-        InvalidArgumentError: `gamma` is a negative number.
+        InvalidArgumentError: `gamma` is known to be negative.
     """
-    if isinstance(gamma, int | float) and gamma < 0:
-        raise InvalidArgumentError.of(
-            "tf.image.adjust_gamma",
-            found=f"gamma={gamma} was passed",
-            rule="`gamma` must not be negative: black pixels would become infinite",
-            remedy="pass 1 / gamma for the inverse correction",
-        )
+    require_gamma("tf.image.adjust_gamma", gamma)
     return gain * image**gamma if image.dtype.kind == "f" else _in_float(image, lambda one: gain * one**gamma)  # type: ignore[no-any-return]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
@@ -39,7 +40,7 @@ def require_channels(called: str, images: jax.Array, channels: int) -> None:
 
 def _known(value: Operand) -> Any:
     """Returns a number whose value is known while tracing; None for others."""
-    return value if isinstance(value, (int, float)) else values_now(as_tensor(value))
+    return value if isinstance(value, (int, float, np.number)) else values_now(as_tensor(value))
 
 
 def require_range(called: str, lower: Operand, upper: Operand) -> None:
@@ -65,4 +66,17 @@ def require_shift(called: str, max_delta: Operand, largest: float | None) -> Non
         found=f"`max_delta` is {found}",
         rule=f"`max_delta` must not be negative{'' if largest is None else f' or greater than {largest}'}",
         remedy="pass the largest shift in either direction",
+    )
+
+
+def require_gamma(called: str, gamma: Operand) -> None:
+    """Raises an error if an exponent of images is negative; does not check values that compiled code computes."""
+    found = _known(gamma)
+    if found is None or not np.any(np.less(found, 0)):
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"gamma={found} was passed",
+        rule="`gamma` must not be negative: black pixels would become infinite",
+        remedy="pass 1 / gamma for the inverse correction",
     )

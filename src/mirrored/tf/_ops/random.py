@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable
 from typing import SupportsIndex
 
@@ -209,11 +210,10 @@ def _dropped(
             rule="`x` must be a tensor of floats: the elements that are kept are scaled",
             remedy="convert it with tf.cast(x, tf.float32)",
         )
-    if isinstance(rate, (int, float)):
-        if not 0 <= rate < 1:
-            raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
-        if rate == 0:
-            return value
+    if isinstance(rate, numbers.Real) and not 0 <= rate < 1:  # numbers of NumPy, too
+        raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
+    if isinstance(rate, (int, float)) and rate == 0:
+        return value
     shape = value.shape
     if noise_shape is not None:
         shape = tuple(size if one is None else int(one) for one, size in zip(noise_shape, shape, strict=True))
