@@ -176,3 +176,19 @@ def test_dtypes_are_those_of_tensorflow_in_the_64_bit_mode():
 def test_the_ctc_loss_has_the_dtype_of_the_logits_in_the_64_bit_mode():
     with jax.enable_x64(True):
         assert tf.nn.ctc_loss(LONG, tf.zeros([5, 3, 4]), [3, 3, 3], [3, 2, 3]).dtype == tf.float32
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda true: tf.random.log_uniform_candidate_sampler(true, 1, 2, True, 5),
+        lambda true: tf.random.uniform_candidate_sampler(true, 1, 2, False, 5),
+        lambda true: tf.random.fixed_unigram_candidate_sampler(true, 1, 2, True, 5, unigrams=[1, 2, 3, 4, 5]),
+        lambda true: tf.random.all_candidate_sampler(true, 1, 5, True),
+    ],
+)
+def test_true_classes_out_of_range_are_refused(sample, wrong):
+    sample([[0], [4]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"true_classes\[1,0\] = {wrong} is not in"):
+        sample([[0], [wrong]])

@@ -50,6 +50,7 @@ def _drawn(
             rule="with unique=True, num_sampled must be at most the number of classes",
             remedy="sample fewer classes, or pass unique=False",
         )
+    require_indices(called, true_classes, len(logits), "true_classes")
     log_p = jnp.asarray(logits, jnp.float32)
     key, for_tries = jax.random.split(next_key(seed))
     if unique:
@@ -91,7 +92,8 @@ def log_uniform_candidate_sampler(
         seed: The operation's own seed.
 
     Raises:
-        InvalidArgumentError: `num_sampled` distinct classes exceed the number of classes.
+        InvalidArgumentError: `num_sampled` distinct classes exceed the number of classes; or a true class is out of
+            range, in eager code on a CPU.
     """
     called = "tf.random.log_uniform_candidate_sampler"
     classes = np.arange(range_max)
@@ -143,7 +145,8 @@ def fixed_unigram_candidate_sampler(
         seed: The operation's own seed.
 
     Raises:
-        InvalidArgumentError: The number of counts does not match the number of classes, or shards are requested.
+        InvalidArgumentError: The number of counts does not match the number of classes, shards are requested, or a true
+            class is out of range, in eager code on a CPU.
     """
     called = "tf.random.fixed_unigram_candidate_sampler"
     counts = list(unigrams) or _counts(vocab_file)
@@ -180,6 +183,7 @@ def all_candidate_sampler(
     true_classes: jax.Array, num_true: int, num_sampled: Int, unique: bool, seed: int | None = None
 ) -> Candidates:
     """Returns all classes in place of a sample; each has an expected count of one."""
+    require_indices("tf.random.all_candidate_sampler", true_classes, int(num_sampled), "true_classes")
     ones = jnp.ones(num_sampled, jnp.float32)
     return Candidates(
         jnp.arange(num_sampled, dtype=array_dtype("int64")), jnp.ones(true_classes.shape, jnp.float32), ones
