@@ -179,6 +179,24 @@ plan.show_plan(Path({str(path)!r}), [], replicas="2", bandwidth=None, latency=No
     assert done.stdout.split() == (["[]"] if options["as_json"] else ["hello", "table"])
 
 
+def test_what_child_processes_and_exit_handlers_print_is_not_in_the_json(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import atexit, os, sys\natexit.register(print, 'at exit')\nsys.__stdout__.write('buffered\\n')\n"
+                    "os.system('echo child')\n")  # fmt: skip
+    code = f"""
+from pathlib import Path
+from mirrored.cli import plan
+plan.detect_step = lambda run, **_: run()
+plan.make_plan = lambda *_, **__: None
+plan.as_data = lambda *_: []
+plan.show_plan(Path({str(path)!r}), [], replicas="2", bandwidth=None, latency=None, keeps="replica-batch", speed=1.0,
+               shared=False, steps=1, plot=None, as_json=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert json.loads(done.stdout) == []
+    assert {"at exit", "buffered", "child"} <= set(done.stderr.split("\n"))
+
+
 def test_a_program_may_end_by_exiting(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("while True:", "for _ in range(12):") + "    sys.exit(0)\n")

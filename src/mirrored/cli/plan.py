@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -71,8 +73,7 @@ def show_plan(
     network = _network(bandwidth, latency)
     if not 0 < speed < math.inf:
         raise _unreadable("--speed", str(speed), "a positive number", "--speed 1.5")
-    # With --json standard output has nothing but the JSON: what the program prints goes to standard error.
-    aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    aside = _stdout_on_stderr() if as_json else contextlib.nullcontext()
     with _Bar() as bar, aside:
         bar.show("run the program until its step has been timed", 0, None)
         observation = detect_step(
@@ -85,7 +86,7 @@ def show_plan(
         # Kept until the end: a wrapper that the program has put around the stream closes it when it is collected.
         _programs_stream = sys.stdout
     if as_json:
-        print(json.dumps(as_data(plan, goodput), indent=1))
+        print(json.dumps(as_data(plan, goodput), indent=1), flush=True)
     else:
         _print(plan)
         if goodput is not None:
@@ -93,6 +94,35 @@ def show_plan(
     if plot is not None:
         draw(plan, plot)
         print(f"plot: {plot}", file=sys.stderr if as_json else sys.stdout)
+    if as_json and sys.stdout is sys.__stdout__:  # the end of the command: what the program prints at exit is no JSON
+        _point_stdout_to_stderr()
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """A context manager that sends standard output to standard error, also that of child processes and C libraries.
+
+    With --json standard output has nothing but the JSON.
+    """
+    kept = _point_stdout_to_stderr()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _point_stdout_to_stderr() -> int | None:
+    """Makes file descriptor 1 a copy of 2, and returns a copy of the previous one; None if one of them is closed."""
+    with contextlib.suppress(OSError):
+        kept = os.dup(1)
+        os.dup2(2, 1)
+        return kept
+    return None
 
 
 class _Bar:
