@@ -66,6 +66,17 @@ def test_a_folder_that_cannot_be_is_a_finding(tmp_path, monkeypatch):
     assert "cannot be written: Not a directory" in wrong
 
 
+def test_a_folder_that_the_first_worker_cannot_write_is_not_called_unshared(tmp_path, monkeypatch):
+    """On worker 1: worker 0 has not created its file, and says why."""
+    said = iter([[".token", "-"], ["the folder cannot be written", ""]])
+    monkeypatch.setattr(checkup.distributed, "is_connected", lambda: True)
+    monkeypatch.setattr(checkup.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(checkup, "host_barrier", lambda *_: None)
+    monkeypatch.setattr(checkup, "host_allgather", lambda _, what, value: next(said, [value]))
+    (found,) = checkup._all_facts(tmp_path)
+    assert found.trouble is None
+
+
 def test_neighbours_make_a_ring():
     assert [neighbours(count) for count in (1, 2, 3)] == [[], [(0, 1)], [(0, 1), (1, 2), (2, 0)]]
 

@@ -99,10 +99,10 @@ def _all_facts(folder: Path | None) -> list[Facts]:
             (folder / token).touch()
         except OSError as error:  # the other workers wait: it is a finding, and does not end this one
             trouble = f"{folder} cannot be written: {error.strerror or error}"
-    if together:
-        host_barrier(_CALLED, "see the folder for checkpoints")
+    # If worker 0 cannot write, its file is missing everywhere, which does not say whether the folder is shared.
+    first = host_allgather(_CALLED, "see the folder for checkpoints", trouble or "")[0] if together else trouble
     try:
-        own = local_facts(folder if trouble is None else None, token)
+        own = local_facts(None if first else folder, token)
         own = dataclasses.replace(own, trouble=trouble or own.trouble)
         if not together:
             return [own]
