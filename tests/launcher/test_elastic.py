@@ -282,3 +282,23 @@ def test_a_replacement_that_dies_after_the_training_does_not_make_the_job_fail(p
 
     status, said = play(scene)
     assert status == 0, said
+
+
+def test_a_job_that_restarts_processes_says_once_that_no_worker_joins(play: Play, job_options: dict[str, Any]) -> None:
+    job_options["max_workers"] = 3
+
+    def scene(workers: list[Worker]) -> Scene:
+        yield
+        for worker in workers:
+            worker.arrives()
+            worker.says("restarts", 0, reason="NCCL cannot abort")
+        yield
+        for worker in workers:
+            worker.says("done", 1)
+        yield
+        for worker in workers:
+            worker.code = 0
+        yield
+
+    _, said = play(scene)
+    assert said.count("--max-workers has no effect: no worker can join, because NCCL cannot abort") == 1

@@ -222,6 +222,8 @@ class ElasticSupervisor(Supervisor):
 
     def _restart_processes(self, reason: str) -> None:
         """Restarts all processes after failures from now on, because they cannot leave their epoch."""
+        if self._restart_reason is None and (self._job.max_workers or 0) > self._job.workers:
+            self._output.say(f"--max-workers has no effect: no worker can join, because {reason}")
         self._restart_reason = reason
         self._membership.require_all()
         for (slot, _), member in self._members.items():
