@@ -86,7 +86,7 @@ def show_plan(
         # Kept until the end: a wrapper that the program has put around the stream closes it when it is collected.
         _programs_stream = sys.stdout
     if as_json:
-        print(json.dumps(as_data(plan, goodput), indent=1), flush=True)
+        _print_last(json.dumps(as_data(plan, goodput), indent=1))
     else:
         _print(plan)
         if goodput is not None:
@@ -94,8 +94,6 @@ def show_plan(
     if plot is not None:
         draw(plan, plot)
         print(f"plot: {plot}", file=sys.stderr if as_json else sys.stdout)
-    if as_json and sys.stdout is sys.__stdout__:  # the end of the command: what the program prints at exit is no JSON
-        _point_stdout_to_stderr()
 
 
 @contextlib.contextmanager
@@ -114,6 +112,13 @@ def _stdout_on_stderr() -> Iterator[None]:
         if kept is not None:
             os.dup2(kept, 1)
             os.close(kept)
+
+
+def _print_last(text: str) -> None:
+    """Prints a text, and sends what the program prints at exit to standard error, if the process is the command."""
+    print(text, flush=True)
+    if sys.stdout is sys.__stdout__:
+        _point_stdout_to_stderr()
 
 
 def _point_stdout_to_stderr() -> int | None:

@@ -160,7 +160,8 @@ def _located(nodes: ast.AST | list[ast.AST] | tuple[ast.AST, ...], function: typ
             node.col_offset = node.end_col_offset = 0
     # Annotations are texts if they are texts in the user's file, not because of this file's import.
     flags = function.__code__.co_flags & __future__.annotations.compiler_flag
-    return compile(tree, function.__code__.co_filename, "exec", flags, dont_inherit=True)
+    code: types.CodeType = compile(tree, function.__code__.co_filename, "exec", flags, dont_inherit=True)
+    return code
 
 
 class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]

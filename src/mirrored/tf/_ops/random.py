@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Iterable
 from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._errors import InvalidArgumentError
@@ -210,7 +210,7 @@ def _dropped(
             rule="`x` must be a tensor of floats: the elements that are kept are scaled",
             remedy="convert it with tf.cast(x, tf.float32)",
         )
-    if isinstance(rate, numbers.Real) and not 0 <= rate < 1:  # numbers of NumPy, too
+    if isinstance(rate, (int, float, np.integer, np.floating)) and not 0 <= rate < 1:
         raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
     if isinstance(rate, (int, float)) and rate == 0:
         return value
