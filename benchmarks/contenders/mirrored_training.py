@@ -85,8 +85,12 @@ def train(
         many = mr.function(step, steps_per_call=steps_per_call)
         batches = [(x, y)] * steps_per_call
         return Job(lambda: float(many(batches)[0]), steps=steps_per_call)
+
+    def weights() -> dict[str, Any]:
+        return {k: p.numpy() for k, p in params.items()}
+
     if not compiled:
-        return Job(lambda: float(step(x, y)))
+        return Job(lambda: float(step(x, y)), weights=weights)
     jitted = mr.function(step, donate=donate)
 
     def facts() -> dict[str, Any]:
@@ -98,7 +102,7 @@ def train(
         lambda: jitted(x, y),
         jax.block_until_ready,
         facts=facts,
-        weights=lambda: {k: p.numpy() for k, p in params.items()},
+        weights=weights,
         state={"params": params, "m": m, "v": v, "t": t},
     )
 

@@ -36,44 +36,68 @@ COUNTS = (4, 1) if TINY else (8, 4, 2, 1)
 _STEPS = 3
 
 
-def measure(recorder: Recorder, order: str) -> None:
-    """Every network and precision; `order` is that of the counts of replicas, ``falling`` or ``rising``."""
-    counts = COUNTS if order == "falling" else COUNTS[::-1]
-    for title, work, precision in cases():
-        if TINY and order == "rising" and work.network.terms_per_example > 1:
-            continue
-        with recorder.variant(title) as figures, jax.default_matmul_precision(precision):
-            figures |= compared(work, counts)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is compared.
+
+    Attributes:
+        title: In words.
+        work: The network and its examples.
+        precision: Of float32 products.
+        compiled: Whether the run is compiled.
+    """
+
+    title: str
+    work: Workload
+    precision: str = "highest"
+    compiled: bool = True
 
 
-def cases() -> Iterator[tuple[str, Workload, str]]:
-    """Titles, workloads and precisions of float32 products. Fused attention computes in bfloat16."""
-    networks = {"dense layers": "W2", "convolutions": "W3", "attention, written out": "W4"}
+def measure(recorder: Recorder, which: str) -> None:
+    """Compiled networks with counts of replicas that are ``falling`` or ``rising``; or ``others``, see `others`."""
+    counts = COUNTS[::-1] if which == "rising" else COUNTS
+    for case in others() if which == "others" else networks():
+        with recorder.variant(case.title) as figures, jax.default_matmul_precision(case.precision):
+            figures |= compared(case, counts)
+
+
+def networks() -> Iterator[Case]:
+    """Three kinds of layers, with and without TF32."""
+    names = {"dense layers": "W2", "convolutions": "W3", "attention, written out": "W4"}
     if TINY:
-        networks = {"dense layers": "W1"}
+        names = {"dense layers": "W1"}
+    for title, name in names.items():
+        yield Case(f"{title}, TF32 off", workload(name))
+    for title, name in names.items():
+        yield Case(f"{title}, TF32 on", workload(name), "tensorfloat32")
+
+
+def others() -> Iterator[Case]:
+    """Fused attention, by cuDNN on a GPU and in bfloat16, and eager runs."""
     plain = workload("W4")
-    fused = dataclasses.replace(plain, network=dataclasses.replace(plain.network, fused=True, dtype="bfloat16"))
-    for title, name in networks.items():
-        yield f"{title}, TF32 off", workload(name), "highest"
-    yield "fused attention, bfloat16", fused, "highest"
-    for title, name in networks.items():
-        yield f"{title}, TF32 on", workload(name), "tensorfloat32"
+    network = dataclasses.replace(plain.network, fused=True, dtype="bfloat16")
+    yield Case("fused attention, bfloat16", dataclasses.replace(plain, network=network))
+    yield Case("dense layers, eager", workload("W1" if TINY else "W2"), compiled=False)
+    if not TINY:
+        yield Case("convolutions, eager", workload("W3"), compiled=False)
+        yield Case("attention, written out, eager", plain, compiled=False)
 
 
-def compared(work: Workload, counts: Sequence[int]) -> dict[str, Any]:
+def compared(case: Case, counts: Sequence[int]) -> dict[str, Any]:
     """Whether all counts give the gradients of 8 replicas on one device, bit for bit; and hashes of what came out."""
-    found = {count: gradients(work, count) for count in counts}
+    found = {count: gradients(case, count) for count in counts}
     expected, again = found[COUNTS[0]]
     return {
         "again": difference(again, expected),
         **{f"K = {count}": difference(found[count][0], expected) for count in COUNTS[1:]},
         "gradients": digest(expected),
-        "training": digest(trained(work)),
+        "training": digest(trained(case)),
     }
 
 
-def gradients(work: Workload, count: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The gradients of the global batch, with `count` replicas on each device: of one program, run twice."""
+def gradients(case: Case, count: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The gradients of the global batch, with `count` replicas on each device: computed twice."""
+    work = case.work
     strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=count, deterministic=True)
     with strategy.scope():
         params = {k: mr.Variable(p, name=k) for k, p in work.parameters().items()}
@@ -84,13 +108,13 @@ def gradients(work: Workload, count: int) -> tuple[dict[str, np.ndarray], dict[s
             loss = ops.loss(work.network.logits(ops, values, x), y) / work.terms
         return mr.get_replica_context().all_reduce(mr.ReduceOp.SUM, tape.gradient(loss, list(params.values())))
 
-    @mr.function
     def step(x: Any, y: Any) -> Any:
-        if count == 1:
+        if count == 1 and case.compiled:
             with within(strategies=(strategy,)):
                 return run_compiled(strategy, replica_gradients, (x, y), {}, OutSpecs(None))
         return strategy.run(replica_gradients, args=(x, y))
 
+    gradients_of = mr.function(step) if case.compiled else step
     share = work.batch // COUNTS[0]
 
     def shares(values: np.ndarray, device: int) -> Any:
@@ -102,15 +126,15 @@ def gradients(work: Workload, count: int) -> tuple[dict[str, np.ndarray], dict[s
     inputs = [[shares(values, device) for values in work.examples()] for device in range(COUNTS[0] // count)]
 
     def total() -> dict[str, np.ndarray]:
-        sums = [[np.asarray(strategy.local_results(g)[0]) for g in step(*arguments)] for arguments in inputs]
+        sums = [[np.asarray(strategy.local_results(g)[0]) for g in gradients_of(*arguments)] for arguments in inputs]
         return {k: tree_sum(parts) for k, parts in zip(params, zip(*sums, strict=True), strict=True)}
 
     return total(), total()
 
 
-def trained(work: Workload) -> dict[str, np.ndarray]:
+def trained(case: Case) -> dict[str, np.ndarray]:
     """The weights after some steps on 8 virtual replicas."""
-    job = mirrored_training.train(work, 1, replicas=COUNTS[0], deterministic=True)
+    job = mirrored_training.train(case.work, 1, replicas=COUNTS[0], deterministic=True, compiled=case.compiled)
     for _ in range(_STEPS):
         job.call()
     return {k: np.asarray(value) for k, value in job.weights().items()}
