@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mirrored._jax import caches
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, put_trace
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ContextError
@@ -18,12 +21,16 @@ from mirrored.variables.state_lock import turn
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
+_FLAG: Final = "xla_gpu_deterministic_ops"
+
 
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
     """Executes one eager `Strategy.run`; if an exception is raised, the strategy's variables keep their values."""
     runner = EagerRunner(strategy)
+    if strategy.cross_device_ops.as_written:
+        warn_of_kernels(runner.device_assignment.devices[0].platform)
     here, trace = ambient(), current_trace()
     try:
         with turn():
@@ -37,6 +44,24 @@ def run_eager(
         thread.current = here
         put_trace(trace)
     return result
+
+
+def warn_of_kernels(platform: str) -> None:
+    """Warns that eager operations on GPUs are not reproducible unless an XLA flag is set for the process.
+
+    Convolutions and scatters have kernels with atomic additions. Compiled programs exclude them by compiler options,
+    which JAX does not take for eager operations.
+    """
+    if platform != "gpu" or _FLAG in os.environ.get("XLA_FLAGS", ""):
+        return
+    warnings.warn(
+        "Strategy.run: an eager run with deterministic=True on GPUs, where convolutions and scatters can differ in the "
+        "last bits from run to run\n"
+        "  rule:   compiled programs select reproducible kernels; eager operations need a flag of XLA for that\n"
+        f"  remedy: compile the step with mirrored.function, or set XLA_FLAGS=--{_FLAG}=true before JAX starts",
+        UserWarning,
+        stacklevel=user_stacklevel(),
+    )
 
 
 def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
