@@ -13,6 +13,9 @@ SHARED_MEMORY: Final = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 ALL_MEMORY: Final = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
 """For processes that have the GPU to themselves."""
 
+DETERMINISTIC: Final = {**SHARED_MEMORY, "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+"""For eager runs, whose operations have no compiler options of their own."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
@@ -45,7 +48,7 @@ PIECES: Final = (
     Piece("suite", "suite", "tests marked gpu", 80, 130, together=True),
     Piece("bits", "bits", "bit-identity", 90, 160, ("falling",), together=True),
     Piece("bits-again", "bits", "in another process, counts of replicas rising", 90, 160, ("rising",), together=True),
-    Piece("bits-others", "bits", "fused attention and eager runs", 60, 160, ("others",), together=True),
+    Piece("bits-others", "bits", "fused attention and eager runs", 100, 160, ("others",), DETERMINISTIC, together=True),
     Piece("warm", "warming", "programs compiled ahead for later pieces", 90, 130, together=True, cached=True),
     Piece("w5", "gpt2", "GPT-2 124M as specified", 110, 150, cached=True),
     Piece("w5-public", "gpt2_public", "GPT-2 124M at the public setting", 110, 150, (), ALL_MEMORY, cached=True),
