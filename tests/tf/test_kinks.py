@@ -31,6 +31,11 @@ RECORDED: dict[str, tuple[Callable[[Any, Any], Any], list[float], list[float] | 
         [0.0, 0.0, 0.0],
         None,
     ),
+    "maximum of a Python int": (lambda a, b: tf.maximum(a, 0), [1.0, 1.0, 0.0], None),
+    "maximum of an int tensor": (lambda a, b: tf.maximum(a, tf.constant([0, 1, 0])), [1.0, 1.0, 0.0], None),
+    "minimum of a Python int": (lambda a, b: tf.minimum(a, 1), [1.0, 1.0, 1.0], None),
+    "hinge": (lambda a, b: tf.maximum(0, 1 - a), [-1.0, 0.0, -1.0], None),
+    "multiply_no_nan of a Python int": (lambda a, b: tf.math.multiply_no_nan(3, a), [3.0, 3.0, 3.0], None),
     "multiply_no_nan": (lambda a, b: tf.math.multiply_no_nan(a + 3, b), [0.0, 1.0, 2.0], [3.0, 4.0, 2.0]),
     "pow": (lambda a, b: tf.pow(2 * a, b + 1), [2.0, 8.0, 24.0], [0.0, 4 * math.log(2), 0.0]),
     "relu": (lambda a, b: tf.nn.relu(a), [0.0, 1.0, 0.0], None),
@@ -65,6 +70,9 @@ def test_values_are_those_of_the_plain_operations() -> None:
     assert tf.abs(tf.constant([-3, 2])).numpy().tolist() == [3, 2]
     assert tf.abs(tf.constant(3 + 4j)).numpy() == 5.0
     assert tf.maximum(tf.constant([1, 5]), 3).dtype == tf.int32
+    assert tf.maximum(tf.constant([1, 5]), tf.constant(3.0)).dtype == tf.float32
+    assert tf.maximum(tf.constant([1, 5], tf.bfloat16), 3).dtype == tf.bfloat16
+    assert tf.minimum(2**40, tf.constant([1.0])).numpy() == 1.0  # more than int32 holds
 
 
 def test_second_derivatives_exist() -> None:
@@ -115,12 +123,15 @@ def test_a_power_of_a_negative_python_number_has_the_derivative_zero() -> None:
     assert tape.gradient(power, exponent).numpy().tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("norm", [5.0, 5])
 @pytest.mark.parametrize("clip", [tf.clip_by_norm, lambda t, norm: tf.clip_by_global_norm([t], norm)[0][0]])
-def test_clipping_to_the_norm_of_a_tensor_has_the_derivative_of_the_clipped_side(clip: Callable[..., Any]) -> None:
+def test_clipping_to_the_norm_of_a_tensor_has_the_derivative_of_the_clipped_side(
+    clip: Callable[..., Any], norm: float
+) -> None:
     # TensorFlow's maximum and minimum pass the whole gradient to their first operand where both are equal.
     t = tf.constant([3.0, 4.0])
     with tf.GradientTape() as tape:
         tape.watch(t)
-        clipped = clip(t, 5.0)
+        clipped = clip(t, norm)
     np.testing.assert_allclose(clipped, [3, 4], rtol=1e-6)
     np.testing.assert_allclose(tape.gradient(clipped, t), [1 - 7 * 3 / 25, 1 - 7 * 4 / 25], rtol=1e-5)

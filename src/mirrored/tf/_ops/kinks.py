@@ -13,6 +13,20 @@ def _is_real(*arrays: jax.Array) -> bool:
     return all(jnp.issubdtype(jnp.result_type(array), jnp.floating) for array in arrays)
 
 
+def _of_kind(real: Callable[..., Any], plain: Callable[..., Any], x: jax.Array, y: jax.Array) -> jax.Array:
+    """Calls `real` if the result is real, and `plain` otherwise.
+
+    An integer beside a real operand, such as the 0 of ``tf.maximum(x, 0)``, becomes real. A Python number stays one,
+    so that the result has the dtype of the other operand.
+    """
+    if not _is_real(x, y):
+        dtype = jnp.result_type(x, y)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            return plain(x, y)  # type: ignore[no-any-return]
+        x, y = (float(one) if isinstance(one, (int, float)) else jnp.asarray(one, dtype) for one in (x, y))  # type: ignore[assignment]
+    return real(x, y)  # type: ignore[no-any-return]
+
+
 def _with_derivative(value: Callable[..., jax.Array], derivative: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Returns a compiled function with another derivative.
 
@@ -61,20 +75,17 @@ def absolute(x: jax.Array) -> jax.Array:
 
 def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
     """Computes the elementwise maximum; where both are equal, the gradient goes to `x`."""
-    result: jax.Array = _maximum(x, y) if _is_real(x, y) else jnp.maximum(x, y)
-    return result
+    return _of_kind(_maximum, jnp.maximum, x, y)
 
 
 def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
     """Computes the elementwise minimum; where both are equal, the gradient goes to `x`."""
-    result: jax.Array = _minimum(x, y) if _is_real(x, y) else jnp.minimum(x, y)
-    return result
+    return _of_kind(_minimum, jnp.minimum, x, y)
 
 
 def multiply_no_nan(x: jax.Array, y: jax.Array) -> jax.Array:
     """Computes ``x * y``, and 0 where y is 0; the derivative with respect to y is `x` even where y is 0."""
-    result: jax.Array = _times_no_nan(x, y) if _is_real(x, y) else _times(x, y)
-    return result
+    return _of_kind(_times_no_nan, _times, x, y)
 
 
 def power(x: jax.Array | float, y: jax.Array) -> jax.Array:
