@@ -23,6 +23,19 @@ def test_the_sparse_cross_entropy_of_large_logits_keeps_its_digits() -> None:
     np.testing.assert_allclose(loss, [0.974077], rtol=1e-6)
 
 
+@pytest.mark.parametrize("logits", [[[2, 1]], tf.constant([[2, 1]]), tf.constant([[2, 1]], tf.int8)])
+def test_the_cross_entropy_of_integer_logits_keeps_its_fraction(logits: Any) -> None:
+    dense = tf.nn.softmax_cross_entropy_with_logits(labels=[[1.0, 0.0]], logits=logits)
+    np.testing.assert_allclose(dense, [0.3132617], rtol=1e-6)
+    sparse = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[0], logits=logits)
+    np.testing.assert_allclose(sparse, [0.3132617], rtol=1e-6)
+
+
+def test_the_ctc_loss_of_integer_logits_keeps_its_fraction() -> None:
+    loss = tf.nn.ctc_loss(tf.constant([[1]]), tf.constant([[[1, 2]]]), tf.constant([1]), tf.constant([1]))
+    np.testing.assert_allclose(loss, [0.3132617], rtol=1e-5)
+
+
 def test_the_gradients_of_the_cross_entropy_of_labels_that_do_not_add_up_to_one() -> None:
     """The values are TensorFlow 2.21's: softmax - labels, and -log_softmax."""
     labels, logits = tf.constant([[0.2, 0.3, 2.0]]), tf.constant([[1.0, 2.0, 3.0]])

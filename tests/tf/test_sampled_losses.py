@@ -192,3 +192,14 @@ def test_true_classes_out_of_range_are_refused(sample, wrong):
     sample([[0], [4]])
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"true_classes\[1,0\] = {wrong} is not in"):
         sample([[0], [wrong]])
+
+
+@pytest.mark.parametrize("loss", [tf.nn.sampled_softmax_loss, tf.nn.nce_loss])
+@pytest.mark.parametrize(("classes", "biases", "sampled"), [(50, 4, None), (4, 3, None), (4, 4, [3, 4])])
+def test_classes_without_a_row_of_weights_are_refused(loss, classes, biases, sampled):
+    values = None if sampled is None else (tf.constant(sampled), tf.ones([1, 1]), tf.ones([2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"`num_classes` is|sampled_values\[1\] = 4"):
+        loss(
+            tf.ones([4, 2]), tf.zeros([biases]), tf.constant([[1]]), tf.ones([1, 2]), num_sampled=2,
+            num_classes=classes, sampled_values=values,
+        )  # fmt: skip

@@ -27,7 +27,12 @@ def softmax_cross_entropy_with_logits(labels: Common, logits: Common, axis: Int 
     ``-log_softmax(logits)`` with respect to the labels.
     """
     precise = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    return _softmax_cross_entropy(labels.astype(precise.dtype), precise, axis).astype(logits.dtype)
+    return _in_dtype_of(logits, _softmax_cross_entropy(labels.astype(precise.dtype), precise, axis))
+
+
+def _in_dtype_of(logits: jax.Array, loss: jax.Array) -> jax.Array:
+    """Converts a loss to the dtype of the logits; keeps it for integers, which would cut it to an integer."""
+    return loss.astype(logits.dtype) if jnp.issubdtype(logits.dtype, jnp.floating) else loss
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -74,7 +79,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Arra
     places = without_wrapping(labels, logits.shape[-1])
     precise = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
     own = jnp.take_along_axis(precise, places[..., None], axis=-1, mode="fill", fill_value=np.nan)
-    return -own[..., 0].astype(logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else precise.dtype)
+    return -_in_dtype_of(logits, own[..., 0])
 
 
 def _check_shapes(called: str, first: str, one: jax.Array, second: str, other: jax.Array) -> None:

@@ -266,8 +266,10 @@ def _sampled_logits(
     table, true = jnp.concatenate(parts), labels.reshape((-1, num_true))
     require_indices(called, true, table.shape[0], "labels")
     if sampled_values is None:
+        _require_rows(called, num_classes, table, bias)
         sampled_values = log_uniform_candidate_sampler(true, num_true, num_sampled, True, num_classes, seed)
     sampled, of_true, of_sampled = (jax.lax.stop_gradient(as_tensor(one)) for one in sampled_values)
+    require_indices(called, sampled, min(table.shape[0], bias.shape[0]), "sampled_values")
     true_logits = jnp.einsum("bd,btd->bt", features, gather(table, true)) + gather(bias, true) - jnp.log(of_true)
     sampled_logits = features @ table[sampled].T + bias[sampled]
     if remove_accidental_hits:
@@ -276,6 +278,18 @@ def _sampled_logits(
     logits = jnp.concatenate([true_logits, sampled_logits - jnp.log(of_sampled)], axis=1)
     truth = jnp.concatenate([jnp.full(true.shape, 1 / num_true), jnp.zeros(sampled_logits.shape)], axis=1)
     return logits, truth.astype(logits.dtype)
+
+
+def _require_rows(called: str, num_classes: int, table: jax.Array, bias: jax.Array) -> None:
+    """Requires weights and a bias for each class that may be sampled: JAX would take those of the last one."""
+    if num_classes <= min(table.shape[0], bias.shape[0]):
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`num_classes` is {num_classes}, `weights` have the shape {table.shape}, `biases` {bias.shape}",
+        rule="`weights` and `biases` must have a row for each of the `num_classes` classes",
+        remedy="pass the number of rows as num_classes",
+    )
 
 
 @op("nn.ctc_loss")
@@ -307,6 +321,8 @@ def ctc_loss(
     Source: A. Graves and others, Connectionist temporal classification, ICML 2006, in optax.
     """
     scores = jnp.swapaxes(logits, 0, 1) if logits_time_major else logits
+    if scores.dtype.kind in "iu":  # the loss has the dtype of the logits
+        scores = scores.astype(jnp.float32)
     loss = optax.ctc_loss(
         scores,
         _beyond(logit_length, scores.shape[1]),
@@ -316,7 +332,7 @@ def ctc_loss(
     )
     # Equal neighbors need a blank between them. For a label that does not fit, optax returns about 100,000.
     repeated = (labels[:, 1:] == labels[:, :-1]) & (jnp.arange(1, labels.shape[1]) < label_length[:, None])
-    return jnp.where(label_length + jnp.sum(repeated, axis=1) <= logit_length, loss, jnp.inf).astype(logits.dtype)
+    return jnp.where(label_length + jnp.sum(repeated, axis=1) <= logit_length, loss, jnp.inf).astype(scores.dtype)
 
 
 def _beyond(length: jax.Array, size: int) -> jax.Array:
