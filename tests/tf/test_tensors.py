@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +48,36 @@ def test_what_is_no_tensor(value: object) -> None:
 def test_a_float_is_no_integer_constant() -> None:
     with pytest.raises(TypeError, match="Cannot convert 1.5"):
         tf.constant(1.5, tf.int32)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: tf.constant([x, 2.0], tf.int32),
+        lambda x: tf.constant([[x], [2]], tf.uint8),
+        lambda x: tf.constant(x, tf.int32),
+        lambda x: tf.convert_to_tensor([x, 2], tf.int32),
+        lambda x: tf.tensor_scatter_nd_update(tf.zeros([3], tf.int32), [[0]], [x]),
+        lambda x: tf.TensorArray(tf.int32, size=1).write(0, [x, x]),
+        lambda x: tf.linalg.diag([1, 2], padding_value=0.5),
+    ],
+)
+def test_floats_are_not_cut_to_integers(cut: Callable[[Any], Any]) -> None:
+    for function in (cut, tf.function(cut)):
+        with pytest.raises((TypeError, tf.errors.InvalidArgumentError), match="Cannot convert"):
+            function(tf.constant(1.7))
+
+
+def test_integers_beside_tensors_keep_their_dtype() -> None:
+    assert tf.constant([tf.constant(1, tf.uint32), 3_000_000_000], tf.uint32).numpy().tolist() == [1, 3_000_000_000]
+    assert tf.constant([tf.constant(1), 2], tf.float32).dtype == tf.float32
+    assert tf.convert_to_tensor([tf.constant(1.5), 2], dtype_hint=tf.int32).numpy().tolist() == [1.5, 2.0]
+
+
+def test_one_hot_keeps_the_fraction_of_one_value() -> None:
+    np.testing.assert_allclose(tf.one_hot([0, 1], 2, on_value=1, off_value=0.1), [[1, 0.1], [0.1, 1]])
+    assert tf.one_hot([0], 2, on_value=tf.constant(1, tf.float16), off_value=0.0).dtype == tf.float16
+    assert tf.one_hot([0], 2, on_value=5, off_value=0).dtype == tf.int32
 
 
 def test_a_constant_has_as_many_values_as_its_shape() -> None:

@@ -86,6 +86,11 @@ def without_lists_of_arrays(value: object) -> Any:
     return value
 
 
+def common_dtype(value: Sequence[Any]) -> Any:
+    """Returns the dtype to which JAX promotes the arrays and numbers of a list or tuple."""
+    return jnp.result_type(*map(_read, _flat(value)))
+
+
 def stacked(value: Sequence[Any], dtype: DTypeLike | None = None) -> jax.Array:
     """Stacks a list or tuple of arrays, variables, numbers, and lists of them, into one array.
 
@@ -93,7 +98,7 @@ def stacked(value: Sequence[Any], dtype: DTypeLike | None = None) -> jax.Array:
         value: The parts.
         dtype: The dtype of the result. Default: that to which JAX promotes the arrays and numbers.
     """
-    kind = jnp.result_type(*map(_read, _flat(value))) if dtype is None else dtype
+    kind = common_dtype(value) if dtype is None else dtype
     return jnp.stack(
         [stacked(one, kind) if isinstance(one, (list, tuple)) else jnp.asarray(_read(one), kind) for one in value]
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array, fits
 from mirrored._jax.boxes import Array
-from mirrored._jax.sequences import OPERATORS, beside, stacked, with_sequences
+from mirrored._jax.sequences import OPERATORS, beside, common_dtype, stacked, with_sequences
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.patches import is_applied, replace
@@ -50,7 +50,12 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     if hasattr(type(value), "__jax_array__"):
         return value.__jax_array__()  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)) and _has_tensors(value):
-        return stacked(value, None if dtype is None else array_dtype(dtype))
+        if dtype is None:
+            return stacked(value)
+        wanted = array_dtype(dtype)
+        if wanted.kind in "iub":
+            _refuse_floats("a list", common_dtype(value), wanted)
+        return stacked(value, wanted)
     return from_host(_host_array(value, dtype))
 
 
@@ -85,6 +90,14 @@ def _checked_cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], *, from_pyt
     if from_python and array.size and integral and array.dtype.kind in "fc":
         raise TypeError(f"Cannot convert {array.tolist()!r} to EagerTensor of dtype {as_dtype(dtype).name}")
     return _narrowed(array, dtype)
+
+
+def _refuse_floats(described: str, found: DTypeLike, wanted: np.dtype[Any]) -> None:
+    if wanted.kind in "iub" and jnp.issubdtype(found, jnp.inexact):
+        raise TypeError(
+            f"Cannot convert {described} of dtype {np.dtype(found).name} to a Tensor of dtype {as_dtype(wanted).name}, "
+            "which would cut off fractions: use tf.cast"
+        )
 
 
 def _narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -123,6 +136,22 @@ def operands(values: Sequence[Any]) -> list[Any]:
     found = [one if python else as_tensor(one) for one, python in zip(values, given, strict=True)]
     dtype = jnp.result_type(*(one for one, python in zip(found, given, strict=True) if not python))
     return [_converted(beside(one, dtype)) if type(one) in SEQUENCES else one for one in found]
+
+
+def without_cutting(called: str, argument: str, value: Operand, dtype: DTypeLike) -> jax.Array:
+    """Converts a value that becomes part of a tensor of `dtype`; refuses floats for integers, which JAX would cut off.
+
+    Python numbers and lists get the dtype of the tensor; tensors keep their own.
+    """
+    found = as_tensor(value, dtype if isinstance(value, (int, float, list, tuple)) else None)
+    if jnp.issubdtype(dtype, jnp.inexact) or not jnp.issubdtype(found.dtype, jnp.inexact):
+        return found
+    raise InvalidArgumentError.of(
+        called,
+        found=f"`{argument}` has the dtype {found.dtype}, the tensor {np.dtype(dtype).name}",
+        rule=f"`{argument}` of a tensor of integers must be integers",
+        remedy="round it, and convert it with tf.cast; or convert the tensor",
+    )
 
 
 def _converted(value: jax.Array | np.ndarray[Any, Any]) -> jax.Array:
@@ -167,6 +196,7 @@ def constant(
         return _texts(value, shape)  # type: ignore[no-any-return]
     tensor = _in_replica(as_tensor(value, dtype))
     if dtype is not None and tensor.dtype != array_dtype(dtype):
+        _refuse_floats("a Tensor", tensor.dtype, array_dtype(dtype))
         tensor = tensor.astype(array_dtype(dtype))
     if shape is None:
         return tensor

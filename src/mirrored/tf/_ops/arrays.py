@@ -16,7 +16,7 @@ from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_int, static_ints, static_tensor
 from mirrored.tf._table import Axes, Common, Int, Ints, hosted, op, register, reported, rows, tensors
-from mirrored.tf._tensors import as_tensor, constant, convert_to_tensor, is_tensor
+from mirrored.tf._tensors import as_tensor, constant, convert_to_tensor, is_tensor, without_cutting
 from mirrored.variables.storage import VariableStorage
 
 register(["constant"], hosted(constant))
@@ -118,6 +118,7 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
 def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if dtype.kind in "iu":
         return np.arange(*[one.item() for one in bounds]).astype(dtype)
+        _require_whole(bounds, dtype)
     # In float32 as in TensorFlow: 3 / float32(0.00375) is 800, in float64 it is more, and the range has 801 elements.
     exact = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     start, stop, step = (one.astype(exact)[()] for one in bounds)
@@ -127,6 +128,18 @@ def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.n
 
 
 def _host(value: Operand) -> Any:
+def _require_whole(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> None:
+    """Requires bounds and a step without fractions, which would be cut off from each element."""
+    if all((one % 1 == 0).all() for one in bounds):
+        return
+    raise InvalidArgumentError.of(
+        "tf.range",
+        found=f"start, limit and delta are {', '.join(str(one) for one in bounds)}, and the dtype is {dtype}",
+        rule="a range of integers must begin and end at integers, and have an integer step",
+        remedy="round the numbers, or convert a range of floats with tf.cast",
+    )
+
+
     try:
         return np.asarray(as_tensor(value)) if not isinstance(value, (int, float, np.ndarray)) else value
     except jax.errors.TracerArrayConversionError:
@@ -337,7 +350,7 @@ def _filling(value: Operand, tensor: jax.Array) -> Any:
     """Returns the value of the padding; refuses Python numbers that the dtype of the tensor cannot represent."""
     if not isinstance(value, (int, float)) or value == 0:
         return value
-    return as_tensor(value, tensor.dtype)
+    return without_cutting("tf.pad", "constant_values", value, tensor.dtype)
 
 
 def _check_paddings(shape: tuple[int, ...], widths: Sequence[tuple[int, ...]], mode: str) -> None:

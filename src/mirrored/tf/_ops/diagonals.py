@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import HostArray, Operand, StaticInts
+from mirrored._typing import DTypeLike, HostArray, Operand, StaticInts
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import op
+from mirrored.tf._tensors import without_cutting
 
 _ALIGNMENTS: Final = ("RIGHT_LEFT", "LEFT_RIGHT", "LEFT_LEFT", "RIGHT_RIGHT")
 
@@ -105,6 +106,12 @@ def _filled(matrix: jax.Array, diagonal: jax.Array, band: _Band) -> jax.Array:
     return jnp.where(inside, packed[..., number, along], matrix) if band.longest else matrix
 
 
+def _padding(called: str, value: Operand, dtype: DTypeLike) -> jax.Array:
+    if not isinstance(value, (int, float)) or value != 0:
+        value = without_cutting(called, "padding_value", value, dtype)
+    return jnp.asarray(value, dtype)
+
+
 @op("linalg.diag")
 def diag(
     diagonal: jax.Array,
@@ -147,7 +154,8 @@ def diag(
             remedy="pass as many diagonals as `k` names, or omit num_rows and num_cols",
         )
     leading = diagonal.shape[:-1] if count == 1 else diagonal.shape[:-2]
-    return _filled(jnp.full((*leading, rows, columns), jnp.asarray(padding_value, diagonal.dtype)), diagonal, band)
+    padding = _padding("tf.linalg.diag", padding_value, diagonal.dtype)
+    return _filled(jnp.full((*leading, rows, columns), padding), diagonal, band)
 
 
 @op("linalg.diag_part")
@@ -176,7 +184,7 @@ def diag_part(
     if not band.longest:
         return jnp.zeros((*input.shape[:-2], *band.packed_shape), input.dtype)
     used, row, column = band.elements()
-    packed = jnp.where(used, input[..., row, column], jnp.asarray(padding_value, input.dtype))
+    packed = jnp.where(used, input[..., row, column], _padding("tf.linalg.diag_part", padding_value, input.dtype))
     return packed.reshape((*input.shape[:-2], *band.packed_shape))
 
 

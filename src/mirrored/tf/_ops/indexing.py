@@ -15,7 +15,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import Int, Ints, op, reported, tensors
-from mirrored.tf._tensors import as_tensor
+from mirrored.tf._tensors import as_tensor, without_cutting
 from mirrored.values.index_checks import outside, values_now
 from mirrored.values.sparse_rows import updates_shape, without_wrapping
 
@@ -149,25 +149,12 @@ def _check_updates(called: str, indices: jax.Array, updates: jax.Array, shape: t
 
 def _scattered(method: str, called: str) -> Callable[..., jax.Array]:
     def scatter(tensor: jax.Array, indices: jax.Array, updates: Operand) -> jax.Array:
-        rows = _of_dtype(called, updates, tensor)
+        rows = without_cutting(called, "updates", updates, tensor.dtype)
         _check_updates(called, indices, rows, tensor.shape)
         result: jax.Array = getattr(tensor.at[_places(indices, tensor.shape)], method)(rows, mode="drop")
         return result
 
     return scatter
-
-
-def _of_dtype(called: str, updates: Operand, tensor: jax.Array) -> jax.Array:
-    """Converts updates to a tensor; refuses floats for a tensor of integers, which JAX would cut off."""
-    found = as_tensor(updates, tensor.dtype if isinstance(updates, (int, float, list, tuple)) else None)
-    if jnp.issubdtype(tensor.dtype, jnp.inexact) or not jnp.issubdtype(found.dtype, jnp.inexact):
-        return found
-    raise InvalidArgumentError.of(
-        called,
-        found=f"`updates` have the dtype {found.dtype}, the tensor {tensor.dtype}",
-        rule="updates of a tensor of integers must be integers",
-        remedy="round the updates, and convert them with tf.cast; or convert the tensor",
-    )
 
 
 for _name, _method in {"update": "set", "add": "add", "sub": "subtract", "max": "max", "min": "min"}.items():

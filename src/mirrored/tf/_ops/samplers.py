@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
@@ -63,6 +64,8 @@ def uniform(
                 f"Must specify maxval for integer dtype {wanted.name}: minval and maxval must be both `None` or both "
                 f"non-`None`; got minval={minval} and maxval={maxval}"
             )
+        _require_whole("minval", minval)
+        _require_whole("maxval", maxval)
         least, most = as_tensor(minval), as_tensor(maxval)
         if 0 not in size:  # TensorFlow does not compare the bounds of an empty result, either
             _check_bounds(least, most)
@@ -72,6 +75,19 @@ def uniform(
     low = as_tensor(minval).astype(wanted)
     high = as_tensor(1.0 if maxval is None else maxval).astype(wanted)
     return low + (high - low) * jax.random.uniform(key, size, wanted)
+
+
+def _require_whole(argument: str, bound: Operand) -> None:
+    """Refuses a bound of integers with a fraction, if it is known: JAX would cut it off, so that 2 is not below 2.9."""
+    found = bound if isinstance(bound, (int, float)) else values_now(as_tensor(bound))
+    if found is None or np.all(np.asarray(found) % 1 == 0):
+        return
+    raise InvalidArgumentError.of(
+        "tf.random.uniform",
+        found=f"`{argument}` is {found}",
+        rule="the bounds of random integers must be integers",
+        remedy="round the bound, for instance with math.ceil",
+    )
 
 
 def _check_bounds(least: jax.Array, most: jax.Array) -> None:

@@ -13,6 +13,7 @@ from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices, require_prefix
 from mirrored.tf._static import static_int
 from mirrored.tf._table import Int, op
+from mirrored.tf._tensors import without_cutting
 
 
 @op("one_hot")
@@ -38,8 +39,14 @@ def one_hot(
             rule="`indices` must be integers",
             remedy="convert them with tf.cast(indices, tf.int32)",
         )
+    given = {"on_value": on_value, "off_value": off_value}
     if dtype is None:
-        dtype = next((one.dtype for one in (on_value, off_value) if one is not None), "float32")
+        kinds = [one.dtype for one in given.values() if one is not None]
+        # The fraction of a float beside an integer, as in on_value=1, off_value=0.1, is kept.
+        dtype = next((one for one in kinds if jnp.issubdtype(one, jnp.inexact)), kinds[0] if kinds else "float32")
+    for name, value in given.items():
+        if value is not None:
+            without_cutting("tf.one_hot", name, value, array_dtype(dtype))
     if indices.dtype.itemsize < 4:  # JAX compares in this dtype, in which the positions could wrap around
         indices = indices.astype(jnp.int32)
     hot = jax.nn.one_hot(indices, depth, dtype=jnp.bool_, axis=-1 if axis is None else axis)
