@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
@@ -117,8 +118,8 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
 
 def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if dtype.kind in "iu":
-        return np.arange(*[one.item() for one in bounds]).astype(dtype)
         _require_whole(bounds, dtype)
+        return np.arange(*[one.item() for one in bounds]).astype(dtype)
     # In float32 as in TensorFlow: 3 / float32(0.00375) is 800, in float64 it is more, and the range has 801 elements.
     exact = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     start, stop, step = (one.astype(exact)[()] for one in bounds)
@@ -127,7 +128,6 @@ def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.n
     return values.astype(dtype)
 
 
-def _host(value: Operand) -> Any:
 def _require_whole(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> None:
     """Requires bounds and a step without fractions, which would be cut off from each element."""
     if all((one % 1 == 0).all() for one in bounds):
@@ -140,6 +140,7 @@ def _require_whole(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any])
     )
 
 
+def _host(value: Operand) -> Any:
     try:
         return np.asarray(as_tensor(value)) if not isinstance(value, (int, float, np.ndarray)) else value
     except jax.errors.TracerArrayConversionError:
@@ -254,6 +255,7 @@ def stack(values: Iterable[Operand], axis: Int = 0) -> jax.Array:
 @op("unstack", on_host=True)
 def unstack(value: jax.Array, num: int | None = None, axis: Int = 0) -> list[jax.Array]:
     """Splits a tensor along an axis into a list of slices without that axis."""
+    axis = normalize_axis_index(axis, value.ndim)
     if num is not None and value.shape[axis] != num:
         raise InvalidArgumentError.of(
             "tf.unstack",
@@ -270,20 +272,24 @@ def split(value: jax.Array, num_or_size_splits: StaticInts, axis: Int = 0, num: 
 
     One of the sizes may be -1, which is computed from the others.
     """
-    return list(jax.lax.split(value, _split_sizes(value, num_or_size_splits, axis), axis=axis % value.ndim))
+    where = normalize_axis_index(axis, value.ndim)
+    return list(jax.lax.split(value, _split_sizes(value, num_or_size_splits, where), axis=where))
 
 
 def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
     length = tensor.shape[where]
     if np.ndim(wanted) == 0:
         parts = static_int(wanted, called="tf.split", argument="num_or_size_splits")
-        sizes = [length // parts] * parts
-        rule, remedy = "the number of parts must divide the size of the axis", "pass a list of sizes instead"
+        sizes = [length // parts] * parts if parts > 0 else []
+        rule, remedy = (
+            "the number of parts must be a divisor of the size of the axis",
+            "pass a list of sizes instead",
+        )
     else:
         sizes = list(static_ints(wanted, called="tf.split", argument="num_or_size_splits"))
         sizes = [length - (sum(sizes) + 1) if one == -1 else one for one in sizes]
         rule, remedy = "the sizes must add up to the size of the axis", "pass -1 for one size, to let it take the rest"
-    if sum(sizes) != length:
+    if sum(sizes) != length or not sizes:
         raise InvalidArgumentError.of(
             "tf.split",
             found=f"num_or_size_splits={wanted} was passed for axis {where}, whose size is {length}",
@@ -347,8 +353,8 @@ def pad(
 
 
 def _filling(value: Operand, tensor: jax.Array) -> Any:
-    """Returns the value of the padding; refuses Python numbers that the dtype of the tensor cannot represent."""
-    if not isinstance(value, (int, float)) or value == 0:
+    """Returns the value of the padding; refuses one that the dtype of the tensor cannot represent."""
+    if isinstance(value, (int, float)) and value == 0:
         return value
     return without_cutting("tf.pad", "constant_values", value, tensor.dtype)
 

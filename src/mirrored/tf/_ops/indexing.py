@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
-from mirrored._jax.traces import NotConstant, evaluate
+from mirrored._jax.traces import NotConstant, Tracer, evaluate, is_eager
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
@@ -32,7 +33,7 @@ def gather(
         InvalidArgumentError: An index is out of range, in eager code on a CPU.
     """
     batch = batch_dims % max(indices.ndim, 1) if batch_dims < 0 else batch_dims
-    along = batch if axis is None else axis % params.ndim
+    along = normalize_axis_index(batch if axis is None else axis, params.ndim)
     if along < batch:
         raise InvalidArgumentError.of(
             "tf.gather",
@@ -60,6 +61,13 @@ def gather_nd(
     Raises:
         InvalidArgumentError: An index is out of range, in eager code on a CPU.
     """
+    if not 0 <= batch_dims < max(indices.ndim, 1):
+        raise InvalidArgumentError.of(
+            "tf.gather_nd",
+            found=f"batch_dims={batch_dims} was passed for indices of shape {indices.shape}",
+            rule="`batch_dims` must be 0 or more, and less than the number of axes of `indices`",
+            remedy="pass the number of leading axes that `params` and `indices` share",
+        )
     _require_depth("tf.gather_nd", indices, params.shape[batch_dims:])
     if bad_indices_policy != "IGNORE":
         require_indices("tf.gather_nd", indices, params.shape[batch_dims:])
@@ -247,14 +255,26 @@ def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
     A size of -1 means all remaining elements. `begin` may be traced: a slice that leaves the tensor is then moved
     inside, as in XLA.
     """
-    each = begin if isinstance(begin, (list, tuple)) else as_tensor(begin)
+    if isinstance(begin, jax.Array) and not isinstance(begin, Tracer) and not is_eager():
+        begin = np.asarray(begin)  # whose numbers are known while tracing; those of an array would be traced
+    each = begin if isinstance(begin, (list, tuple, np.ndarray)) else as_tensor(begin)
     starts = [one if isinstance(one, int) else as_tensor(one) for one in each]
-    if all(isinstance(one, int) or values_now(one) is not None for one in starts):
-        _check_slice(input_.shape, [int(one) for one in starts], size)
+    fixed_starts = _known_starts(starts)
+    if fixed_starts is not None:
+        _check_slice(input_.shape, fixed_starts, size)
     if -1 in size:
         fixed = static_ints(begin, called="tf.slice", argument="begin")
         size = tuple(input_.shape[i] - fixed[i] if one == -1 else one for i, one in enumerate(size))
     return jax.lax.dynamic_slice(input_, starts, size)
+
+
+def _known_starts(starts: Sequence[Any]) -> list[int] | None:
+    """Returns where a slice begins; None if that is computed in compiled code, or on another device than a CPU."""
+    if all(isinstance(one, int) or values_now(one) is not None for one in starts):
+        return [int(one) for one in starts]
+    if is_eager() or any(isinstance(one, Tracer) for one in starts):
+        return None
+    return [int(one) for one in starts]
 
 
 def _check_slice(shape: tuple[int, ...], begin: Sequence[int], size: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.fft as sfft
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.errors import ArgumentTypeError
@@ -184,7 +185,15 @@ def frame(
 
     From [..., samples], the result is [..., frames, frame_length].
     """
-    where, total = axis % signal.ndim, signal.shape[axis]
+    where = normalize_axis_index(axis, signal.ndim)
+    if frame_step < 1:
+        raise InvalidArgumentError.of(
+            "tf.signal.frame",
+            found=f"`frame_step` is {frame_step}",
+            rule="`frame_step` must be 1 or more: frames begin that many samples apart",
+            remedy="pass frame_step=frame_length for frames that do not overlap",
+        )
+    total = signal.shape[where]
     count = -(-total // frame_step) if pad_end else max(0, 1 + (total - frame_length) // frame_step)
     missing = (count - 1) * frame_step + frame_length - total
     if pad_end and missing > 0:

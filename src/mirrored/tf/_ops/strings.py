@@ -274,6 +274,13 @@ def reduce_join(
     """Joins the texts of an array along one axis after another; if `axis` is None, joins all in row-major order."""
     array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
     axes = range(array.ndim)[::-1] if axis is None else [axis] if isinstance(axis, int) else axis
+    if any(not -array.ndim <= one < array.ndim for one in axes):
+        raise _invalid(
+            "reduce_join",
+            f"axis={axis} was passed for texts of shape {array.shape}",
+            "an axis must be one of the texts' axes",
+            f"pass numbers from {-array.ndim} to {array.ndim - 1}",
+        )
     order = [one % array.ndim for one in axes][::-1]  # texts along the first of the axes are neighbors in the result
     kept = [one for one in range(array.ndim) if one not in order]
     rows = array.transpose([*kept, *order]).reshape([array.shape[one] for one in kept] + [-1])
