@@ -169,7 +169,7 @@ def band_part(input: jax.Array, num_lower: Operand, num_upper: Operand) -> jax.A
     """
     row, column = np.indices(input.shape[-2:])
     keep = ((num_lower < 0) | (row - column <= num_lower)) & ((num_upper < 0) | (column - row <= num_upper))
-    return jnp.where(keep, input, 0)
+    return jnp.where(keep, input, jnp.zeros((), input.dtype))  # a Python 0 would make booleans integers
 
 
 @op("linalg.trace")
