@@ -13,7 +13,7 @@ def _is_real(*arrays: jax.Array) -> bool:
     return all(jnp.issubdtype(jnp.result_type(array), jnp.floating) for array in arrays)
 
 
-def _of_kind(real: Callable[..., Any], plain: Callable[..., Any], x: jax.Array, y: jax.Array) -> jax.Array:
+def _of_kind(real: Callable[..., Any], plain: Callable[..., Any], x: Any, y: Any) -> jax.Array:
     """Calls `real` if the result is real, and `plain` otherwise.
 
     An integer beside a real operand, such as the 0 of ``tf.maximum(x, 0)``, becomes real. A Python number stays one,
@@ -23,7 +23,7 @@ def _of_kind(real: Callable[..., Any], plain: Callable[..., Any], x: jax.Array, 
         dtype = jnp.result_type(x, y)
         if not jnp.issubdtype(dtype, jnp.floating):
             return plain(x, y)  # type: ignore[no-any-return]
-        x, y = (float(one) if isinstance(one, (int, float)) else jnp.asarray(one, dtype) for one in (x, y))  # type: ignore[assignment]
+        x, y = (float(one) if isinstance(one, (int, float)) else jnp.asarray(one, dtype) for one in (x, y))
     return real(x, y)  # type: ignore[no-any-return]
 
 
