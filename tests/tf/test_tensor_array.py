@@ -261,3 +261,18 @@ def test_a_dynamic_one_in_a_loop_of_unknown_length_is_refused(statement):
 
     with pytest.raises(InvalidArgumentError, match=r"number of iterations(.|\n)*by size=N"):
         rows(tf.constant(1.0), tf.constant(3))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda array, i: array.write(1, tf.constant([9.0])),
+        lambda array, i: array.write(1, 9.0),
+        lambda array, i: array.scatter([0, 1], tf.constant([[7.0], [8.0]])),
+        lambda array, i: tf.TensorArray(tf.float32, size=2).write(0, 5.0).write(i, tf.ones([3])),
+    ],
+)
+def test_a_row_is_not_broadcast_to_the_shape_of_the_others(write):
+    function = tf.function(lambda i: write(tf.TensorArray(tf.float32, size=3).unstack(tf.ones([3, 2])), i).stack())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="among rows of shape"):
+        function(tf.constant(1))

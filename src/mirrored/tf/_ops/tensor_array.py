@@ -157,6 +157,7 @@ class TensorArray:
         self._check_place(place)
         options = dataclasses.replace(self._options, size=max(self._options.size, place + 1))
         if self._buffer is not None:
+            _require_shape(row, self._buffer.shape[1:])
             return self._made(options, {}, self._padded(options.size).at[place].set(row))
         return self._made(options, {**self._rows, place: row}, None)
 
@@ -200,14 +201,7 @@ class TensorArray:
                 rule="the number of rows must be known before a row is written at a traced index",
                 remedy="pass `size` to tf.TensorArray, such as tf.shape(x)[0]",
             )
-        if stored._buffer.shape[1:] != row.shape:
-            raise InvalidArgumentError.of(
-                "TensorArray.write",
-                found=f"a row of shape {row.shape} was written at a traced index, among rows of shape "
-                f"{stored._buffer.shape[1:]}",
-                rule="if a row is written at a traced index, all rows must have one shape",
-                remedy="write rows of one shape",
-            )
+        _require_shape(row, stored._buffer.shape[1:])
         place = without_wrapping(as_tensor(index), self._options.size)
         return self._made(self._options, {}, stored._buffer.at[place].set(row, mode="drop"))
 
@@ -217,6 +211,7 @@ class TensorArray:
             return self
         buffer = jnp.zeros((self._options.size, *shape), self._options.dtype)
         for place, row in self._rows.items():
+            _require_shape(row, shape)
             buffer = buffer.at[place].set(row)
         return self._made(self._options, {}, buffer)
 
@@ -343,6 +338,18 @@ class TensorArray:
 
     def __repr__(self) -> str:
         return f"TensorArray(dtype={self._options.dtype}, size={self._options.size}, rows of {self.element_shape})"
+
+
+def _require_shape(row: jax.Array, shape: tuple[int, ...]) -> None:
+    """Requires the shape of the other rows, which are stored in one tensor: JAX would broadcast the row to it."""
+    if row.shape == tuple(shape):
+        return
+    raise InvalidArgumentError.of(
+        "TensorArray.write",
+        found=f"a row of shape {row.shape} was written among rows of shape {tuple(shape)}",
+        rule="after `unstack`, and if a row is written at a traced index, all rows must have one shape",
+        remedy="write rows of one shape",
+    )
 
 
 def _out_of_range(called: str, found: str) -> OutOfRangeError:
