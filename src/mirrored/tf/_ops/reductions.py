@@ -214,6 +214,18 @@ def _check_bincount_axis(axis: int | None) -> None:
     )
 
 
+def _check_weights(arr: jax.Array, weights: jax.Array) -> None:
+    """Requires one weight for each integer: weights [n, 1] would broadcast to all pairs."""
+    if weights.shape == arr.shape:
+        return
+    raise InvalidArgumentError.of(
+        "tf.math.bincount",
+        found=f"`arr` has the shape {arr.shape}, `weights` {weights.shape}",
+        rule="`weights` must have the shape of `arr`: one weight for each integer",
+        remedy="reshape the weights, for instance tf.reshape(weights, tf.shape(arr))",
+    )
+
+
 @op("math.bincount")
 def bincount(
     arr: jax.Array,
@@ -244,7 +256,7 @@ def bincount(
         length = length if maxlength is None else min(length, int(maxlength))
     one = jax.nn.one_hot(arr, length, dtype=array_dtype(dtype) if weights is None else weights.dtype)
     if weights is not None:
-        require_prefix("tf.math.bincount", "arr", arr, "weights", weights)
+        _check_weights(arr, weights)
         one = jnp.where(one != 0, weights[..., None], 0)  # a product with 0 would spread infinities and NaN
     parts = one if axis == -1 else one.reshape(math.prod(one.shape[:-1]), length)
     counted = jnp.sum(parts, axis=-2, dtype=one.dtype)
@@ -306,6 +318,14 @@ def histogram_fixed_width_bins(
     values: jax.Array, value_range: Operand, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
+    known = values_now(value_range)
+    if known is not None and known.shape == (2,) and not known[0] < known[1]:
+        raise InvalidArgumentError.of(
+            "tf.histogram_fixed_width",
+            found=f"`value_range` is {known.tolist()}",
+            rule="the first number must be less than the second",
+            remedy="exchange them, or pass a wider range",
+        )
     low, high = _bounds(values, value_range)
     bins = jnp.floor((values - low) / (high - low) * nbins)
     return jnp.clip(bins, 0, nbins - 1).astype(array_dtype(dtype))
