@@ -48,3 +48,9 @@ def test_bilinear_resizing_keeps_a_missing_pixel_among_its_neighbors() -> None:
     expected = np.zeros((8, 8), bool)
     expected[:3, :3] = True
     np.testing.assert_array_equal(missing, expected)
+
+
+def test_the_contrast_of_half_precision_images_keeps_their_dtype():
+    image = tf.ones([4, 4, 3], tf.float16)
+    assert tf.image.random_contrast(image, 0.5, 1.5).dtype == tf.float16
+    assert tf.image.adjust_contrast(image, tf.constant(2.0)).dtype == tf.float16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, SupportsFloat
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,14 @@ from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
 from mirrored.tf._ops.generator import key_from_seed, next_key
-from mirrored.tf._ops.image_checks import require_channels, require_floats, require_gamma, require_range, require_shift
+from mirrored.tf._ops.image_checks import (
+    require_channels,
+    require_floats,
+    require_gamma,
+    require_images,
+    require_range,
+    require_shift,
+)
 from mirrored.tf._ops.math import cast, saturate_cast
 from mirrored.tf._table import Int, Ints, op, register
 
@@ -105,16 +112,17 @@ def _interpolated(images: jax.Array, axis: int, wanted: int) -> jax.Array:
     return lower + (upper - lower) * fraction
 
 
-def _flipped(axis: int) -> Callable[[jax.Array], jax.Array]:
+def _flipped(name: str, axis: int) -> Callable[[jax.Array], jax.Array]:
     def flip(image: jax.Array) -> jax.Array:
         """Flips images along one axis."""
+        require_images(f"tf.image.{name}", image)
         return jnp.flip(image, axis)
 
     return flip
 
 
-flip_left_right = op("image.flip_left_right")(_flipped(-2))
-flip_up_down = op("image.flip_up_down")(_flipped(-3))
+flip_left_right = op("image.flip_left_right")(_flipped("flip_left_right", -2))
+flip_up_down = op("image.flip_up_down")(_flipped("flip_up_down", -3))
 
 
 @op("image.transpose")
@@ -187,7 +195,7 @@ def adjust_contrast(images: jax.Array, contrast_factor: Operand) -> jax.Array:
         mean = jnp.mean(value, axis=(-3, -2), keepdims=True)
         return (value - mean) * contrast_factor + mean  # type: ignore[no-any-return]
 
-    return change(images) if images.dtype.kind == "f" else _in_float(images, change)
+    return change(images).astype(images.dtype) if images.dtype.kind == "f" else _in_float(images, change)
 
 
 @op("image.adjust_gamma", named=False)
@@ -275,7 +283,8 @@ def crop_to_bounding_box(
 ) -> jax.Array:
     """Crops images to a rectangle, given by its upper left corner and its size."""
     bottom, right = offset_height + target_height, offset_width + target_width
-    if min(offset_height, offset_width) < 0 or bottom > image.shape[-3] or right > image.shape[-2]:
+    sizes = offset_height, offset_width, target_height, target_width
+    if min(sizes) < 0 or bottom > image.shape[-3] or right > image.shape[-2]:
         raise InvalidArgumentError.of(
             "tf.image.crop_to_bounding_box",
             found=f"the box is [{offset_height}:{bottom}, {offset_width}:{right}]; the image has the shape "
@@ -340,14 +349,6 @@ def total_variation(images: jax.Array) -> jax.Array:
     return down + across
 
 
-@op("image.psnr")
-def psnr(a: jax.Array, b: jax.Array, max_val: SupportsFloat) -> jax.Array:
-    """Computes the peak signal-to-noise ratio between two images, in decibels."""
-    largest = float(max_val) / (float(as_dtype(a.dtype).max) if a.dtype.kind in "iu" else 1.0)
-    difference = convert_image_dtype(a, "float32") - convert_image_dtype(b, "float32")
-    return 20 * np.float32(np.log10(largest)) - 10 * jnp.log10(jnp.mean(jnp.square(difference), axis=(-3, -2, -1)))
-
-
 @op("image.image_gradients", named=False)
 def image_gradients(image: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the vertical and the horizontal differences between neighboring pixels, each with the images' shape.
@@ -369,6 +370,7 @@ def _factor(key: jax.Array, low: float, high: float) -> jax.Array:
 def _random_flip(name: str, axis: int, stateless: bool) -> None:
     def flip(image: jax.Array, seed: Operand = None) -> jax.Array:
         """Flips each image with probability one half."""
+        require_images(f"tf.image.{name}", image)
         coin = jax.random.bernoulli(_draw(seed, stateless), np.float32(0.5), image.shape[:-3])
         return jnp.where(coin[..., None, None, None], jnp.flip(image, axis), image)
 

@@ -26,6 +26,31 @@ def require_floats(called: str, images: jax.Array) -> None:
     )
 
 
+def require_images(called: str, images: jax.Array) -> None:
+    """Raises an error unless a tensor has the axes of images: [height, width] would be flipped wrongly."""
+    if images.ndim >= 3:
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"a tensor of shape {images.shape}",
+        rule="images must have the shape [height, width, channels], after any leading axes",
+        remedy="add the axis of channels: images[..., tf.newaxis]",
+    )
+
+
+def require_alike(called: str, first: jax.Array, second: jax.Array) -> None:
+    """Raises an error unless two images have the same height, width and channels: JAX would broadcast them."""
+    require_images(called, first)
+    if first.shape[-3:] == second.shape[-3:]:
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"images of the shapes {first.shape} and {second.shape}",
+        rule="both images must have the same height, width and channels",
+        remedy="convert or resize one of them",
+    )
+
+
 def require_channels(called: str, images: jax.Array, channels: int) -> None:
     """Raises an error unless the last dimension of images has the given size, with which weights would broadcast."""
     if images.ndim and images.shape[-1] == channels:

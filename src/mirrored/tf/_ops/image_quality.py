@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored.tf._dtypes import as_dtype
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.convolution import avg_pool, depthwise_conv2d
 from mirrored.tf._ops.image import convert_image_dtype
-from mirrored.tf._ops.image_checks import require_floats
+from mirrored.tf._ops.image_checks import require_alike, require_floats
 from mirrored.tf._table import Int, op
 
 # Weights of the five scales. Source: Z. Wang, E. Simoncelli, A. Bovik, Multi-scale structural similarity for image
@@ -63,6 +65,29 @@ def sobel_edges(image: jax.Array) -> jax.Array:
     return depthwise_conv2d(padded, filters, [1, 1, 1, 1], "VALID").reshape((*image.shape, 2))
 
 
+@op("image.psnr")
+def psnr(a: jax.Array, b: jax.Array, max_val: SupportsFloat) -> jax.Array:
+    """Computes the peak signal-to-noise ratio between two images, in decibels."""
+    require_alike("tf.image.psnr", a, b)
+    largest = float(max_val) / (float(as_dtype(a.dtype).max) if a.dtype.kind in "iu" else 1.0)
+    difference = convert_image_dtype(a, "float32") - convert_image_dtype(b, "float32")
+    return 20 * np.float32(np.log10(largest)) - 10 * jnp.log10(jnp.mean(jnp.square(difference), axis=(-3, -2, -1)))
+
+
+def _require_window(called: str, images: jax.Array, size: int, scales: int = 1) -> None:
+    """Requires images at least as large as the window, at the smallest scale: the mean of no place would be NaN."""
+    smallest = [-(-side // 2 ** (scales - 1)) for side in images.shape[-3:-1] if isinstance(side, int)]
+    if min(smallest, default=size) >= size:
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"images of shape {images.shape}, which at the smallest of {scales} scales have the sides {smallest}, "
+        f"and filter_size={size}",
+        rule="the images must be at least as large as the window, at each scale",
+        remedy="pass a smaller filter_size, or fewer power_factors",
+    )
+
+
 @op("image.ssim", named=False)
 def ssim(
     img1: jax.Array,
@@ -91,6 +116,8 @@ def ssim(
     Source: Z. Wang and others, Image quality assessment: from error visibility to structural similarity, IEEE Trans.
     Image Processing 13, 2004.
     """
+    require_alike("tf.image.ssim", img1, img2)
+    _require_window("tf.image.ssim", img1, filter_size)
     first, second, largest = _in_float(img1, img2, max_val)
     luminance, contrast = _similarity(first, second, largest, _gaussian(filter_size, filter_sigma), k1, k2)
     alike = luminance * contrast
@@ -122,6 +149,8 @@ def ssim_multiscale(
         k1: As for `ssim`.
         k2: As for `ssim`.
     """
+    require_alike("tf.image.ssim_multiscale", img1, img2)
+    _require_window("tf.image.ssim_multiscale", img1, filter_size, len(power_factors))
     first, second, largest = _in_float(img1, img2, max_val)
     leading = first.shape[:-3]
     images = [one.reshape((-1, *one.shape[-3:])) for one in (first, second)]
