@@ -40,3 +40,32 @@ def test_gradients_with_respect_to_the_lower_triangle(function: Callable[[Any], 
         y = function(a)
     np.testing.assert_allclose(y, np.log(11.0), rtol=1e-5)
     np.testing.assert_allclose(tape.gradient(y, a), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_band_of_booleans_is_a_mask() -> None:
+    mask = tf.linalg.band_part(tf.ones([2, 2], tf.bool), -1, 0)
+    assert mask.dtype == tf.bool
+    assert (~mask).numpy().tolist() == [[False, True], [False, False]]
+
+
+def test_a_batch_of_tridiagonal_matrices_is_packed() -> None:
+    diagonals = np.arange(27, dtype=np.float32).reshape(3, 3, 3)
+    rhs = np.ones([3, 3, 1], np.float32)
+    dense = np.stack(
+        [np.diag(main) + np.diag(above[:2], 1) + np.diag(below[1:], -1) for above, main, below in diagonals]
+    )
+    np.testing.assert_allclose(tf.linalg.tridiagonal_matmul(diagonals, rhs), dense @ rhs)
+    parts = [diagonals[:, place] for place in range(3)]
+    np.testing.assert_allclose(tf.linalg.tridiagonal_matmul(parts, rhs, diagonals_format="sequence"), dense @ rhs)
+
+
+@pytest.mark.parametrize(("coefficients", "expected"), [([1.0, 0.0, 1.0], np.inf), ([2.0], 2.0), ([], 0.0)])
+def test_a_polynomial_at_infinity(coefficients: list[float], expected: float) -> None:
+    assert tf.math.polyval(coefficients, tf.constant(np.inf)).numpy() == expected
+
+
+@pytest.mark.long
+def test_a_matrix_without_a_real_square_root() -> None:
+    assert np.isnan(tf.linalg.sqrtm(tf.constant([[-1.0, 0.0], [0.0, 4.0]]))).all()
+    singular = np.ones([4, 4], np.float32)
+    np.testing.assert_allclose(tf.linalg.sqrtm(singular), singular / 2, atol=1e-3)

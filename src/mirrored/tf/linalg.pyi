@@ -88,7 +88,7 @@ def triangular_solve(
     matrix: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> Tensor: ...
 def tridiagonal_matmul(
-    diagonals: Iterable[Any], rhs: Any, diagonals_format: str = "sequence", name: str | None = None
+    diagonals: Any | Iterable[Any], rhs: Any, diagonals_format: str = "compact", name: str | None = None
 ) -> Tensor: ...
 def tridiagonal_solve(
     diagonals: Any,

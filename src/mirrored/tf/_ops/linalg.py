@@ -331,15 +331,31 @@ def clip_by_global_norm(
 
 
 @op("linalg.tridiagonal_matmul")
-def tridiagonal_matmul(diagonals: Iterable[Operand], rhs: jax.Array, diagonals_format: str = "sequence") -> jax.Array:
-    """Multiplies a tridiagonal matrix, given by its three diagonals, by the matrix `rhs`."""
-    if diagonals_format != "sequence":
+def tridiagonal_matmul(
+    diagonals: Operand | Iterable[Operand], rhs: jax.Array, diagonals_format: str = "compact"
+) -> jax.Array:
+    """Multiplies tridiagonal matrices, given by their three diagonals, by the matrices `rhs`.
+
+    The superdiagonal (last entry ignored), main diagonal and subdiagonal (first entry ignored) of n rows are a tensor
+    [..., 3, n], or with ``diagonals_format="sequence"`` three tensors [..., n].
+    """
+    if diagonals_format not in ("compact", "sequence"):
         raise InvalidArgumentError.of(
             "tf.linalg.tridiagonal_matmul",
             found=f"`diagonals_format` is {diagonals_format!r}",
-            rule="`diagonals_format` must be 'sequence'",
+            rule="`diagonals_format` must be 'compact' or 'sequence'",
             remedy="pass (superdiagonal, main diagonal, subdiagonal), each with as many entries as rows",
         )
+    if diagonals_format == "compact":
+        packed = as_tensor(diagonals)
+        if packed.shape[-2:] != (3, rhs.shape[-2]):
+            raise InvalidArgumentError.of(
+                "tf.linalg.tridiagonal_matmul",
+                found=f"`diagonals` has the shape {packed.shape}, `rhs` {rhs.shape}",
+                rule="with diagonals_format='compact', `diagonals` must have the shape [..., 3, rows]",
+                remedy="pass diagonals_format='sequence' for three tensors [..., rows]",
+            )
+        diagonals = [packed[..., place, :] for place in range(3)]
     upper, main, lower = (as_tensor(one) for one in diagonals)
     zero = jnp.zeros_like(rhs[..., :1, :])
     after = jnp.concatenate([rhs[..., 1:, :], zero], axis=-2)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
+import numpy as np
 
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
@@ -18,7 +19,12 @@ from mirrored.tf._tensors import as_tensor
 def _root(matrix: jax.Array) -> jax.Array:
     flat = matrix.reshape((-1, *matrix.shape[-2:]))
     found = jnp.stack([jsl.sqrtm(one) for one in flat]).reshape(matrix.shape)
-    return found if jnp.iscomplexobj(matrix) else found.real
+    if jnp.iscomplexobj(matrix):
+        return found
+    # A negative eigenvalue has no real root; a small one, of the size of rounding errors, is taken for 0.
+    largest, imaginary = (jnp.max(jnp.abs(one), axis=(-2, -1), keepdims=True) for one in (found, found.imag))
+    rounding = 4 * np.sqrt(matrix.shape[-1] * float(np.finfo(found.real.dtype).eps))
+    return jnp.where(imaginary > rounding * largest, jnp.nan, found.real)
 
 
 @_root.defjvp

@@ -256,7 +256,10 @@ def lbeta(x: jax.Array) -> jax.Array:
 def polyval(coeffs: Iterable[Operand], x: jax.Array) -> jax.Array:
     """Evaluates a polynomial at x, given its coefficients from the highest power down."""
     # Not `jnp.polyval`: coefficients of several shapes do not stack.
-    return functools.reduce(lambda total, one: total * x + as_tensor(one), coeffs, jnp.zeros_like(x))
+    # It begins with the first coefficient: 0 * x would be NaN for an infinite x.
+    first, *rest = [*coeffs] or [0]
+    start = as_tensor(first) + jnp.zeros_like(x)
+    return functools.reduce(lambda total, one: total * x + as_tensor(one), rest, start)
 
 
 @op("complex dtypes.complex")
