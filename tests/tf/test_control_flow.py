@@ -46,6 +46,24 @@ def test_a_loop_with_a_limit_has_gradients(wrap: Wrap) -> None:
     assert wrap(lambda x: gradient_of(doubling, x))(tf.constant(2.0)) == 7 * 2.0**6
 
 
+def test_a_limit_that_is_never_reached_costs_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def doubled(x: Any, limit: int) -> Any:
+        def body(count: Any, value: Any) -> Any:
+            total.assign_add(value)
+            return count + 1, value * 2.0
+
+        loop_vars = [tf.constant(0), tf.constant(1.0)]
+        return tf.while_loop(lambda count, value: value < x, body, loop_vars, maximum_iterations=limit)
+
+    assert [float(one) for one in doubled(tf.constant(10.0), 2**31 - 1)] == [4, 16]
+    assert float(total) == 15
+    monkeypatch.setattr("mirrored.tf._ops.loops.MOST_SCANNED", 1)
+    assert [float(one) for one in doubled(tf.constant(10.0), 3)] == [3, 8]
+
+
 @WRAPS
 def test_a_limit_ends_a_loop(wrap: Wrap) -> None:
     assert wrap(lambda x: tf.while_loop(lambda a: True, lambda a: a + x, [x], maximum_iterations=3))(

@@ -4,7 +4,7 @@ Eagerly, these run as Python: branches and iterations execute directly, with pri
 `tf.function` traces, they become `lax.cond` and `lax.while_loop`.
 
 A traced loop supports gradients (in JAX: becomes a scan) if its number of iterations is known, either because its
-condition depends only on constants and counters, or because `maximum_iterations` is given.
+condition depends only on constants and counters, or because `maximum_iterations` is given, up to 10,000,000.
 """
 
 from __future__ import annotations

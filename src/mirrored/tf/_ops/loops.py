@@ -1,6 +1,6 @@
 """Runs loops of `tf.while_loop` and AutoGraph in compiled code.
 
-A loop is a scan, which has gradients, if the number of iterations is known, otherwise a while loop.
+A loop is a scan, which has gradients, if the number of iterations or a limit is known, otherwise a while loop.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mirrored._jax.jaxprs import dependencies, evaluate_outputs
@@ -20,6 +21,8 @@ from mirrored._typing import Operand
 from mirrored.tf._ops.blocks import Block, assigned_by, carried_over, commit, outer_values, trace_block
 
 _MOST_COUNTED: Final = 10_000  # iterations counted on the host, about a second
+MOST_SCANNED: Final = 10_000_000
+"""The highest limit with which a loop is a scan, which has gradients, and runs as many steps as the limit says."""
 MOST_UNROLLED: Final = 1_000
 """The most iterations of a `while` loop that is unrolled."""
 
@@ -95,7 +98,7 @@ class Loop:
 
         Args:
             count: The number of iterations, if it is known and the test can be skipped.
-            limit: Maximum number of iterations; None for no limit.
+            limit: Maximum number of iterations; None for no limit. A scan, unless it is higher than `MOST_SCANNED`.
             rows: The inputs of the iterations, along axis 0.
             first: The condition of the first iteration, if the program has evaluated it already.
 
@@ -109,8 +112,10 @@ class Loop:
             outs = self._scanned(carry, count, None, tested=False)
         elif (known := self.known_count(limit)) is not None:
             outs = self._scanned(carry, known, None, tested=False)
-        elif limit is not None:
+        elif limit is not None and limit <= MOST_SCANNED:
             outs = self._scanned(carry, limit, None)
+        elif limit is not None:
+            outs = _run_limited(carry, limit)
         else:
             outs = lax.while_loop(carry.holds, carry.step, carry.start)
         return carry.finish(outs)
@@ -149,6 +154,21 @@ class Loop:
         except NotConstant:
             return None
         return count
+
+
+def _run_limited(carry: _Carry, limit: int) -> Sequence[Any]:
+    """Runs a loop up to a limit so high that a scan, which runs as many steps, would not end."""
+    most = min(limit, np.iinfo(np.int32).max)
+
+    def holds(state: tuple[Any, list[Any]]) -> Any:
+        return (state[0] < most) & carry.holds(state[1])
+
+    def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        return state[0] + 1, carry.step(state[1])
+
+    outs: Sequence[Any]
+    _, outs = lax.while_loop(holds, step, (jnp.zeros((), jnp.int32), carry.start))
+    return outs
 
 
 class _Carry:
