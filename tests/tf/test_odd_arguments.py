@@ -11,6 +11,7 @@ import pytest
 
 import mirrored.tf as tf
 
+X = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 IMAGE = np.linspace(0, 1, 12, dtype=np.float32).reshape(2, 2, 3)
 ONE_BY_ONE = [1, 1, 1, 1]
 
@@ -110,6 +111,34 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tf.nn.bias_add(IMAGE[None], [1.0, 1.0, 1.0], data_format="channels_first"),
         "tf.nn.bias_add: data_format",
     ),
+    "gather along an axis too high": (lambda: tf.gather(X, [0], axis=2), "axis 2 is out of bounds"),
+    "gather along an axis too low": (lambda: tf.gather(X, [0], axis=-3), "axis -3 is out of bounds"),
+    "gather from a scalar": (lambda: tf.gather(tf.constant(5.0), [0], axis=0), "axis 0 is out of bounds"),
+    "negative batch dimensions": (lambda: tf.gather_nd(X, [[1]], batch_dims=-1), "batch_dims=-1"),
+    "join along a missing axis": (lambda: tf.strings.reduce_join([["a", "b"]], axis=3), "axis=3"),
+    "no parts": (lambda: tf.split(X, 0), "num_or_size_splits=0"),
+    "parts along a missing axis": (lambda: tf.split(X, 2, axis=5), "axis 5 is out of bounds"),
+    "unstacked along a missing axis": (lambda: tf.unstack(X, num=2, axis=5), "axis 5 is out of bounds"),
+    "frames at one place": (lambda: tf.signal.frame(X, 2, 0), "`frame_step` is 0"),
+    "weights of another rank": (lambda: tf.math.bincount([0, 1, 1], weights=tf.ones([3, 1])), "`weights` "),
+    "weights of pairs": (lambda: tf.math.bincount([0, 1], weights=tf.ones([2, 2])), "`weights` "),
+    "exchanged ends of a histogram": (lambda: tf.histogram_fixed_width([0.5], [5.0, 0.0]), "`value_range` is"),
+    "histogram without a width": (lambda: tf.histogram_fixed_width([0.5], [1.0, 1.0]), "`value_range` is"),
+    "list of batches of diagonals": (
+        lambda: tf.linalg.tridiagonal_matmul([tf.ones([2, 4])] * 3, tf.ones([2, 4, 1])),
+        "diagonals_format='sequence'",
+    ),
+    "flipped matrix": (lambda: tf.image.flip_left_right(X), "channels"),
+    "matrix that may be flipped": (lambda: tf.image.random_flip_left_right(X), "channels"),
+    "similarity of colors and gray": (lambda: tf.image.psnr(IMAGE, IMAGE[..., :1], 1.0), "same height"),
+    "images smaller than the window": (lambda: tf.image.ssim(IMAGE, IMAGE, 1.0), "filter_size=11"),
+    "small scale": (lambda: tf.image.ssim_multiscale(*[tf.ones([64, 64, 3])] * 2, 1.0), r"the sides \[4, 4\]"),
+    "negative crop": (lambda: tf.image.crop_to_bounding_box(IMAGE, 0, 0, -1, 2), "within the image"),
+    "one-hot floats as integers": (lambda: tf.one_hot([0], 3, 0.9, 0.1, dtype=tf.int32), "`on_value` has the dtype"),
+    "padding of integers with a float": (lambda: tf.pad([1], [[1, 0]], constant_values=tf.constant(0.5)), "tf.cast"),
+    "diagonal beside a float tensor": (lambda: tf.linalg.diag([1], padding_value=tf.constant(0.5)), "`padding_value`"),
+    "integers in fractional steps": (lambda: tf.range(0, 10, 2.5, dtype=tf.int32), "2.5"),
+    "random integers below a fraction": (lambda: tf.random.uniform([4], 0, 2.9, dtype=tf.int32), "`maxval` is 2.9"),
     "large number as a byte": (lambda: tf.numpy_function(lambda v: np.int32(300), [1.0], tf.uint8), "Tout is uint8"),
 }
 
@@ -125,6 +154,26 @@ def test_arguments_that_do_not_fit_are_refused(case: str) -> None:
 def test_rates_of_dropout_beyond_their_range_are_refused(rate: Any) -> None:
     with pytest.raises(ValueError, match="rate"):
         tf.nn.dropout(IMAGE, rate)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda x: np.array([1, 0]),
+        lambda x: [np.int64(1), np.int64(0)],
+        lambda x: [tf.shape(x)[0] - 1, 0],
+        lambda x: tf.constant([1, 0]),
+    ],
+)
+def test_a_slice_with_a_known_begin_must_lie_within_the_tensor(begin: Callable[[Any], Any], compiled: bool) -> None:
+    def sliced(size: list[int]) -> Any:
+        function = lambda x: tf.slice(x, begin(x), size)  # noqa: E731
+        return (tf.function(function) if compiled else function)(X)
+
+    assert sliced([1, 2]).numpy().tolist() == [[4.0, 5.0]]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`begin` is"):
+        sliced([2, 2])
 
 
 EDGES = np.pad(np.zeros((1, 1, 1), np.uint8), [(1, 1), (1, 1), (0, 0)], constant_values=100)
