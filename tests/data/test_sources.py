@@ -154,6 +154,20 @@ def test_lists_of_arrays_are_structures_as_in_pytorch_collation(strategy: Any) -
     assert shown([labels]) == [[[0, 1], [2, 3]]]
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_lists_of_a_grain_dataset_are_structures(strategy: Any, is_lazy: bool) -> None:
+    """Stacked into one array, they would be a batch of two examples, of which each replica gets one."""
+    data = grain.MapDataset.range(8).map(lambda n: [n, -n]).batch(4)
+    batches = list(strategy.experimental_distribute_dataset(data.to_iter_dataset() if is_lazy else data))
+    assert shown(x for x, _ in batches) == HALVES[:2]
+    assert shown(y for _, y in batches) == [[[0, -1], [-2, -3]], [[-4, -5], [-6, -7]]]
+
+
+def test_lists_of_numbers_of_a_grain_dataset_are_arrays(strategy: Any) -> None:
+    data = grain.MapDataset.source([[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert shown(strategy.experimental_distribute_dataset(data)) == HALVES[:2]
+
+
 def test_what_is_no_array_is_refused(strategy: Any) -> None:
     with pytest.raises((InputError, TypeError, ValueError), match="arrays"):
         list(strategy.experimental_distribute_dataset([{"x": object()}]))

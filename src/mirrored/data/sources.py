@@ -342,7 +342,8 @@ class _GrainCursor:
             error.add_note(f"Grain: at element {self._count}")
             raise
         self._count += 1
-        return as_element(element, "Grain")
+        # A list of arrays is a structure, as for Grain itself, whose `batch` stacks the items of lists.
+        return tree_map(lambda leaf: as_element(leaf, "Grain"), element, is_leaf=_is_leaf)
 
     def get_state(self) -> Any:
         state = self._iterator.get_state()
