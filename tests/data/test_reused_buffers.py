@@ -151,6 +151,21 @@ def test_a_memory_mapped_file_is_copied_batch_by_batch(tmp_path: Path) -> None:
     assert [float(batch.values[1][0, 0]) for batch in batches] == list(range(BATCHES))
 
 
+@pytest.mark.parametrize("mode", ["r+", "c", "r"])
+@pytest.mark.parametrize("size", [None, ROWS])
+def test_elements_of_a_memory_mapped_file_are_read_only(tmp_path: Path, mode: Any, size: int | None) -> None:
+    """A function that writes to them would change the file, and so the next epoch."""
+    np.save(tmp_path / "values.npy", numbers())
+    values = np.load(tmp_path / "values.npy", mmap_mode=mode)
+    rows = Dataset.from_tensor_slices({"x": values})
+    dataset = (rows if size is None else rows.batch(size)).map(lambda row: row["x"].__imul__(2))
+    with pytest.raises(ValueError, match="read-only") as raised:
+        list(dataset)
+    assert "modify a copy" in str(raised.value.__notes__)
+    assert np.array_equal(np.load(tmp_path / "values.npy"), numbers())
+    assert values.flags.writeable is (mode != "r")
+
+
 @pytest.mark.parametrize(
     "dataset",
     [

@@ -24,9 +24,12 @@ Element: TypeAlias = Any
 def snapshot(array: np.ndarray) -> np.ndarray:
     """Copies an array into aligned, read-only memory, so that a dataset can be created from the copy.
 
-    Memory-mapped files are used in place, since they may be larger than memory.
+    Memory-mapped files are used in place, since they may be larger than memory. The result is read-only then, too: user
+    code that writes to an element would change the file.
     """
-    return array if _is_mapped(array) else frozen(array)
+    kept: np.ndarray = array.view() if _is_mapped(array) else frozen(array)
+    kept.flags.writeable = False
+    return kept
 
 
 def _is_mapped(array: object) -> bool:
