@@ -164,3 +164,10 @@ def test_the_remedies_for_batches_of_windows_work() -> None:
     columns = Dataset.range(8).map(lambda x: (x, -x)).window(2)
     made = columns.flat_map(lambda a, b: Dataset.zip((a, b)).batch(2)).batch(2)
     assert [column.tolist() for column in next(iter(made))] == [[[0, 1], [2, 3]], [[0, -1], [-2, -3]]]
+
+
+@pytest.mark.parametrize("other", [lambda n: {"odd": n}, lambda n: {"even": n, "odd": n}, lambda n: n])
+def test_windows_of_elements_of_two_structures_are_refused(other: Callable[[Any], Any]) -> None:
+    mixed = Dataset.range(4).map(lambda n: {"even": n} if n % 2 == 0 else other(n))
+    with pytest.raises(StructureError, match=r"element 0 of the window is (?s:.*)element 1 is"):
+        next(iter(mixed.window(4)))

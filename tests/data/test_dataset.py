@@ -14,6 +14,7 @@ from mirrored.data.options import AutoShardPolicy
 from mirrored.errors import ArgumentError, StructureError
 
 D = Dataset
+Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
 def stream(n: int) -> Dataset:
@@ -364,6 +365,54 @@ class TestPaddedBatch:
         assert batch.dtype == dtype
         wanted = value.encode() if isinstance(value, str) else np.asarray(value).astype(dtype)
         np.testing.assert_equal(batch[1, 1], wanted)
+
+    @pytest.mark.parametrize(
+        ("values", "expected"),
+        [
+            (-1, {"x": -1, "y": -1}),
+            ({"y": -2, "x": -1}, {"x": -1, "y": -2}),
+            (collections.OrderedDict(y=-2, x=None), {"x": 0, "y": -2}),
+            ({"x": -1}, None),
+            ({"x": -1, "z": -2}, None),
+            ((-1, -2), None),
+            ([-1], None),
+        ],
+    )
+    def test_values_belong_to_the_leaves_in_the_same_places(self, values: Any, expected: Any) -> None:
+        rows = D.range(1, 3).map(lambda n: {"y": np.full(n, 5), "x": np.full(n, 7)})
+        dataset = rows.padded_batch(2, padding_values=values)
+        if expected is None:
+            with pytest.raises(StructureError, match=r"padding_values must have the structure of an element"):
+                read(dataset)
+        else:
+            assert {key: int(part[0, 1]) for key, part in next(iter(dataset)).items()} == expected
+
+    @pytest.mark.parametrize("values", [(-1, -2), [-1, -2], Pair(-1, -2), ((-1,), -2), ({"a": -1}, -2)])
+    @pytest.mark.parametrize("make", [lambda a, b: (a, b), Pair])
+    def test_values_of_tuples(self, make: Any, values: Any) -> None:
+        """Lists and named tuples stand for tuples; a value stands for all leaves below its place."""
+        nested = isinstance(values[0], dict | tuple)
+        rows = D.range(1, 3).map(lambda n: make({"a": np.full(n, 5)} if nested else np.full(n, 5), np.full(n, 7)))
+        dataset = rows.padded_batch(2, padding_values=values)
+        if isinstance(values[0], tuple):
+            with pytest.raises(StructureError, match="padding_values"):
+                read(dataset)
+            return
+        first, second = next(iter(dataset))
+        assert [int((first["a"] if nested else first)[0, 1]), int(second[0, 1])] == [-1, -2]
+
+    @pytest.mark.parametrize("shapes", [{"x": [4]}, ([4], [4]), {"x": [4], "z": [4]}])
+    def test_shapes_belong_to_the_leaves_in_the_same_places(self, shapes: Any) -> None:
+        dataset = D.range(1, 3).map(lambda n: {"x": np.full(n, 7), "y": np.full(n, 5)}).padded_batch(2, shapes)
+        with pytest.raises(StructureError, match="padded_shapes must have the structure of an element"):
+            read(dataset)
+        with pytest.raises(StructureError, match="padded_shapes must have the structure of an element"):
+            _ = dataset.element_spec
+
+    @pytest.mark.parametrize("argument", [(-1,), [-1], {"x": -1}])
+    def test_the_value_of_a_single_leaf_may_be_nested(self, argument: Any) -> None:
+        rows = D.range(1, 3).map(lambda n: np.full(n, 7))
+        assert read(rows.padded_batch(2, padding_values=argument)) == [[[7, -1], [7, 7]]]
 
     def test_keeps_strings_of_several_lengths(self) -> None:
         assert read(D.from_tensor_slices([b"a", b"abc"]).padded_batch(2)) == [[b"a", b"abc"]]

@@ -7,7 +7,7 @@ enter the pipeline (`own_element`), because a generator or a function may write 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -153,9 +153,8 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
 
 def _columns(elements: Sequence[Element], called: str, one: str = "element") -> tuple[list[list[Any]], Structure]:
     """Returns for each leaf its values in all elements; raises an error if their structures differ."""
-    other: Any
-    first, treedef = tree_flatten(elements[0])
-    if any(getattr(leaf, "is_dataset", False) for leaf in first):
+    columns, treedef = columns_of(elements, called, one, "batch")
+    if any(getattr(column[0], "is_dataset", False) for column in columns):
         raise StructureError(
             called,
             found="the elements are datasets, such as the windows of Dataset.window, or contain some",
@@ -163,13 +162,24 @@ def _columns(elements: Sequence[Element], called: str, one: str = "element") -> 
             remedy="write .flat_map(lambda window: window.batch(size)) before .batch(...); of windows with "
             "several columns: .flat_map(lambda a, b: Dataset.zip((a, b)).batch(size))",
         )
+    return columns, treedef
+
+
+def columns_of(elements: Sequence[Element], called: str, one: str, whole: str) -> tuple[list[list[Any]], Structure]:
+    """Returns for each leaf its values in all elements of a batch or window, and the elements' structure.
+
+    Raises:
+        StructureError: The structures of the elements differ.
+    """
+    other: Any
+    first, treedef = tree_flatten(elements[0])
     columns: list[list[Any]] = [[leaf] for leaf in first]
     for index, element in enumerate(elements[1:], 1):
         leaves, other = jax.tree_util.tree_flatten(element)
         if other != treedef.treedef:
             raise StructureError(
                 called,
-                found=f"{one} 0 of the batch is {treedef}, {one} {index} is {other}",
+                found=f"{one} 0 of the {whole} is {treedef}, {one} {index} is {other}",
                 rule="all elements of a dataset must have the same structure",
                 remedy="return the same keys and tuple lengths for every element",
             )
@@ -274,12 +284,13 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
         called: The function that the user called, for messages.
 
     Raises:
-        StructureError: Structures, ranks or dtypes differ, or an element is larger than the padded shape.
+        StructureError: Structures, ranks or dtypes differ, an element is larger than the padded shape, or `shapes` or
+            `values` has another structure than the elements.
         ArgumentError: The dtype of a leaf cannot represent its padding value.
     """
     columns, treedef = _columns(elements, called)
-    padded_shapes = padded_shapes_of(shapes, treedef)
-    padding = _per_leaf(values, treedef)
+    padded_shapes = padded_shapes_of(shapes, treedef, called)
+    padding = _per_leaf(values, treedef, called, "padding_values", lambda part: part is None)
     stacked = [
         _pad_column(_alike(column, name, called), shape, value, called)
         for column, name, shape, value in zip(columns, _names(elements[0]), padded_shapes, padding, strict=True)
@@ -304,20 +315,51 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
     return arrays
 
 
-def padded_shapes_of(shapes: PyTree, treedef: Structure) -> list[Any]:
-    """Returns a list with the padded shape of each leaf of an element; None stands for each dim's largest size."""
-    return _per_leaf(shapes, treedef, is_leaf=_is_shape)
+def padded_shapes_of(shapes: PyTree, treedef: Structure, called: str) -> list[Any]:
+    """Returns a list with the padded shape of each leaf of an element; None stands for each dim's largest size.
+
+    Raises:
+        StructureError: `shapes` has another structure than the element.
+    """
+    return _per_leaf(shapes, treedef, called, "padded_shapes", _is_shape)
 
 
 def _is_shape(part: object) -> bool:
     return part is None or (isinstance(part, list | tuple) and all(n is None or isinstance(n, int) for n in part))
 
 
-def _per_leaf(tree: PyTree, treedef: Structure, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    if tree is None or (is_leaf is None and np.ndim(tree) == 0 and not isinstance(tree, dict | tuple)):
-        return [tree] * treedef.num_leaves
-    leaves = jax.tree.leaves(tree, is_leaf=is_leaf or (lambda part: part is None))
-    return leaves * treedef.num_leaves if len(leaves) == 1 else leaves
+def _per_leaf(tree: PyTree, treedef: Structure, called: str, name: str, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """Returns the value of each leaf of an element: `tree` itself, or what it has in the place of the leaf."""
+    leaves, own = jax.tree.flatten(tree, is_leaf=is_leaf)
+    if own == treedef.treedef or len(leaves) == treedef.num_leaves == 1:
+        return leaves
+    if jax.tree_util.treedef_is_leaf(own):
+        return leaves * treedef.num_leaves
+    found: list[Any] = [None] * treedef.num_leaves
+
+    def put(value: object, part: PyTree) -> None:
+        for place in jax.tree.leaves(part):
+            found[place] = value
+
+    try:
+        jax.tree.map(put, _plain(tree, is_leaf), _plain(treedef.unflatten(range(treedef.num_leaves))), is_leaf=is_leaf)
+    except (ValueError, TypeError, KeyError):
+        raise StructureError(
+            called,
+            found=f"{name}={tree!r}, and the elements are {treedef}",
+            rule=f"{name} must have the structure of an element, or be one value for all leaves",
+            remedy="pass the same keys and tuple lengths as the elements have; None stands for the default",
+        ) from None
+    return found
+
+
+def _plain(tree: PyTree, is_leaf: Callable[[Any], bool] = lambda part: False) -> Any:
+    """Returns a pytree with dicts and tuples in place of other mappings, named tuples and lists."""
+    if is_leaf(tree):
+        return tree
+    if isinstance(tree, Mapping):
+        return {key: _plain(part, is_leaf) for key, part in tree.items()}
+    return tuple(_plain(part, is_leaf) for part in tree) if isinstance(tree, list | tuple) else tree
 
 
 def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, value: object, called: str) -> np.ndarray:

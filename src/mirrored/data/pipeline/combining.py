@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any, Self
 
-import jax
 import numpy as np
 
 from mirrored._jax.trees import tree_flatten
 from mirrored._typing import PyTree, StaticInts
 from mirrored.data.calling import transformed
-from mirrored.data.elements import Element
+from mirrored.data.elements import Element, columns_of
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import indexed_sources, stateful, streams, transformations, zipping
 from mirrored.data.pipeline.iterators import Steps, at_least
@@ -214,6 +213,5 @@ class Grouping(Steps):
 
     @classmethod
     def _window(cls, elements: list[Element]) -> Any:
-        _, treedef = tree_flatten(elements[0])
-        columns = zip(*(jax.tree.leaves(element) for element in elements), strict=True)
+        columns, treedef = columns_of(elements, "Dataset.window", "element", "window")
         return treedef.unflatten([cls(indexed_sources.ListSource.of(column)) for column in columns])

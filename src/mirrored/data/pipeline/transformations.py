@@ -379,9 +379,7 @@ class Batched(OneParent):
 def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
     """Returns the shapes and dtypes of padded batches, with None for dims that the caller has not fixed."""
     leaves, treedef = tree_flatten(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
-    given = padded_shapes_of(shapes, treedef)
-    if len(given) != len(leaves):  # reading raises the error
-        given = [None] * len(leaves)
+    given = padded_shapes_of(shapes, treedef, "Dataset.padded_batch")
     padded = [
         specs.ArraySpec((size, *_fixed(shape, len(leaf.shape))), leaf.dtype)
         for leaf, shape in zip(leaves, given, strict=True)
