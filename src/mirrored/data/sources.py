@@ -7,7 +7,6 @@ of batches, and the kinds of datasets that a layer above registers (`Dataset`, b
 from __future__ import annotations
 
 import abc
-import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +16,15 @@ import jax
 import numpy as np
 
 from mirrored._jax.trees import tree_map
-from mirrored._typing import Leaf, PyTree
-from mirrored.data.cursors import Cursor, IterableCursor, Iterators
-from mirrored.data.elements import Element, as_element
+from mirrored._typing import PyTree
+from mirrored.data.cursors import Cursor, Iterators
+from mirrored.data.elements import Element
 from mirrored.data.extra import engine
+from mirrored.data.foreign import ForeignCursor, GrainCursor, comes_from, hugging_face
 from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import NoElementError, map_specs, spec_of
-from mirrored.errors import ArgumentError, EndOfDataError, InputError
+from mirrored.errors import ArgumentError, EndOfDataError
 
 _BATCH_GRAIN: Final = "call .batch(batch_size=...) on the Grain dataset (a DataLoader: grain.transforms.Batch)"
 _BATCH_ROWS: Final = "pass InputOptions(batch_size=...)"
@@ -261,9 +261,9 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
         if isinstance(data, kind):
             return adapt(data)
     if _is_grain(data):
-        return _IterableSource(lambda: _GrainCursor(data), _BATCH_GRAIN)
-    if _comes_from(data, "datasets"):
-        return _of_hugging_face(data, examples_per_batch)
+        return _IterableSource(lambda: GrainCursor(data), _BATCH_GRAIN)
+    if comes_from(data, "datasets"):
+        return _IterableSource(hugging_face(data, examples_per_batch, called), _BATCH_ROWS)
     if isinstance(data, np.ndarray | jax.Array | Mapping) or (isinstance(data, tuple) and _is_pytree(data)):
         return _of_arrays(data, examples_per_batch, called)
     if not hasattr(data, "__iter__"):
@@ -280,10 +280,10 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
             rule="it must be possible to read a dataset again in every epoch",
             remedy="pass the function that creates the iterator: Dataset.from_generator(function)",
         )
-    batching = _BATCH_TORCH if _comes_from(data, "torch") else _BATCH_LIST
+    batching = _BATCH_TORCH if comes_from(data, "torch") else _BATCH_LIST
     iterators = Iterators(lambda: data, called)
     batches = data if isinstance(data, (list, tuple)) else None
-    return _IterableSource(lambda: _ForeignCursor(data, iterators), batching, batches)
+    return _IterableSource(lambda: ForeignCursor(data, iterators), batching, batches)
 
 
 def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
@@ -297,108 +297,9 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
     return _array_sources[0](tree_map(np.asanyarray, arrays), size)
 
 
-def _of_hugging_face(data: Any, size: int | None) -> Source:
-    formatted = data.with_format("numpy")
-    made = formatted if size is None else _InBatches(formatted, size)
-    return _IterableSource(lambda: _ForeignCursor(made), _BATCH_ROWS)
-
-
 def _is_pytree(data: tuple[Any, ...]) -> bool:
     return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(data))
 
 
-def _comes_from(data: object, package: str) -> bool:
-    return type(data).__module__.partition(".")[0] == package
-
-
 def _is_grain(data: object) -> bool:
     return "grain" in sys.modules and (engine().is_grain_dataset(data) or engine().is_grain_loader(data))
-
-
-@dataclasses.dataclass(frozen=True)
-class _InBatches:
-    """An iterable of the batches of a Hugging Face dataset."""
-
-    data: Any
-    size: int
-
-    def __iter__(self) -> Any:
-        return self.data.iter(batch_size=self.size)
-
-
-class _GrainCursor:
-    """An iterator over a Grain dataset or DataLoader; its saved position is the state of Grain's iterator."""
-
-    def __init__(self, data: Iterable[Any]) -> None:
-        self._iterator: Any = iter(data)
-        self._count = 0
-
-    def __next__(self) -> Element:
-        try:
-            element = next(self._iterator)
-        except StopIteration:
-            raise
-        except Exception as error:
-            error.add_note(f"Grain: at element {self._count}")
-            raise
-        self._count += 1
-        # A list of arrays is a structure, as for Grain itself, whose `batch` stacks the items of lists.
-        return tree_map(lambda leaf: as_element(leaf, "Grain"), element, is_leaf=_is_leaf)
-
-    def get_state(self) -> Any:
-        state = self._iterator.get_state()
-        return {"grain": state.decode() if isinstance(state, bytes) else state, "bytes": isinstance(state, bytes)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        inner = state["grain"]
-        self._iterator.set_state(inner.encode() if state["bytes"] else inner)
-
-    def close(self) -> None:
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
-            close()
-
-
-class _ForeignCursor(IterableCursor):
-    """An iterator over another library's loader; its saved position is the loader's `state_dict`, if it has one."""
-
-    def __init__(self, data: Iterable[Any], make: Callable[[], Any] | None = None) -> None:
-        super().__init__(make or (lambda: data), _converted)
-        self._data: Any = data
-
-    def get_state(self) -> Any:
-        # A copy: reading ahead changes a dict that the loader returns and goes on using.
-        return {"loader": copy.deepcopy(self._data.state_dict())} if hasattr(self._data, "state_dict") else None
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._data.load_state_dict(copy.deepcopy(state["loader"]))
-
-
-def _converted(value: PyTree, index: int) -> Element:
-    try:
-        return tree_map(_as_array, value, is_leaf=_is_leaf)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            "Strategy.experimental_distribute_dataset",
-            found=f"batch {index} cannot be converted to arrays: {error}",
-            rule="a batch must be a pytree of arrays",
-            remedy="pass the loader a collate function that returns arrays",
-        ) from error
-
-
-def _is_leaf(part: object) -> bool:
-    """Returns whether `part` is a list of numbers, which becomes an array. Other lists are pytree nodes.
-
-    PyTorch's default collation returns lists of tensors.
-    """
-    return isinstance(part, list) and all(_is_number(item) or _is_leaf(item) for item in part)
-
-
-def _is_number(item: object) -> bool:
-    return isinstance(item, bool | int | float | complex | str | bytes | np.generic) or getattr(item, "shape", 0) == ()
-
-
-def _as_array(leaf: Leaf) -> Any:
-    if _comes_from(leaf, "torch"):
-        return leaf.detach().cpu().numpy()
-    return as_element(leaf, "Strategy.experimental_distribute_dataset")

@@ -1,0 +1,147 @@
+"""Iterators over the datasets of other libraries: Grain, PyTorch and Hugging Face."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from mirrored._jax.trees import tree_map
+from mirrored._typing import Leaf, PyTree
+from mirrored.data.cursors import Cursor, IterableCursor
+from mirrored.data.elements import Element, as_element
+from mirrored.errors import ArgumentError, InputError
+
+
+def comes_from(data: object, package: str) -> bool:
+    """Returns whether the class of an object is defined in a package."""
+    return type(data).__module__.partition(".")[0] == package
+
+
+def hugging_face(data: Any, size: int | None, called: str) -> Callable[[], Cursor]:
+    """Returns a function that opens an iterator over a Hugging Face dataset, whose columns become NumPy arrays.
+
+    A transform of the user (`with_transform`) stays: its results are converted.
+
+    Raises:
+        ArgumentError: `data` has several splits.
+    """
+    if isinstance(data, dict):
+        raise ArgumentError(
+            called,
+            found=f"a {type(data).__name__} with the splits {list(data)}",
+            rule="a distributed dataset reads one split",
+            remedy=f"pass one of the splits: dataset[{next(iter(data), 'train')!r}]",
+        )
+    formatted = _in_numpy(data)
+    made = formatted if size is None else _InBatches(formatted, size)
+
+    def begin() -> Any:
+        # `with_format` makes a new streaming dataset, of epoch 0; the user calls `set_epoch` of the original.
+        if formatted is not data and hasattr(formatted, "set_epoch"):
+            formatted.set_epoch(int(getattr(data, "epoch", getattr(data, "_epoch", 0))))
+        return made
+
+    return lambda: ForeignCursor(made, begin)
+
+
+def _in_numpy(data: Any) -> Any:
+    """Returns a Hugging Face dataset with NumPy's format; a transform or the chosen columns of the user stay."""
+    chosen = getattr(data, "format", None)  # streaming datasets have none
+    if not isinstance(chosen, dict):
+        return data.with_format("numpy")
+    if chosen["type"] in ("custom", "numpy"):
+        return data
+    return data.with_format("numpy", chosen["columns"], bool(chosen.get("output_all_columns")))
+
+
+@dataclasses.dataclass(frozen=True)
+class _InBatches:
+    """An iterable of the batches of a Hugging Face dataset."""
+
+    data: Any
+    size: int
+
+    def __iter__(self) -> Any:
+        return self.data.iter(batch_size=self.size)
+
+
+class GrainCursor:
+    """An iterator over a Grain dataset or DataLoader; its saved position is the state of Grain's iterator."""
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._iterator: Any = iter(data)
+        self._count = 0
+
+    def __next__(self) -> Element:
+        try:
+            element = next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            error.add_note(f"Grain: at element {self._count}")
+            raise
+        self._count += 1
+        # A list of arrays is a structure, as for Grain itself, whose `batch` stacks the items of lists.
+        return tree_map(lambda leaf: as_element(leaf, "Grain"), element, is_leaf=_is_leaf)
+
+    def get_state(self) -> Any:
+        state = self._iterator.get_state()
+        return {"grain": state.decode() if isinstance(state, bytes) else state, "bytes": isinstance(state, bytes)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        inner = state["grain"]
+        self._iterator.set_state(inner.encode() if state["bytes"] else inner)
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class ForeignCursor(IterableCursor):
+    """An iterator over another library's loader; its saved position is the loader's `state_dict`, if it has one."""
+
+    def __init__(self, data: Iterable[Any], make: Callable[[], Any] | None = None) -> None:
+        super().__init__(make or (lambda: data), _converted)
+        self._data: Any = data
+
+    def get_state(self) -> Any:
+        # A copy: reading ahead changes a dict that the loader returns and goes on using.
+        return {"loader": copy.deepcopy(self._data.state_dict())} if hasattr(self._data, "state_dict") else None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._data.load_state_dict(copy.deepcopy(state["loader"]))
+
+
+def _converted(value: PyTree, index: int) -> Element:
+    try:
+        return tree_map(_as_array, value, is_leaf=_is_leaf)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "Strategy.experimental_distribute_dataset",
+            found=f"batch {index} cannot be converted to arrays: {error}",
+            rule="a batch must be a pytree of arrays",
+            remedy="pass the loader a collate function that returns arrays",
+        ) from error
+
+
+def _is_leaf(part: object) -> bool:
+    """Returns whether `part` is a list of numbers, which becomes an array. Other lists are pytree nodes.
+
+    PyTorch's default collation returns lists of tensors.
+    """
+    return isinstance(part, list) and all(_is_number(item) or _is_leaf(item) for item in part)
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, bool | int | float | complex | str | bytes | np.generic) or getattr(item, "shape", 0) == ()
+
+
+def _as_array(leaf: Leaf) -> Any:
+    if comes_from(leaf, "torch"):
+        return leaf.detach().cpu().numpy()
+    return as_element(leaf, "Strategy.experimental_distribute_dataset")
