@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face, by stand-ins for the parts of them that are used."""
+"""Datasets of Hugging Face and loaders of PyTorch, by stand-ins for the parts of them that are used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import InputOptions
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, InputError
 
 
 @pytest.fixture
@@ -107,3 +107,77 @@ def test_streams_are_read_in_the_order_of_the_epoch_that_the_user_sets(strategy:
 def test_a_dict_of_splits_is_refused(strategy: Any) -> None:
     with pytest.raises(ArgumentError, match=r"the splits \['test', 'train'\](.|\n)*dataset\['test'\]"):
         strategy.experimental_distribute_dataset(DatasetDict(test=Table(), train=Table()), InputOptions(batch_size=4))
+
+
+class _Iterator:
+    def __init__(self) -> None:
+        self.index = 0
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.index == 6:
+            raise StopIteration
+        self.index += 1
+        return np.arange(4 * (self.index - 1), 4 * self.index)
+
+
+class DataLoader:
+    """Stands for `torch.utils.data.DataLoader` with persistent workers, which resets its only iterator."""
+
+    persistent_workers = True
+
+    def __init__(self) -> None:
+        self.iterator = _Iterator()
+
+    def __iter__(self) -> _Iterator:
+        self.iterator.index = 0
+        return self.iterator
+
+
+DataLoader.__module__ = "torch.utils.data.dataloader"
+
+
+class OwnLoader(DataLoader):
+    pass
+
+
+@pytest.mark.parametrize("kind", [DataLoader, OwnLoader])
+def test_a_loader_with_persistent_workers_has_many_epochs(strategy: Any, kind: Any) -> None:
+    dataset = strategy.experimental_distribute_dataset(kind())
+    assert dataset.element_spec is not None
+    for _ in range(3):
+        assert numbers(dataset) == list(range(24))
+
+
+def test_a_position_of_a_loader_with_persistent_workers(strategy: Any) -> None:
+    iterator = iter(strategy.experimental_distribute_dataset(DataLoader()))
+    next(iterator)
+    state = iterator.get_state()
+    assert numbers([next(iterator)]) == [4, 5, 6, 7]
+    iterator.set_state(state)
+    assert numbers(iterator) == list(range(4, 24))
+
+
+def test_an_earlier_iteration_of_a_loader_with_persistent_workers_takes_no_batches(strategy: Any) -> None:
+    dataset = strategy.experimental_distribute_dataset(DataLoader(), InputOptions(prefetch=0))
+    earlier = iter(dataset)
+    next(earlier)
+    later = iter(dataset)
+    assert numbers([next(later)]) == [0, 1, 2, 3]
+    with pytest.raises(InputError, match="a later iteration over the same DataLoader has begun"):
+        next(earlier)
+    assert numbers(later) == list(range(4, 24))
+
+
+def test_iterations_of_a_loader_without_persistent_workers_are_independent(strategy: Any) -> None:
+    class Loader(DataLoader):
+        persistent_workers = False
+
+        def __iter__(self) -> _Iterator:
+            return _Iterator()
+
+    dataset = strategy.experimental_distribute_dataset(Loader(), InputOptions(prefetch=0))
+    earlier, later = iter(dataset), iter(dataset)
+    assert numbers([next(earlier), next(later), next(earlier)]) == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]

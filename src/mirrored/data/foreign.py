@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,59 @@ from mirrored.errors import ArgumentError, InputError
 def comes_from(data: object, package: str) -> bool:
     """Returns whether the class of an object is defined in a package."""
     return type(data).__module__.partition(".")[0] == package
+
+
+def is_torch_loader(data: object) -> bool:
+    """Returns whether `data` is a PyTorch `DataLoader`, or of a class derived from it."""
+    return any(one.__name__ == "DataLoader" and one.__module__.startswith("torch.") for one in type(data).__mro__)
+
+
+class LoaderIterators:
+    """A factory of the iterators of a PyTorch DataLoader, of which one with persistent workers has a single one.
+
+    With ``persistent_workers=True`` the loader resets the iterator in every epoch, and returns the same one. So only
+    the latest iteration can read from it; an earlier one, which may read ahead in its thread, raises an error.
+
+    Args:
+        loader: The DataLoader.
+        called: The function that the user called, for messages.
+    """
+
+    def __init__(self, loader: Any, called: str) -> None:
+        self._loader, self.called = loader, called
+        self._has_one = bool(getattr(loader, "persistent_workers", True))
+        self.lock = threading.Lock()
+        self.latest: object = None
+
+    def __call__(self) -> Iterator[Any]:
+        """Returns an iterator of the loader for a new epoch."""
+        if not self._has_one:
+            return iter(self._loader)
+        with self.lock:
+            made = self.latest = _Turn(self, iter(self._loader))
+        return made
+
+
+class _Turn:
+    """One iteration with the only iterator of a DataLoader."""
+
+    def __init__(self, owner: LoaderIterators, iterator: Iterator[Any]) -> None:
+        self._owner, self._iterator = owner, iterator
+
+    def __iter__(self) -> _Turn:
+        return self
+
+    def __next__(self) -> Any:
+        with self._owner.lock:
+            if self._owner.latest is not self:
+                raise InputError(
+                    self._owner.called,
+                    found="a later iteration over the same DataLoader has begun",
+                    rule="a DataLoader with persistent_workers=True has one iterator, which a new iteration resets: "
+                    "only the latest iteration can read from it",
+                    remedy="finish an epoch before the next one begins, or pass persistent_workers=False",
+                )
+            return next(self._iterator)
 
 
 def hugging_face(data: Any, size: int | None, called: str) -> Callable[[], Cursor]:

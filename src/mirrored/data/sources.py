@@ -20,7 +20,7 @@ from mirrored._typing import PyTree
 from mirrored.data.cursors import Cursor, Iterators
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.foreign import ForeignCursor, GrainCursor, comes_from, hugging_face
+from mirrored.data.foreign import ForeignCursor, GrainCursor, LoaderIterators, comes_from, hugging_face, is_torch_loader
 from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import NoElementError, map_specs, spec_of
@@ -280,8 +280,9 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
             rule="it must be possible to read a dataset again in every epoch",
             remedy="pass the function that creates the iterator: Dataset.from_generator(function)",
         )
-    batching = _BATCH_TORCH if comes_from(data, "torch") else _BATCH_LIST
-    iterators = Iterators(lambda: data, called)
+    is_loader = is_torch_loader(data)
+    iterators = LoaderIterators(data, called) if is_loader else Iterators(lambda: data, called)
+    batching = _BATCH_TORCH if is_loader or comes_from(data, "torch") else _BATCH_LIST
     batches = data if isinstance(data, (list, tuple)) else None
     return _IterableSource(lambda: ForeignCursor(data, iterators), batching, batches)
 
