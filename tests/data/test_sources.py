@@ -18,7 +18,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
-from mirrored.errors import InputError, StructureError
+from mirrored.errors import ArgumentError, InputError, StructureError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -145,6 +145,18 @@ def test_arrays_with_a_batch_size(strategy: Any) -> None:
     arrays = {"x": np.arange(9), "y": np.arange(9) * 2}
     elements = list(strategy.experimental_distribute_dataset(arrays, InputOptions(batch_size=4)))
     assert shown(element["x"] for element in elements) == HALVES
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Dataset.range(9).batch(4), grain_map, grain_loader, lambda: [np.arange(4)] * 2, Reiterable]
+)
+def test_a_batch_size_for_batches_is_refused(strategy: Any, make: Any) -> None:
+    for distribute in (
+        strategy.experimental_distribute_dataset,
+        lambda data, options: strategy.distribute_datasets_from_function(lambda _: data, options),
+    ):
+        with pytest.raises(ArgumentError, match="batch_size applies to sources of single examples"):
+            distribute(make(), InputOptions(batch_size=8))
 
 
 def test_lists_of_arrays_are_structures_as_in_pytorch_collation(strategy: Any) -> None:

@@ -259,9 +259,10 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
     """
     for kind, adapt in _kinds.items():
         if isinstance(data, kind):
-            return adapt(data)
+            return _of_batches(adapt(data), data, examples_per_batch, called)
     if _is_grain(data):
-        return _IterableSource(lambda: GrainCursor(data), _BATCH_GRAIN)
+        grain = _IterableSource(lambda: GrainCursor(data), _BATCH_GRAIN)
+        return _of_batches(grain, data, examples_per_batch, called)
     if comes_from(data, "datasets"):
         return _IterableSource(hugging_face(data, examples_per_batch, called), _BATCH_ROWS)
     if isinstance(data, np.ndarray | jax.Array | Mapping) or (isinstance(data, tuple) and _is_pytree(data)):
@@ -284,7 +285,8 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
     iterators = LoaderIterators(data, called) if is_loader else Iterators(lambda: data, called)
     batching = _BATCH_TORCH if is_loader or comes_from(data, "torch") else _BATCH_LIST
     batches = data if isinstance(data, (list, tuple)) else None
-    return _IterableSource(lambda: ForeignCursor(data, iterators), batching, batches)
+    source = _IterableSource(lambda: ForeignCursor(data, iterators), batching, batches)
+    return _of_batches(source, data, examples_per_batch, called)
 
 
 def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
@@ -296,6 +298,18 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
             remedy="pass Dataset.from_tensor_slices(arrays).batch(n), or InputOptions(batch_size=n)",
         )
     return _array_sources[0](tree_map(np.asanyarray, arrays), size)
+
+
+def _of_batches(source: Source, data: object, size: int | None, called: str) -> Source:
+    """Returns a source of data that has batches already; refuses a batch size, which would have no effect."""
+    if size is not None:
+        raise ArgumentError(
+            called,
+            found=f"InputOptions(batch_size={size}) was passed with batches, the elements of a {type(data).__name__}",
+            rule="batch_size applies to sources of single examples: a NumPy pytree, a Hugging Face dataset",
+            remedy=f"omit batch_size; for batches of another size, {source.batching}",
+        )
+    return source
 
 
 def _is_pytree(data: tuple[Any, ...]) -> bool:
