@@ -17,7 +17,7 @@ from mirrored.data.pipeline.dataset_source import DatasetSource
 from mirrored.data.pipeline.file_sharding import files_of_worker
 from mirrored.data.pipeline.files import TFRecordWriter, masked_crc
 from mirrored.data.sources import WorkerShare, as_source
-from mirrored.errors import ArgumentError, DataFileError
+from mirrored.errors import ArgumentError, DataFileError, InputError
 
 RECORDS = [b"one", b"", b"three\x00\x00", bytes(range(256))]
 
@@ -246,3 +246,33 @@ def test_files_do_not_pair_with_texts_in_memory_or_fewer_files(tmp_path: Path, o
     )
     with pytest.raises(ArgumentError, match="pair only if all datasets"):
         files_of_worker(pairs.node, 0, 2, "test")
+
+
+@pytest.mark.parametrize(("compression", "packed"), [("", bytes), ("GZIP", gzip.compress), ("ZLIB", zlib.compress)])
+@pytest.mark.parametrize(
+    ("before", "taken", "after"),
+    [
+        ([10], 8, [2]),
+        ([10, 10], 8, [2, 10]),
+        ([10, 10], 15, [10]),
+        ([10, 10], 15, [10, 2]),
+    ],
+)
+def test_a_position_beyond_the_end_of_shorter_files_is_refused(
+    tmp_path: Path, compression: str, packed: Callable[[bytes], bytes], before: Any, taken: int, after: Any
+) -> None:
+    def lines(counts: list[int]) -> Any:
+        for number, count in enumerate(counts):
+            (tmp_path / f"{number}").write_bytes(packed(b"line\n" * count))
+        return iter(Dataset.from_text_lines([tmp_path / f"{number}" for number in range(len(counts))], compression))
+
+    iterator = lines(before)
+    for _ in range(taken):
+        next(iterator)
+    state = iterator.get_state()
+    rest = list(iterator)
+    unchanged = lines(before)
+    unchanged.set_state(state)
+    assert list(unchanged) == rest
+    with pytest.raises(InputError, match="fewer elements than when the position was saved"):
+        lines(after).set_state(state)

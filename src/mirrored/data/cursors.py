@@ -221,8 +221,7 @@ class SequenceCursor:
 
     def __init__(self, open_part: Callable[[int], Cursor | None], needs_elements: bool = False) -> None:
         self._open_part, self._needs_elements = open_part, needs_elements
-        self._part = 0
-        self._seen = 0
+        self._part = self._seen = 0
         self._cursor: Cursor | None = None
 
     def __next__(self) -> Element:
@@ -251,8 +250,9 @@ class SequenceCursor:
         self._part, self._seen = state["part"], state["seen"]
         if state["inner"] is not None:
             self._cursor = self._open_part(self._part)
-            if self._cursor is not None:
-                self._cursor.set_state(state["inner"])
+            if self._cursor is None:
+                raise beyond_end()
+            self._cursor.set_state(state["inner"])
 
     def close(self) -> None:
         if self._cursor is not None:
@@ -374,8 +374,7 @@ class RebatchCursor:
     """
 
     def __init__(self, parent: Cursor, sizes: tuple[int, ...], drop_remainder: bool) -> None:
-        self._parent, self._sizes, self._drop = parent, sizes, drop_remainder
-        self._before = parent.get_state()
+        self._parent, self._sizes, self._drop, self._before = parent, sizes, drop_remainder, parent.get_state()
         self._batch: Element = None
         self._length = self._row = self._turn = 0
 
@@ -415,6 +414,8 @@ class RebatchCursor:
         length = batch_size(batch, "Dataset.rebatch")
         # After a restored position `_row` is the first row of this batch that was not returned.
         self._row = 0 if self._batch is not None else self._row
+        if self._row > length:
+            raise beyond_end()
         self._before, self._batch, self._length = before, batch, length
         return True
 

@@ -15,7 +15,7 @@ from typing import IO, Any, Final, Self, TypeAlias
 import numpy as np
 
 from mirrored._typing import Array, HostArray
-from mirrored.data.cursors import Cursor, SequenceCursor
+from mirrored.data.cursors import Cursor, SequenceCursor, beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c
 from mirrored.data.options import UNKNOWN_CARDINALITY
@@ -109,7 +109,12 @@ class _FileCursor:
         return {"offset": self._file.tell(), "records": self._records}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._file.seek(state["offset"])
+        reached = self._file.seek(state["offset"])
+        if not isinstance(self._file, gzip.GzipFile):  # which stops at its end; others can be moved past it
+            reached = min(reached, self._file.seek(0, os.SEEK_END))
+            self._file.seek(reached)
+        if reached < state["offset"]:
+            raise beyond_end()
         self._records = state["records"]
 
     def close(self) -> None:

@@ -268,6 +268,8 @@ class UnbatchCursor:
                 self._read()
             except StopIteration:  # positions of earlier versions at the end of the data have the last batch's index
                 return
+            if state["next_index_in_buffer"] > len(self._rows):
+                raise beyond_end()
             self._next = state["next_index_in_buffer"]
 
     def close(self) -> None:
