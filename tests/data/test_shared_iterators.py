@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.errors import ContextError
+from mirrored.errors import ContextError, InputError
 
 N, THREADS, SECONDS = 600, 4, 60.0
 
@@ -122,3 +123,43 @@ def test_a_checkpoint_that_waits_for_a_function_that_waits_for_it_ends_in_an_err
     assert not reader.is_alive()
     checkpoint.write(tmp_path / "c")
     assert int(count.numpy()) == 1
+
+
+@pytest.mark.parametrize("has_input_thread", [False, True])
+def test_a_thread_that_waits_for_a_batch_learns_that_another_one_closes_the_iterator(has_input_thread: bool) -> None:
+    gate, is_waiting, slow = threading.Event(), threading.Event(), 12 if has_input_thread else 0
+
+    def batches() -> Iterator[Any]:
+        for number in range(100):
+            if number < slow:
+                time.sleep(0.006)
+            else:
+                is_waiting.set()
+                gate.wait(SECONDS)
+            yield np.full(4, number)
+
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    dataset = strategy.experimental_distribute_dataset(Dataset.from_generator(batches))
+    iterator = iter(dataset)
+    for _ in range(slow):
+        next(iterator)
+    assert dataset.stats().uses_worker is has_input_thread
+    outcome: list[Any] = []
+
+    def wait() -> None:
+        try:
+            outcome.append(next(iterator))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert is_waiting.wait(SECONDS)
+    time.sleep(0.05)
+    assert not outcome
+    threading.Timer(0.1, gate.set).start()
+    iterator.close()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert isinstance(outcome[0], InputError)
+    assert "another thread closed it while this thread waited" in str(outcome[0])

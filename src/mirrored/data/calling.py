@@ -137,10 +137,10 @@ def close_or_leave(iterator: Iterator[Any] | None) -> None:
         )
 
 
-def closed_meanwhile() -> InputError:
+def closed_meanwhile(called: str = "DatasetIterator") -> InputError:
     """Creates the error for a thread that waits for an element while another thread closes the iterator."""
     return InputError(
-        "DatasetIterator",
+        called,
         found="another thread closed it while this thread waited for its next element",
         rule="a closed iterator cannot return elements",
         remedy="create a new one with iter(dataset)",

@@ -25,7 +25,7 @@ from typing import Any, Final
 from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import start
-from mirrored.data.calling import Closeable
+from mirrored.data.calling import Closeable, closed_meanwhile
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 # Timing statistics of an input pipeline.
@@ -290,10 +290,10 @@ class Feed:
 
     def _from_worker(self) -> FeedItem:
         self._drop_given()
-        while not self._ready:
+        while not self._ready and not self._stop.is_set:
             _signal(self._has_room)  # an interrupt may have come before the one below
             self._await_item()
-            if not self._ready:
+            if not self._ready and not self._stop.is_set:
                 self._report_stall()
         item = self._take()
         _signal(self._has_room)
@@ -306,7 +306,7 @@ class Feed:
             WorkersChanged: This worker of an elastic job must leave its epoch. The item that it waits for is not lost.
         """
         end = time.monotonic() + self._stall_seconds
-        while not self._ready and (left := end - time.monotonic()) > 0:
+        while not self._ready and not self._stop.is_set and (left := end - time.monotonic()) > 0:
             some = distributed.next_slice(left)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=some)
@@ -314,12 +314,17 @@ class Feed:
     def _take(self) -> FeedItem:
         """Takes the first ready item from the queue; an interrupt in here neither drops an item nor takes it twice.
 
-        An item that was taken but did not reach the training loop is returned again by `next`.
+        An item that was taken but did not reach the training loop is returned again by `next`. If another thread has
+        closed the feed meanwhile, the result is an error.
         """
         self._drop_given()
-        item = self._given = self._ready[0]
+        try:
+            item = self._given = self._ready[0]
+        except IndexError:  # `close` has cleared the queue
+            return FeedItem(error=closed_meanwhile("DistributedIterator"))
         self._drop_given()
-        return item
+        # What a stopped feed gets from its source is the end of the data, which would end a loop quietly.
+        return FeedItem(error=closed_meanwhile("DistributedIterator")) if self._stop.is_set else item
 
     def _drop_given(self) -> None:
         if self._ready and self._ready[0] is self._given:
@@ -344,6 +349,7 @@ class Feed:
         self._stop.is_set = self._ended = True
         self._ready.clear()
         _signal(self._has_room)
+        _signal(self._arrived)  # a thread that waits in `next`
         worker = self._worker
         # An input thread that begins later finds that the feed is stopped.
         runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
