@@ -133,6 +133,28 @@ def test_dropping_keeps_the_rest_of_a_batch_of_another_size(after: int, expected
     assert [numbers(batch, strategy) for batch in restored] == expected
 
 
+@pytest.mark.parametrize("rule", ["drop", "pad", "split"])
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8), (8, 6), (8, 8)])
+@pytest.mark.parametrize("then", [lambda d: d, lambda d: d.prefetch(1), lambda d: d.map(lambda x: x).prefetch(1)])
+def test_a_full_batch_has_the_new_size_of_rebatch(rule: Any, before: int, after: int, then: Any) -> None:
+    strategy = strategy_of(1)
+
+    def reading(size: int) -> Any:
+        dataset = then(Dataset.range(23).batch(2).rebatch(size))
+        return iter(strategy.experimental_distribute_dataset(dataset, InputOptions(last_batch=rule)))
+
+    def counts(iterator: Any) -> list[int]:
+        return [len(batch if rule != "pad" else batch[0]) for batch in iterator]
+
+    saved = reading(before)
+    next(saved)
+    restored = reading(after)
+    restored.set_state(json.loads(json.dumps(saved.get_state())))
+    rest = 23 - before
+    last = {"drop": [], "pad": [after], "split": [rest % after]}[rule] if rest % after else []
+    assert counts(restored) == [after] * (rest // after) + last
+
+
 def test_batches_that_anybody_yields_resume_by_counting() -> None:
     batches = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]
     strategy = strategy_of(2)

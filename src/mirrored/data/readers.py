@@ -157,6 +157,7 @@ class GlobalBatches:
         self._samples = None
         self.layout = Layout()
         self._full: int | None = None
+        self._regrouped_to = source.regrouped_to
         self._consumed = 0
         self._to_skip = 0  # examples
         self._may_be_rows = source.may_be_unbatched
@@ -244,12 +245,14 @@ class GlobalBatches:
         The state also contains the number of examples that a restored reader has yet to skip (`leave_out`), the size of
         a full batch (`full`), and the layout, if it is recorded.
         """
+        size = self._regrouped_to
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
             "leave_out": self._to_skip,
             "full": self._full,
             "workers": self._source.workers,
+            **({} if size is None else {"regrouped_to": size}),
             **self.layout.get_state(),
         }
 
@@ -267,7 +270,9 @@ class GlobalBatches:
         self._consumed = state["consumed"]
         self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
-            self._full, self._to_skip = state["full"], state["leave_out"]
+            size = self._regrouped_to
+            self._full = state["full"] if state.get("regrouped_to", size) == size else None
+            self._to_skip = state["leave_out"]
         else:
             self._full, self._to_skip = None, self._consumed
 

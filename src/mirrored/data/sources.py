@@ -90,6 +90,11 @@ class Source(abc.ABC):
         return self.cardinality if self.cardinality <= 0 else UNKNOWN_CARDINALITY
 
     @property
+    def regrouped_to(self) -> int | None:
+        """The size of batches by a `rebatch` at the end, which may differ from that at a restored position; or None."""
+        return None
+
+    @property
     def workers(self) -> int:
         """The number of workers that each read a part of the data of their own; 1 if all read the same data."""
         return 1

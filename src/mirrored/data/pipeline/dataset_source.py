@@ -17,6 +17,8 @@ from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
+from mirrored.data.pipeline.streams import Rebatched
+from mirrored.data.pipeline.transformations import Mapping, Prefetched
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
@@ -52,6 +54,13 @@ class DatasetSource(Source):
     @property
     def full_batches(self) -> int:
         return full_batches(self.dataset.node)
+
+    @property
+    def regrouped_to(self) -> int | None:
+        node = self.dataset.node
+        while isinstance(node, Mapping | Prefetched):
+            node = node.parent
+        return node.sizes[0] if isinstance(node, Rebatched) else None
 
     @property
     def may_be_unbatched(self) -> bool:
