@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import threading
 import time
@@ -227,6 +228,29 @@ def test_an_iterator_that_goes_on_after_an_error_is_not_warned_of(caplog: pytest
     dataset = Dataset.from_generator(lambda: map(lambda n: 1 // (n - 3), range(8))).batch(2).ignore_errors()
     assert [len(batch) for batch in read(dataset)] == [2, 2, 2]
     assert not caplog.records
+
+
+@pytest.mark.parametrize("taken", range(5))
+def test_a_position_after_errors_of_an_iterator_that_goes_on_is_restored(taken: int) -> None:
+    """The errors come again while the elements before the position are read again."""
+    dataset = Dataset.from_generator(lambda: map(lambda n: n + 0 // (n % 4 - 3), range(14))).batch(2).ignore_errors()
+    iterator = iter(dataset)
+    before = [next(iterator).tolist() for _ in range(taken)]
+    state = json.loads(json.dumps(iterator.get_state()))
+    for again in (iter(dataset), iterator):
+        again.set_state(state)
+        again.set_state(again.get_state())
+        assert before + [batch.tolist() for batch in again] == [[0, 1], [4, 5], [8, 9], [12, 13]]
+
+
+def test_an_error_that_was_not_left_out_is_raised_again() -> None:
+    def numbers(divisor: int) -> Dataset:
+        return Dataset.from_generator(lambda: map(lambda n: 12 // (n - divisor), range(8))).batch(2).ignore_errors()
+
+    iterator = iter(numbers(9))
+    list(itertools.islice(iterator, 2))
+    with pytest.raises(ZeroDivisionError):
+        iter(numbers(1)).set_state(iterator.get_state())
 
 
 @pytest.mark.parametrize("around", AROUND_GENERATORS.values(), ids=AROUND_GENERATORS)

@@ -1,4 +1,4 @@
-"""Calls the functions that users pass to `Dataset.map` and similar methods, and closes the iterators of users."""
+"""Calls the functions that users pass to `Dataset.map` and similar methods; creates and closes iterators of users."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _on_host() -> Any:
     return nullcontext() if jax.default_backend() == "cpu" else jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
-# Closes iterators of users: `close` can raise an exception, or be called while another thread reads.
+# Creates iterators of users, and closes them: `close` can raise an exception, or be called while another thread reads.
 
 _EXECUTING: Final = "generator already executing"  # what `close` raises while another thread executes the generator
 _log: Final = logging.getLogger("mirrored.data")
@@ -135,6 +135,37 @@ def close_or_leave(iterator: Iterator[Any] | None) -> None:
             "%r cannot be closed, because another thread executes it: this thread closes it at its next element",
             iterator,
         )
+
+
+class Iterators:
+    """A factory of iterators over a Python iterable: each pass over the dataset gets a new iterator.
+
+    Args:
+        make: Creates the iterable.
+        called: The function that the user called, for messages.
+    """
+
+    def __init__(self, make: Callable[[], Any], called: str) -> None:
+        self._make, self._called = make, called
+        self._last: Any = None
+
+    def __call__(self) -> Iterator[Any]:
+        """Returns a new iterator of the iterable.
+
+        Raises:
+            InputError: `make` returned the iterator of an earlier iteration, which is exhausted or in use.
+        """
+        made: Iterator[Any] = iter(self._make())
+        if made is self._last:
+            raise InputError(
+                self._called,
+                found=f"a second iteration got the same iterator ({type(made).__name__}) as the first one",
+                rule="a dataset must return a new iterator in every epoch: an iterator returns its elements only once, "
+                "so the next epoch would have no steps",
+                remedy="create a new iterator for each iteration: a generator function, or an __iter__ that yields",
+            )
+        self._last = made
+        return made
 
 
 def closed_meanwhile(called: str = "DatasetIterator") -> InputError:

@@ -96,37 +96,6 @@ class PositionCursor:
         """Does nothing, because this iterator has no resources to release."""
 
 
-class Iterators:
-    """A factory of iterators over a Python iterable: each pass over the dataset gets a new iterator.
-
-    Args:
-        make: Creates the iterable.
-        called: The function that the user called, for messages.
-    """
-
-    def __init__(self, make: Callable[[], Any], called: str) -> None:
-        self._make, self._called = make, called
-        self._last: Any = None
-
-    def __call__(self) -> Iterator[Any]:
-        """Returns a new iterator of the iterable.
-
-        Raises:
-            InputError: `make` returned the iterator of an earlier iteration, which is exhausted or in use.
-        """
-        made: Iterator[Any] = iter(self._make())
-        if made is self._last:
-            raise InputError(
-                self._called,
-                found=f"a second iteration got the same iterator ({type(made).__name__}) as the first one",
-                rule="a dataset must return a new iterator in every epoch: an iterator returns its elements only once, "
-                "so the next epoch would have no steps",
-                remedy="create a new iterator for each iteration: a generator function, or an __iter__ that yields",
-            )
-        self._last = made
-        return made
-
-
 _ENDED_GENERATOR: Final = "this exception has ended the generator, which has no further elements"
 
 
@@ -159,14 +128,15 @@ class IterableCursor:
     def __init__(self, make: Callable[[], Any], convert: Callable[[Any, int], Element]) -> None:
         self._make, self._convert = make, convert
         self._iterator: Iterator[Any] | None = None
-        self._count = 0
+        self._count = self._failed = 0  # elements, and exceptions between them: of an iterator that goes on after them
+        self._failed_since = 0  # exceptions after the last element
         # What has ended a generator: without it, the data would seem to end there to `ignore_errors` of a later step.
         self._error: Exception | None = None
         self._is_interrupted = False  # an interrupt has ended a generator, so that a new one must take its place
 
     def __next__(self) -> Element:
         if self._is_interrupted:
-            self._read_again(self._count)
+            self._read_again(self._count, self._failed)
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = self._begin()
@@ -180,11 +150,13 @@ class IterableCursor:
             if getattr(iterator, "gi_frame", self) is None and not isinstance(error, StopIteration):
                 self._error = error if isinstance(error, Exception) else None
                 self._is_interrupted = not isinstance(error, Exception)
+            elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+                self._failed_since += 1
             raise
         if self._iterator is not iterator:  # another thread has called `close`, and left the iterator to this one
             close_iterator(iterator)
             raise closed_meanwhile()
-        self._count += 1
+        self._count, self._failed, self._failed_since = self._count + 1, self._failed + self._failed_since, 0
         return self._convert(value, self._count - 1)
 
     def _begin(self) -> Iterator[Any]:
@@ -192,19 +164,30 @@ class IterableCursor:
             return iter(self._make())
 
     def get_state(self) -> Any:
-        return {"count": self._count}
+        # Exceptions after the last element come again after the position.
+        return {"count": self._count, **({"failed": self._failed} if self._failed else {})}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.close()
         self._count, self._error, self._is_interrupted = 0, None, False
+        self._failed = self._failed_since = 0
         if state["count"]:
-            self._read_again(state["count"])
+            self._read_again(state["count"], state.get("failed", 0))
 
-    def _read_again(self, count: int) -> None:
-        iterator = self._begin()
-        for _ in range(count):
-            read_again(iterator)
-        self._iterator, self._count, self._is_interrupted = iterator, count, False
+    def _read_again(self, count: int, failed: int) -> None:
+        iterator, left_to_fail, left = self._begin(), failed, count
+        while left:
+            try:
+                read_again(iterator)
+                left -= 1
+            except InputError:
+                raise
+            except Exception:  # as when the position was saved, with `ignore_errors`
+                if not left_to_fail:
+                    raise
+                left_to_fail -= 1
+        self._iterator, self._is_interrupted = iterator, False
+        self._count, self._failed, self._failed_since = count, failed, 0
 
     def close(self) -> None:
         iterator, self._iterator = self._iterator, None

@@ -17,7 +17,8 @@ import numpy as np
 
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
-from mirrored.data.cursors import Cursor, Iterators
+from mirrored.data.calling import Iterators
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.foreign import ForeignCursor, GrainCursor, LoaderIterators, comes_from, hugging_face, is_torch_loader

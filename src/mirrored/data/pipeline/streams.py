@@ -10,12 +10,11 @@ from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data import specs
-from mirrored.data.calling import call
+from mirrored.data.calling import Iterators, call
 from mirrored.data.cursors import (
     Cursor,
     InterleaveCursor,
     IterableCursor,
-    Iterators,
     RebatchCursor,
     beyond_end,
     has_ended_generator,
