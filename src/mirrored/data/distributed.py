@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class DistributedIterator:
 
     def _new_feed(self) -> Feed:
         reader, placer, stats, stop = self._reader, self._placer, self._stats, StopFlag()
+        numbers = itertools.count(1)
 
         # The closure captures the parts, not self: the input thread must not keep a dropped iterator alive.
         def produce() -> FeedItem:
@@ -89,7 +91,7 @@ class DistributedIterator:
             stats.map_seconds += mapped
             stats.read_seconds += done - start - mapped
             stats.transfer_seconds += time.perf_counter() - done
-            return FeedItem(value, examples, reader.get_state())
+            return FeedItem(value, examples, reader.get_state(), number=next(numbers))
 
         ahead = self._options.ahead(placer.num_replicas)
         return Feed(produce, reader.close, ahead, stats, self._options.stall_seconds, stop)
@@ -142,7 +144,7 @@ class DistributedIterator:
         """
         assert self._worker_steps is not None
         try:
-            return self._worker_steps.settled(item.value, item.error is not None)
+            return self._worker_steps.settled(item.value, item.error is not None, item.number)
         except StopIteration:
             self._finish("ended")
             raise stop_iteration(self._ended) from None

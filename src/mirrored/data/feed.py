@@ -135,12 +135,14 @@ class FeedItem:
         state: The reader's state right after this batch. The iterator saves the state of the item that it handed out
             last, so batches that were read ahead are read again after a restore.
         error: The exception raised instead of a batch, or the StopIteration at the end.
+        number: The number of the batch in its feed, counted from 1.
     """
 
     value: Any = None
     examples: int = 0
     state: Any = None
     error: BaseException | None = None
+    number: int = 0
 
 
 @dataclasses.dataclass(slots=True)

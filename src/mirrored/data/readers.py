@@ -146,8 +146,13 @@ class GlobalBatches:
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """Removes and returns the kept copy of batch `number` (1, 2, 4, 8, ...)."""
-        return None if self._samples is None else self._samples.pop(number)
+        """Returns the kept copy of batch `number` (1, 2, 4, 8, ...); None if it was dropped."""
+        return None if self._samples is None else self._samples.get(number)
+
+    def drop_sample(self, number: int) -> None:
+        """Drops the kept copy of batch `number`."""
+        if self._samples is not None:
+            self._samples.pop(number, None)
 
     def __init__(self, source: Source, options: InputOptions, num_replicas: int) -> None:
         source.refuse_unbatched("Strategy.experimental_distribute_dataset")

@@ -46,8 +46,13 @@ def check_same_batch(batch: Element, number: int = 1) -> None:
 class WorkerSteps(Protocol):
     """Protocol of objects by which all workers agree on the input of each training step and on the last step."""
 
-    def settled(self, value: PyTree, has_ended: bool) -> Any:
+    def settled(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Agrees with the other workers on the input of the next step; returns this worker's part of the input.
+
+        Args:
+            value: This worker's per-replica batches, if it still has data.
+            has_ended: Whether this worker has no more data.
+            number: The number of the batch, counted from 1: the same if an interrupt has ended the previous call.
 
         Raises:
             StopIteration: There is no further step.
@@ -81,15 +86,14 @@ class SameBatches:
     def __init__(self, reader: GlobalBatches) -> None:
         reader.keep_samples()
         self._reader = reader
-        self._count = 0
 
-    def settled(self, value: PyTree, has_ended: bool) -> Any:
+    def settled(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Checks, for batches 1, 2, 4, 8, ..., that all workers have read the same batch; returns the batch."""
         if has_ended:
             raise StopIteration
-        self._count += 1
-        if is_power_of_two(self._count):
-            check_same_batch(self._reader.sample(self._count), self._count)
+        if is_power_of_two(number) and (sample := self._reader.sample(number)) is not None:
+            check_same_batch(sample, number)
+            self._reader.drop_sample(number)  # only now: an interrupt in the comparison is followed by another one
         return value
 
 
@@ -109,18 +113,20 @@ class OwnBatches:
         self._reader, self._placer = reader, placer
         self._template: Any = None
 
-    def settled(self, value: PyTree, has_ended: bool) -> Any:
+    def settled(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Returns this worker's per-replica batches for the next step; empty ones if this worker has no more data.
 
         Args:
             value: This worker's per-replica batches, if it still has data.
             has_ended: Whether this worker has no more data.
+            number: The number of the batch, counted from 1.
 
         Raises:
             StopIteration: No worker has data.
             DisagreementError: The data of some workers is empty from the start, and the structure of its batches is
                 not known. All workers raise it.
         """
+        del number
         if not has_ended:
             self._template = value
         elif self._template is None:
