@@ -94,10 +94,70 @@ def test_a_position_taken_while_another_thread_reads_is_between_two_elements() -
     assert [int(x) for x in iterator] == [2, 3, 4]
 
 
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_position_is_set_after_the_element_that_another_thread_is_reading(is_distributed: bool) -> None:
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def slow(x: int) -> int:
+        if x == 1:
+            reads.set()
+            assert goes_on.wait(SECONDS)
+        return x
+
+    dataset: Any = Dataset.range(5).filter(lambda x: True).map(slow)
+    if is_distributed:
+        strategy = mr.MirroredStrategy(["CPU:0"])
+        dataset = strategy.experimental_distribute_dataset(dataset.batch(1), InputOptions(prefetch=0))
+    iterator = iter(dataset)
+    start = iterator.get_state()
+    next(iterator)
+    found: list[int] = []
+    reader = threading.Thread(target=lambda: found.append(int(np.ravel(next(iterator))[0])), daemon=True)
+    reader.start()
+    assert reads.wait(SECONDS)
+    setter = threading.Thread(target=lambda: iterator.set_state(start), daemon=True)
+    setter.start()
+    setter.join(0.05)
+    assert setter.is_alive()
+    goes_on.set()
+    for thread in (reader, setter):
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    assert found == [1]
+    assert [int(np.ravel(x)[0]) for x in iterator] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_setting_a_position_does_not_wait_forever(is_distributed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrored.data.calling.LONGEST_WAIT", 0.1)
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def stuck(x: int) -> int:
+        reads.set()
+        assert goes_on.wait(SECONDS)
+        return x
+
+    dataset: Any = Dataset.range(2).map(stuck)
+    if is_distributed:
+        strategy = mr.MirroredStrategy(["CPU:0"])
+        dataset = strategy.experimental_distribute_dataset(dataset.batch(1), InputOptions(prefetch=0))
+    iterator = iter(dataset)
+    state = iterator.get_state()
+    reader = threading.Thread(target=lambda: next(iterator), daemon=True)
+    reader.start()
+    assert reads.wait(SECONDS)
+    with pytest.raises(ContextError, match="set_state: another thread has been reading"):
+        iterator.set_state(state)
+    goes_on.set()
+    reader.join(SECONDS)
+    iterator.set_state(state)
+    assert len(list(iterator)) == 2
+
+
 def test_a_checkpoint_that_waits_for_a_function_that_waits_for_it_ends_in_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mirrored.data.pipeline.iterators.LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("mirrored.data.calling.LONGEST_WAIT", 0.5)
     count, reads, asked = mr.Variable(0), threading.Event(), threading.Event()
     get_state = DatasetIterator.get_state
 

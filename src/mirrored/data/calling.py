@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import jax
 
 from mirrored.data.elements import Element, handed_out, own_element
-from mirrored.errors import InputError
+from mirrored.errors import ContextError, InputError
 
 
 def call(function: Callable[..., Any], element: Element, called: str, index: int) -> Any:
@@ -166,6 +166,41 @@ class Iterators:
             )
         self._last = made
         return made
+
+
+LONGEST_WAIT = 30.0
+"""How many seconds `taking_turn` waits for an element that another thread reads."""
+
+
+class taking_turn:
+    """A context manager that holds the lock of an iterator, by which the threads that read from it take turns.
+
+    Args:
+        lock: The lock.
+        called: The method that the user called, for messages.
+
+    Raises:
+        ContextError: Another thread still holds the lock after `LONGEST_WAIT` seconds.
+    """
+
+    __slots__ = ("_called", "_lock")
+
+    def __init__(self, lock: threading.RLock, called: str) -> None:
+        self._lock, self._called = lock, called
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=LONGEST_WAIT):
+            raise ContextError(
+                self._called,
+                found=f"another thread has been reading an element for {LONGEST_WAIT:g} s",
+                rule="a position is between two elements; a function of a dataset that assigns a variable waits for "
+                "a checkpoint that is being taken, which waits for the element",
+                remedy="save or restore the position in the thread that reads, or assign variables in the step instead "
+                "of the dataset's functions",
+            )
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
 
 
 def closed_meanwhile(called: str = "DatasetIterator") -> InputError:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored._typing import PyTree
-from mirrored.data.calling import function_seconds
+from mirrored.data.calling import function_seconds, taking_turn
 from mirrored.data.feed import Feed, FeedItem, InputStats, StopFlag, close_at_exit, warn_exhausted
 from mirrored.data.input_options import InputOptions
 from mirrored.data.options import Optional
@@ -208,6 +208,7 @@ class DistributedIterator:
             ArgumentError: `state` is not a position of a distributed iterator, or belongs to another dataset.
             InputError: The iterator is closed, or the dataset ends before that position. After an error, the iteration
                 continues where it was, unless the dataset can be iterated only once.
+            ContextError: Another thread has waited in `next` for a batch for a long time, and still waits.
         """
         if state.get("version") != _VERSION or "reader" not in state:
             raise ArgumentError(
@@ -216,6 +217,10 @@ class DistributedIterator:
                 rule="a position must be a value that get_state() of a distributed iterator returned",
                 remedy="pass the result of get_state() unchanged",
             )
+        with taking_turn(self._turn, "DistributedIterator.set_state"):
+            self._move_to(state)
+
+    def _move_to(self, state: dict[str, Any]) -> None:
         if self._done == "closed":
             raise _closed()
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from mirrored.data.calling import closed_meanwhile
+from mirrored.data.calling import closed_meanwhile, taking_turn
 from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
@@ -25,14 +25,12 @@ from mirrored.data.pipeline.positions import (
     outline,
     recorded_of,
 )
-from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
+from mirrored.errors import ArgumentError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
 _VERSION: Final = 1
-LONGEST_WAIT = 30.0
-"""How many seconds `get_state` waits for an element that another thread reads."""
 
 
 class Epochs:
@@ -187,16 +185,7 @@ class DatasetIterator:
             ContextError: The other thread still reads the element after `LONGEST_WAIT` seconds. It may itself wait for
                 this thread: a checkpoint holds the lock for assignments while it asks for positions.
         """
-        if not self._turn.acquire(timeout=LONGEST_WAIT):
-            raise ContextError(
-                "DatasetIterator.get_state",
-                found=f"another thread has been reading an element for {LONGEST_WAIT:g} s",
-                rule="a position is between two elements; a function of a dataset that assigns a variable waits for "
-                "a checkpoint that is being taken, which waits for the element",
-                remedy="save the checkpoint in the thread that reads, or assign variables in the step instead of the "
-                "dataset's functions",
-            )
-        try:
+        with taking_turn(self._turn, "DatasetIterator.get_state"):
             return {
                 "version": _VERSION,
                 "pipeline": self._outline,
@@ -210,8 +199,6 @@ class DatasetIterator:
                 "epochs": self._lengths,
                 "position": self._cursor().get_state(self._count) if self._end is None else self._end,
             }
-        finally:
-            self._turn.release()
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Restores a saved read position; if the dataset's operations have changed since, begins the epoch again.
@@ -243,7 +230,12 @@ class DatasetIterator:
         Raises:
             ArgumentError: The position belongs to another pipeline.
             InputError: The data now ends before the position.
+            ContextError: Another thread still reads an element after `LONGEST_WAIT` seconds.
         """
+        with taking_turn(self._turn, "DatasetIterator.set_state"):
+            self._move_to(state)
+
+    def _move_to(self, state: dict[str, Any]) -> None:
         steps = seeded(self._node)
         if len(state.get("seeds", ())) < len(steps):
             # Positions saved by earlier versions have no seeds of the steps that make inner datasets.
