@@ -165,6 +165,66 @@ def test_batches_that_anybody_yields_resume_by_counting() -> None:
     assert [numbers(element, strategy) for element in elsewhere] == [[4], [5, 6, 7, 8, 9]]
 
 
+BATCHES_OF_USERS: dict[str, Callable[[int], Dataset]] = {
+    "generator": lambda n: Dataset.from_generator(lambda: (np.arange(i, i + n) for i in range(0, 24, n))),
+    "list": lambda n: Dataset.from_generator(lambda: [np.arange(i, i + n) for i in range(0, 24, n)]),
+    "prefetched": lambda n: Dataset.from_generator(lambda: map(np.arange, range(0, 24, n), range(n, 25, n))).prefetch(
+        2
+    ),
+    "map of numbers": lambda n: Dataset.range(0, 24, n).map(lambda start: np.arange(start, start + n)),
+    "flat_map": lambda n: Dataset.range(0, 24, 12).flat_map(lambda start: Dataset.range(start, start + 12).batch(n)),
+    "shuffled": lambda n: (
+        Dataset.range(2).shuffle(2, seed=3).flat_map(lambda i: Dataset.range(12 * i, 12 * i + 12).batch(n - 2 * int(i)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES_OF_USERS)
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8), (4, 4)])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_batches_of_user_functions_resume_after_the_examples(name: str, before: int, after: int, epoch: int) -> None:
+    """Nothing in the steps shows their size; a number of batches would be another number of examples."""
+    make, strategy = BATCHES_OF_USERS[name], strategy_of(1)
+
+    def reading(size: int) -> tuple[Any, Any]:
+        dataset = strategy.experimental_distribute_dataset(make(size))
+        return dataset, iter(dataset)
+
+    dataset, saved = reading(before)
+    for _ in range(epoch):
+        list(saved)
+        saved = iter(dataset)
+    taken = [n for _ in range(2) for n in numbers(next(saved), strategy)]
+    restored = reading(after)[1]
+    restored.set_state(json.loads(json.dumps(saved.get_state())))
+    rest = [n for element in saved for n in numbers(element, strategy)]
+    assert [n for element in restored for n in numbers(element, strategy)] == rest
+    assert sorted(taken + rest) == list(range(24))
+
+
+@pytest.mark.parametrize("kind", ["generator", "class"])
+def test_a_source_that_can_be_read_only_once_is_restored(kind: str) -> None:
+    class Restarting:
+        def __iter__(self) -> Restarting:
+            self.place = 0
+            return self
+
+        def __next__(self) -> Any:
+            if self.place == 24:
+                raise StopIteration
+            self.place += 4
+            return np.arange(self.place - 4, self.place)
+
+    def fresh() -> Any:
+        once = (np.arange(i, i + 4) for i in range(0, 24, 4)) if kind == "generator" else Restarting()
+        return iter(strategy_of(1).experimental_distribute_dataset(Dataset.from_generator(lambda: once)))
+
+    saved, restored = fresh(), fresh()
+    next(saved)
+    restored.set_state(saved.get_state())
+    assert [n for element in restored for n in numbers(element, strategy_of(1))] == list(range(4, 24))
+
+
 def test_datasets_from_a_function_resume() -> None:
     strategy = strategy_of(2)
     distributed = strategy.distribute_datasets_from_function(lambda context: Dataset.range(9).batch(2))

@@ -17,7 +17,8 @@ from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.streams import Rebatched
+from mirrored.data.pipeline.nodes import nodes
+from mirrored.data.pipeline.streams import IterableSource, Rebatched
 from mirrored.data.pipeline.transformations import Mapping, Prefetched
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind
@@ -126,8 +127,25 @@ class DatasetSource(Source):
         iterator.take_seeds(everyone[0])
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
-        del full
-        return state is not None and cast(DatasetIterator, cursor).restore(state)
+        iterator = cast(DatasetIterator, cursor)
+        if state is None or not iterator.restore(state):
+            return False
+        if full is None or not state["count"] or self._first_size(iterator) in (None, full):
+            return True
+        iterator.set_state({**state, "position": None, "count": 0})  # the position counts batches of another size
+        return False
+
+    def _first_size(self, iterator: DatasetIterator) -> int | None:
+        """Returns the size of the first batch; None if the steps of the dataset fix it, or it cannot be read again."""
+        steps = list(nodes(self.dataset.node))
+        if is_batched(self.dataset.node) is not None or any(step.keeps_elements for step in steps):
+            return None
+        if not all(step.can_repeat for step in steps if isinstance(step, IterableSource)):
+            return None
+        try:
+            return batch_size(iterator.first_again())
+        except Exception:  # the iteration that begins again raises it, or this element has been left out
+            return None
 
 
 def source_of_arrays(arrays: PyTree, examples_per_batch: int) -> Source:

@@ -275,6 +275,15 @@ class DatasetIterator:
         if before[0] is not None:
             before[0].close()
 
+    def first_again(self) -> Element:
+        """Reads the first element of the same pass in a separate iterator; raises StopIteration if there is none."""
+        seeds = dict(zip(self._seeds, self.seeds, strict=True))
+        cursor = self._node.cursor(Run((self._iteration,), (), seeds, True, keys=self._keys))
+        try:
+            return next(cursor)
+        finally:
+            cursor.close()
+
     @functools.cached_property
     def _cardinality(self) -> int:
         return self._node.cardinality

@@ -78,6 +78,11 @@ class IterableSource(CursorNode):
     def spec(self) -> Any:
         return self.signature if self.signature is not None else specs.spec_of(first_element(self))
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether the source can be read in a second iterator without an effect on the last one."""
+        return bool(self._iterators.can_repeat)  # type: ignore[attr-defined]
+
     def open_cursor(self, run: Run) -> Cursor:
         return IterableCursor(self._make, self._convert)
 
