@@ -54,6 +54,14 @@ def test_sparse_rows_of_another_shape_are_refused():
         SGD(1.0).apply_gradients([(IndexedSlices(np.ones((1, 2), np.float32), np.array([0]), (4, 2)), v)])
 
 
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(("options", "expected"), [({}, 0.8), ({"clipnorm": 1.5}, 0.85)])
+def test_an_int_is_a_gradient_as_a_float_is(options, expected, tree):
+    v = mr.Variable(1.0)
+    SGD(0.1, **options).apply_gradients([({"v": 2}, {"v": v}) if tree else (2, v)])
+    assert float(v.numpy()) == pytest.approx(expected)
+
+
 @pytest.mark.first(6)
 def test_replicas_gradients_are_summed(way):
     with way.strategy.scope():

@@ -44,7 +44,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
         if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], Variable):
             found = tree_pairs(pair[0], pair[1], called)
             if found:
-                pairs += found
+                pairs += [(_dense(gradient, variable), variable) for gradient, variable in found]
                 continue
         if (
             isinstance(pair, tuple | list)
@@ -89,7 +89,12 @@ def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
 
 
 def _dense(gradient: object, variable: Variable) -> object:
-    """Returns sparse rows (`tf.IndexedSlices`) as an array of the variable's shape; other gradients unchanged."""
+    """Returns sparse rows (`tf.IndexedSlices`) as an array of the variable's shape, and a Python number as a float.
+
+    Other gradients are returned unchanged. An int would become an integer array, whose step is rounded to 0.
+    """
+    if isinstance(gradient, int):
+        return float(gradient)
     shape = variable.component_shape
     if not isinstance(gradient, SparseRows) or (
         isinstance(gradient.dense_shape, tuple) and gradient.dense_shape != shape
