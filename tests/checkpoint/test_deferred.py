@@ -489,6 +489,19 @@ def test_what_is_carried_on_and_never_comes_does_not_fail_a_strict_restore(tmp_p
         restored.restored.assert_consumed()
 
 
+def test_a_restore_that_fails_leaves_what_waits(tmp_path):
+    pretrained = Checkpoint(params={"w": mr.Variable(5.0)}, step=mr.Variable(1.0)).write(tmp_path / "pretrained")
+    unfit = Checkpoint(params={"w": mr.Variable(6.0)}, step=mr.Variable([1.0, 2.0])).write(tmp_path / "unfit")
+    checkpoint = Checkpoint(params={}, step=mr.Variable(0.0))
+    checkpoint.restore(pretrained).expect_partial()
+    late = mr.Variable(0.0)
+    with pytest.raises(CheckpointMismatchError, match="step"):
+        checkpoint.restore(unfit)
+    vars(checkpoint)["_parts"]["params"]["w"] = late
+    assert float(late.numpy()) == 5.0
+    assert float(checkpoint.step.numpy()) == 1.0
+
+
 def test_last_value_that_was_awaited_ends_the_restore(tmp_path):
     path = Checkpoint(a=mr.Variable(1.0)).save(tmp_path / "c")
     later = Checkpoint()

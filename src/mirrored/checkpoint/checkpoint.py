@@ -271,11 +271,24 @@ class Checkpoint:
                 # Variables that were created since the restore, and their slots, get their saved values first.
                 deferred.settle(checkpoint=self)
             with turn(), tracing, lock:
-                graph = self._look()
-                graph.refuse_unsaved("Checkpoint.save")
-                graph.log_sets("Checkpoint.save", self._told)
+                graph = self.graph_to_save("Checkpoint.save")
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
         manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
+        return self.with_what_waits(manifest, graph)
+
+    def graph_to_save(self, called: str) -> Graph:
+        """Returns all state like `graph`; refuses, or warns of, what the objects have and method `called` leaves out.
+
+        Raises:
+            ArgumentError: A container has an array that cannot be saved.
+        """
+        graph = self._look()
+        graph.refuse_unsaved(called)
+        graph.log_sets(called, self._told)
+        return graph
+
+    def with_what_waits(self, manifest: Manifest, graph: Graph) -> Manifest:
+        """Returns the manifest of `graph` plus the restored values that still wait for their objects."""
         waiting = self._restoration
         return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
 
@@ -305,9 +318,9 @@ class Checkpoint:
         Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
         weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
         attributes, parts, and items of lists and dicts that are parts. This continues until everything in the
-        checkpoint is restored, or the objects are garbage-collected. A checkpoint that is saved meanwhile also contains
-        the values that are not restored yet, of the existing parts: a program that is interrupted before it has built
-        its model loses nothing.
+        checkpoint is restored, the next restore succeeds, or the objects are garbage-collected. A checkpoint that is
+        saved meanwhile also contains the values that are not restored yet, of the existing parts: a program that is
+        interrupted before it has built its model loses nothing.
 
         Variables, lists, dicts and objects with attributes are restored in place. Tuples and frozen dataclasses, such
         as a `TrainState` of arrays, cannot be changed, so the checkpoint gets a new one, and a warning is logged:
@@ -353,9 +366,15 @@ class Checkpoint:
 
     def begin_restoration(self, restoration: Restoration, called: str, *, strict: bool = False) -> None:
         """Restores all state that already exists; restores other saved state when the program creates its objects."""
-        self._stop_waiting()
         before = dict(self._parts)
-        restoration.begin(called, strict=strict)
+        # Nothing of the previous restore is restored meanwhile; if this one fails, the previous one goes on.
+        waiting, self._restoration = self._restoration, None
+        try:
+            restoration.begin(called, strict=strict)
+        except BaseException:
+            self._restoration = waiting
+            raise
+        self._stop_waiting()
         log_replaced(called, before, self._parts)
         if not restoration.is_over():
             self._restoration = restoration

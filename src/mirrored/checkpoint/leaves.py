@@ -151,9 +151,14 @@ class VariableLeaf(Leaf):
     def put(self, saved: Saved) -> Undo:
         """Assigns a saved value to the variable on all replicas, and returns a function that undoes the assignment.
 
-        A SUM is divided among the replicas; a value that was saved per replica goes back to its replica.
+        A SUM is divided among the replicas; a value that was saved per replica goes back to its replica. Components of
+        a variable with an aggregation come from a snapshot: they were saved before the program had created it.
         """
         variable, value = self.variable, _keys_of(saved, saved.one())
+        if variable.per_replica and saved.kind == "components" and not self._by_component:
+            if len(saved.value) == variable.num_replicas:
+                return from_components(variable, saved)
+            value = _aggregated(saved, variable.aggregation)
         undo = self.undo()
         if self._by_component and not self._is_shared_out(saved):
             whole = saved.value if saved.is_by_component else [saved.value] * variable.num_replicas
@@ -183,6 +188,13 @@ class VariableLeaf(Leaf):
             saved[replica] if replica < len(saved) else _movable(variable.stored_component(local))
             for local, replica in enumerate(replicas)
         ]
+
+
+def _aggregated(saved: Saved, aggregation: object) -> Any:
+    if aggregation not in (VariableAggregation.SUM, VariableAggregation.MEAN):
+        return saved.one()
+    total = saved.value.sum(0) if aggregation is VariableAggregation.SUM else saved.value.mean(0)
+    return np.asarray(total).astype(saved.value.dtype)
 
 
 def shape_of(variable: Variable) -> tuple[int, ...]:

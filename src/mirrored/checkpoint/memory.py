@@ -108,6 +108,8 @@ class Pending:
 def begin_snapshot(checkpoint: Checkpoint) -> Pending:
     """Begins a snapshot of a checkpoint's state between two steps; returns a `Pending`, to copy the arrays later.
 
+    It also has the restored values that still wait for the objects to which they belong, as a checkpoint on disk does.
+
     Context: the main thread of every worker, outside of compiled functions, at the same step.
     """
     refuse_callbacks("commit")
@@ -116,7 +118,7 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
     with outside_of_steps("commit"):
         deferred.settle(checkpoint=checkpoint)
         with turn(), tracing, lock:
-            graph = checkpoint.graph()
+            graph = checkpoint.graph_to_save("Session.commit")
             for name, leaf in graph.leaves.items():
                 if isinstance(leaf, VariableLeaf):
                     leaves[name], arrays[name] = _reference(leaf.variable)
@@ -127,7 +129,7 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
                 for number, variable in enumerate(state.variables()):
                     of_variable = f"{_OF_PROCESS}{name}/{number}"
                     leaves[of_variable], arrays[of_variable] = _reference(variable)
-    return Pending(Manifest(leaves, graph.aliases, graph.groups, None), arrays)
+    return Pending(checkpoint.with_what_waits(Manifest(leaves, graph.aliases, graph.groups, None), graph), arrays)
 
 
 def _reference(variable: Variable) -> tuple[Saved, Any]:
@@ -173,10 +175,16 @@ def restore_snapshot(checkpoint: Checkpoint, manifest: Manifest) -> None:
 class _FromMemory(Restoration):
     def __init__(self, manifest: Manifest, look: Callable[[], Any]) -> None:
         super().__init__(_PLACE, manifest, look)
-        self._held = dict(manifest.leaves)
 
     def _verify(self) -> None:
         """Does nothing, because a snapshot has no files."""
+
+    def _hold(self, names: list[str]) -> bool:
+        self._held.update({name: self._manifest.leaves[name] for name in names})
+        return True
+
+    def _values(self, names: list[str]) -> dict[str, Saved]:
+        return self._manifest.leaves
 
     def _put_one(self, leaf: Leaf, saved: Saved) -> Undo:
         if isinstance(leaf, VariableLeaf) and isinstance(saved, AllComponents):
