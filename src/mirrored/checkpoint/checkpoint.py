@@ -285,6 +285,7 @@ class Checkpoint:
         graph = self._look()
         graph.refuse_unsaved(called)
         graph.log_sets(called, self._told)
+        graph.drop_rates()
         return graph
 
     def with_what_waits(self, manifest: Manifest, graph: Graph) -> Manifest:

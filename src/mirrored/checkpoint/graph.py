@@ -29,6 +29,7 @@ from mirrored.checkpoint.objects import (
     parts_of,
     stored_variable,
 )
+from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
 from mirrored.checkpoint.places import Root
 from mirrored.errors import ArgumentError
 from mirrored.variables import Variable
@@ -51,6 +52,7 @@ class Graph:
         variables: The variables (ours or Keras') by name.
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
         sets: The names of sets with variables or arrays that are in no other object, and so are not saved.
+        recent: The names of variables that checkpoints of earlier versions do not have.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -62,6 +64,7 @@ class Graph:
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     sets: list[str] = dataclasses.field(default_factory=list)
+    recent: set[str] = dataclasses.field(default_factory=set)
 
     def refuse_unsaved(self, called: str) -> None:
         """Raises an error if the checkpoint's containers have arrays that would be left out.
@@ -77,6 +80,12 @@ class Graph:
                 remedy="save numbers (dates.astype('int64'), text.encode() as uint8), or leave the array out of the "
                 "checkpoint",
             )
+
+    def drop_rates(self) -> None:
+        """Removes the learning rates of optimizers that are not built, unless they were assigned."""
+        for name, leaf in list(self.leaves.items()):
+            if isinstance(leaf, RateLeaf) and not leaf.rate.is_assigned:
+                del self.leaves[name]
 
     def log_sets(self, called: str, told: set[str]) -> None:
         """Logs a warning for each set with state that is not saved, unless its name is in `told`; adds it there."""
@@ -156,27 +165,39 @@ class _Walk:
         self._queue.extend((part, _Zone(numbers=False)) for part in of_root)
         self._late: deque[tuple[Part, _Zone]] = deque()  # partials: what is in other objects too has its name there
         self._sets: list[Part] = []
+        self._recent: deque[Part] = deque()
+        self._is_in_recent = False
+        self._visit_all()
+        self._is_in_recent = True
+        while self._recent:
+            self._queue.append((self._recent.popleft(), _Zone(numbers=False)))
+            self._visit_all()
+        if outside is None:
+            self.graph.sets.extend(self._sets_with_other_state())
+        self._drop_configuration()
+
+    def _visit_all(self) -> None:
+        """Visits what is in the queues, then names the slots of the optimizers that were found."""
+        before = len(self.graph.optimizers)
         while self._queue or self._late:
             if self._queue:
                 self._visit(*self._queue.popleft())
             else:
                 self._visit_parts(*self._late.popleft())
-        for name, optimizer in self.graph.optimizers.items():
+        for name, optimizer in list(self.graph.optimizers.items())[before:]:
             self._add_slots(name, optimizer)
-        if outside is None:
-            self.graph.sets.extend(self._sets_with_other_state())
-        self._drop_configuration()
 
     def _visit(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
+        if part.is_recent and not self._is_in_recent:
+            self._recent.append(part)
+            return
         if part.former is not None:
             self.graph.former[part.former] = name
         if is_number(value):
-            if zone.numbers:
-                self._add(name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
-                self._held[name] = zone.holders
+            self._visit_number(part, zone)
             return
-        if zone.is_constant and isinstance(value, (np.ndarray, jax.Array)):
+        if (zone.is_constant or self._is_in_recent) and isinstance(value, (np.ndarray, jax.Array)):
             return
         if self._is_known(name, value):
             return
@@ -191,6 +212,11 @@ class _Walk:
         if isinstance(value, np.ndarray) and zone.numbers and not zone.holders:
             self.graph.unsaved[name] = value
         self._visit_parts(part, zone)
+
+    def _visit_number(self, part: Part, zone: _Zone) -> None:
+        if zone.numbers:
+            self._add(part.name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
+            self._held[part.name] = zone.holders
 
     def _visit_parts(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
@@ -223,12 +249,19 @@ class _Walk:
         self.graph.optimizers[part.name] = given
         for label, variable in given.made().scalars.items():
             self._visit(Part(f"{part.name}/{label}", variable, part.place), zone)
+        rate = unbuilt_rate(given)
+        if rate is not None:
+            self._add(f"{part.name}/learning_rate", RateLeaf(rate))
+        for one in optimizer_parts(given, part.place):
+            self._recent.append(dataclasses.replace(one, name=f"{part.name}/{one.name}"))
         return True
 
     def _visit_leaf(self, part: Part) -> bool:
         leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
         if leaf is None:
             return False
+        if self._is_in_recent and not isinstance(leaf, (VariableLeaf, KerasLeaf)):
+            return True
         known = self._names.get(id(leaf.variable)) if isinstance(leaf, VariableLeaf) else None
         if known is not None and leaf.owner != id(part.value):  # a Keras variable over a variable that has a name
             self._names[id(part.value)] = known
@@ -273,6 +306,8 @@ class _Walk:
                 remedy="rename one of them (the keys 1 and '1' of a dict have the same name, for example)",
             )
         self.graph.leaves[name] = leaf
+        if self._is_in_recent:
+            self.graph.recent.add(name)
 
     def _add_slots(self, name: str, optimizer: HasSlots) -> None:
         groups = optimizer.made().groups

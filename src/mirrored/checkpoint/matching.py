@@ -14,6 +14,7 @@ from mirrored.checkpoint.graph import Graph, paths_to
 from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved
 from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.slot_groups import Joined, match_groups
 from mirrored.errors import CheckpointMismatchError
 from mirrored.watchdog.fail_fast_exit import in_forked_children
@@ -100,12 +101,17 @@ def match(graph: Graph, manifest: Manifest) -> Match:
             pairs[name] = (source, leaf)
         else:
             misfits.append(Misfit(name, source, manifest.leaves[source], leaf.outline()))
+    # Checkpoints do not have the learning rate of an optimizer that was not built or that has a schedule.
+    optional = {name for name in missing if isinstance(graph.leaves[name], RateLeaf)}
+    missing = [name for name in missing if name not in optional]
     nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested}
     if nested.issubset(missing):  # a checkpoint of an earlier version, which did not save them
         missing = [name for name in missing if name not in nested]
+    if graph.recent.issubset(missing):  # as above
+        missing = [name for name in missing if name not in graph.recent]
     used = {source for source, _ in pairs.values()} | {one.source for one in misfits}
     unexpected = tuple(name for name in manifest.leaves if name not in used)
-    here = {name: leaf.outline() for name, leaf in graph.leaves.items()}
+    here = {name: leaf.outline() for name, leaf in graph.leaves.items() if name not in optional}
     return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.joined))
 
 

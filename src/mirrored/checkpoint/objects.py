@@ -64,13 +64,15 @@ _CLOSED_HERE: Final = frozenset(
 class Part:
     """An attribute or item of an object that a checkpoint saves: its name, its value, and where it is stored.
 
-    Checkpoints of earlier versions can have it under another name, `former`.
+    Checkpoints of earlier versions can have it under another name, `former`. They do not have the variables of one that
+    `is_recent`; such a part is visited last, so that what is in other objects, too, keeps its name there.
     """
 
     name: str
     value: Any
     place: Place
     former: str | None = None
+    is_recent: bool = False
 
 
 class CheckpointSlotGroup(Protocol):
@@ -152,7 +154,7 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
     elif isinstance(value, functools.partial):
         yield from _parts_of_partial(value, place)
     elif is_open(value):
-        yield from (Part(name, one, Attribute(place, name)) for name, one in _attributes(value))
+        yield from (Part(name, one, Attribute(place, name)) for name, one in attributes_of(value))
 
 
 def _parts_of_partial(value: functools.partial[Any], place: Place) -> Iterator[Part]:
@@ -196,7 +198,8 @@ def can_keep(value: object) -> bool:
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
 
-def _attributes(value: object) -> Iterator[tuple[str, Any]]:
+def attributes_of(value: object) -> Iterator[tuple[str, Any]]:
+    """Yields the names and values of an object's attributes, public ones first."""
     try:
         # Not `getattr`: objects with slots can forward unknown attributes to a value that they hold (nnx.Variable).
         found = dict(object.__getattribute__(value, "__dict__"))
@@ -363,6 +366,9 @@ def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
             yield Part(private.get(id(stored_variable(one)), f"variables/{at}"), one, place)
     yield from _numbered("seed_generators", layer._seed_generators, place)
     yield from _numbered("metrics", layer._metrics, place)
+    for name, value in attributes:
+        if not name.startswith("_") and _is_foreign(value):
+            yield Part(name, value, Attribute(place, name), is_recent=True)
 
 
 def stored_variable(value: object) -> object:
@@ -373,6 +379,12 @@ def stored_variable(value: object) -> object:
 
 def _items_if_any(value: object) -> Iterator[object]:
     return _items(value) if is_container(value) else iter(())
+
+
+def _is_foreign(value: object) -> bool:
+    """Whether an attribute of a Keras layer is an object with attributes of another package than Keras."""
+    is_other = is_open(value) and type(value).__module__.partition(".")[0] != "keras"
+    return is_other and not (_is_stateful(value) or is_container(value) or isinstance(value, functools.partial))
 
 
 def _is_stateful(value: object) -> bool:

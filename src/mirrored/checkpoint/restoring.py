@@ -16,6 +16,7 @@ from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
+from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.checkpoint.slot_groups import check_groups, saved_path
 from mirrored.collectives.host_allgather import skipping_comparisons
@@ -286,11 +287,14 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
         Whether any slots were created.
     """
     variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
+    of_unbuilt = {
+        source for name, (source, leaf) in found.pairs.items() if name in graph.recent or isinstance(leaf, RateLeaf)
+    }
     made = False
     others = graph.other_names()
     for name, optimizer in graph.optimizers.items():
         path = saved_path(name, others, manifest)
-        had_state = any(one.startswith(f"{path}/") for one in manifest.leaves)
+        had_state = any(one.startswith(f"{path}/") and one not in of_unbuilt for one in manifest.leaves)
         if path not in manifest.groups or optimizer.made().groups or not had_state:
             continue
         members = [[variables.get(one) for one in group] for group in manifest.groups[path]]

@@ -71,8 +71,7 @@ class Optimizer:
         0.8 1
 
     TensorFlow: `tf.keras.optimizers.Optimizer`, with the same names and defaults. Clipping acts on the all-reduced
-    gradient, whereas Keras clips each replica's gradient before the sum. Cross-replica context is allowed. Variables
-    can be added at any time.
+    gradient, whereas Keras clips each replica's gradient before the sum. Variables can be added at any time.
     """
 
     def __init__(
@@ -164,6 +163,10 @@ class Optimizer:
         scalars = {} if self._iterations is None else {"iterations": self._iterations}
         scalars.update(("learning_rate", rate) for rate in ([] if self._rate is None else self._rate.variables))
         return Made(scalars, self._slots.groups())
+
+    def given_rate(self) -> LearningRate | None:
+        """Returns the learning rate with its schedule or number, for checkpoints; None for a transformation's own."""
+        return self._rate
 
     def __repr__(self) -> str:
         rate = {} if self._rate is None else {"learning_rate": self._rate}

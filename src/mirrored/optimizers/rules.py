@@ -40,11 +40,16 @@ class LearningRate:
     Args:
         given: A number, a variable, or a function of the step (an optax schedule).
         name: The variable's name.
+
+    Attributes:
+        number: The learning rate before the variable is created.
+        is_assigned: Whether the program or a restored checkpoint has changed `number`.
     """
 
     def __init__(self, given: LearningRateLike, name: str) -> None:
         self._name = name
-        self._number = 0.0
+        self.number = 0.0
+        self.is_assigned = False
         self._variable: Variable | None = None
         self._schedule: Schedule | None = None
         if isinstance(given, Variable):
@@ -52,12 +57,22 @@ class LearningRate:
         elif callable(given):
             self._schedule = given
         else:
-            self._number = _checked_number(given)
+            self.number = _checked_number(given)
 
     @property
     def is_schedule(self) -> bool:
         """Whether the learning rate is a function of the step instead of a number."""
         return self._schedule is not None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The function of the step, or None."""
+        return self._schedule
+
+    @property
+    def is_unbuilt(self) -> bool:
+        """Whether the learning rate is a number whose variable is not created yet."""
+        return self._variable is None and self._schedule is None
 
     @property
     def variables(self) -> list[Variable]:
@@ -66,10 +81,8 @@ class LearningRate:
 
     def build(self) -> None:
         """Creates the variable that holds the learning rate, unless the learning rate is a schedule."""
-        if self._variable is None and self._schedule is None:
-            self._variable = Variable(
-                np.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
-            )
+        if self.is_unbuilt:
+            self._variable = Variable(np.asarray(self.number, jnp.result_type(float)), trainable=False, name=self._name)
             self._variable.internal = True
 
     def at(self, step: jax.Array) -> jax.Array:
@@ -78,7 +91,7 @@ class LearningRate:
         return jnp.asarray(rate).astype(jnp.result_type(float))
 
     def _held(self) -> Any:
-        return self._number if self._variable is None else self._variable.read_value()
+        return self.number if self._variable is None else self._variable.read_value()
 
     def change(self, value: Operand) -> None:
         """Sets the learning rate to a new constant number.
@@ -111,12 +124,12 @@ class LearningRate:
             self._variable.assign(value)
         else:
             assert number is not None
-            self._number = number
+            self.number, self.is_assigned = number, True
 
     def __repr__(self) -> str:
         if self._schedule is not None:
             return getattr(self._schedule, "__name__", type(self._schedule).__name__)
-        return repr(self._number) if self._variable is None else f"<{self._variable.name}>"
+        return repr(self.number) if self._variable is None else f"<{self._variable.name}>"
 
 
 def _checked_number(value: Operand) -> float:

@@ -1,0 +1,133 @@
+"""State of optimizers besides variables and slots: learning rates that have no variable yet, schedules, attributes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.optimizers import SGD
+
+
+class Warm:
+    """A schedule with a variable."""
+
+    def __init__(self) -> None:
+        self.peak = mr.Variable(0.5, trainable=False)
+        self.table = np.ones(2)
+
+    def __call__(self, step: Any) -> Any:
+        return self.peak.read_value()
+
+
+class Scaled(SGD):
+    """An optimizer with a variable, and with another schedule than a function."""
+
+    def __init__(self, learning_rate: Any = 0.1) -> None:
+        super().__init__(learning_rate)
+        self.scale = mr.Variable(1.0, trainable=False)
+        self._inner = {"deep": [mr.Variable(1.0)]}
+        self.table = jnp.ones(2)
+        self.count = 7
+
+
+def rate(optimizer: Any) -> float:
+    return round(float(optimizer.learning_rate), 5)
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_learning_rate_that_is_assigned_after_a_restore_holds(is_built: bool, tmp_path: Path) -> None:
+    w, saved = mr.Variable(3.0), SGD(0.25)
+    saved.build([w])
+    path = Checkpoint(params={"w": w}, optimizer=saved).write(tmp_path / "c")
+    optimizer = SGD(0.1)
+    checkpoint = Checkpoint(params={"w": mr.Variable(0.0)} if is_built else {}, optimizer=optimizer)
+    checkpoint.restore(path).expect_partial()
+    optimizer.learning_rate = 0.5
+    if not is_built:
+        checkpoint.params["w"] = mr.Variable(0.0)
+    optimizer.apply_gradients([(1.0, checkpoint.params["w"])])
+    assert (float(checkpoint.params["w"].numpy()), rate(optimizer)) == (2.5, 0.5)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_learning_rate_without_a_variable_is_saved_if_it_was_assigned(
+    is_built: bool, in_memory: bool, tmp_path: Path
+) -> None:
+    optimizer = SGD(0.1)
+    checkpoint = Checkpoint(w=mr.Variable(1.0), optimizer=optimizer)
+    assert CheckpointReader(checkpoint.write(tmp_path / "before")).names == ("w",)
+    optimizer.learning_rate = 0.25
+    path = checkpoint.write(tmp_path / "c")
+    other, w = SGD(0.1), mr.Variable(0.0)
+    if is_built:
+        other.build([w])
+    restored = Checkpoint(w=w, optimizer=other)
+    if in_memory:
+        restore_snapshot(restored, begin_snapshot(checkpoint).finish())
+    else:
+        restored.restore(path).expect_partial()
+    assert bool(other.made().scalars) is is_built
+    assert rate(other) == 0.25
+
+
+@pytest.mark.parametrize("learning_rate", [0.1, lambda step: 0.1])
+def test_checkpoints_without_a_learning_rate_are_restored_strictly(learning_rate: Any, tmp_path: Path) -> None:
+    CheckpointManager(Checkpoint(w=mr.Variable(1.0), optimizer=SGD(learning_rate)), tmp_path).save(1)
+    manager = CheckpointManager(Checkpoint(w=mr.Variable(0.0), optimizer=SGD(0.5)), tmp_path)
+    assert manager.restore_latest() == 1
+    assert manager.restored is not None
+    manager.restored.assert_consumed()
+
+
+def test_a_failed_restore_leaves_the_learning_rate(tmp_path: Path) -> None:
+    saved = SGD(0.1)
+    saved.learning_rate = 0.25
+    path = Checkpoint(optimizer=saved, v=mr.Variable(1.0)).write(tmp_path / "c")
+    optimizer = SGD(0.5)
+    with pytest.raises(mr.errors.CheckpointMismatchError):
+        Checkpoint(optimizer=optimizer, v=mr.Variable([1.0])).restore(path)
+    assert rate(optimizer) == 0.5
+
+
+@pytest.mark.parametrize("slots_first", [True, False])
+def test_variables_of_a_subclass_and_of_a_schedule_are_saved(slots_first: bool, tmp_path: Path) -> None:
+    w, optimizer = mr.Variable(3.0), Scaled(Warm())
+    if slots_first:
+        optimizer.build([w])
+    optimizer.scale.assign(2.0)
+    optimizer._inner["deep"][0].assign(3.0)
+    optimizer.given_rate().schedule.peak.assign(4.0)
+    path = Checkpoint(w=w, optimizer=optimizer).write(tmp_path / "c")
+    own = {"optimizer/scale", "optimizer/_inner/deep/0", "optimizer/learning_rate/peak"}
+    assert set(CheckpointReader(path).names) == own | {"w"} | ({"optimizer/iterations"} if slots_first else set())
+    other_w, other = mr.Variable(0.0), Scaled(Warm())
+    Checkpoint(w=other_w, optimizer=other).restore(path).assert_consumed()
+    assert float(other.scale.numpy()) == 2.0
+    assert float(other._inner["deep"][0].numpy()) == 3.0
+    assert float(other.given_rate().schedule.peak.numpy()) == 4.0
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_attributes_of_optimizers(tmp_path: Path) -> None:
+    CheckpointManager(Checkpoint(w=mr.Variable(1.0), optimizer=SGD(0.1)), tmp_path).save(1)
+    manager = CheckpointManager(Checkpoint(w=mr.Variable(0.0), optimizer=Scaled()), tmp_path)
+    assert manager.restore_latest() == 1
+
+
+def test_attributes_of_optimizers_change_no_other_name(tmp_path: Path) -> None:
+    optimizer: Any = mr.optimizers.Adam(0.1)
+    v = mr.Variable(1.0, name="v")
+    optimizer.model = {"v": v}
+    optimizer.build([v])
+    far = Checkpoint(far={"from": {"the": {"root": [v]}}}, optimizer=optimizer)
+    names = CheckpointReader(far.write(tmp_path / "c")).names
+    assert "far/from/the/root/0" in names
+    assert "optimizer/slots/far/from/the/root/0/mu" in names
+    assert not any(name.startswith("optimizer/model") for name in names)
