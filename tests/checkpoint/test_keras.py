@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.checkpoint import Checkpoint, CheckpointReader, keras_slots
+from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, keras_slots
 from mirrored.errors import ArgumentError, CheckpointMismatchError
 from mirrored.integrations.keras import keras
 
@@ -378,3 +378,76 @@ def test_keras_slots_that_do_not_fit_are_refused_under_another_path_too(is_other
         target.optimizer.build([target.u, target.v])
     with pytest.raises(CheckpointMismatchError, match="in this order" if is_other_order else "slot 0 of"):
         Checkpoint(model=target, optimizer=target.optimizer).restore(path)
+
+
+class Helper(mr.tf.Module):
+    """State of a model that is no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = mr.tf.Variable(1.0, trainable=False)
+        self.table = np.ones(2)
+
+
+class WithHelpers(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.helper, self.listed = Helper(), [Helper()]
+        self.shared = self.listed[0]
+        self.generator = np.random.default_rng(0)
+        self.step_optimizer = mr.optimizers.Adam(0.1)
+        self.dense = keras.layers.Dense(1)
+        self.itself = types.SimpleNamespace(model=self)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("as_root", [True, False])
+def test_variables_of_objects_in_attributes_of_a_model_are_saved(as_root, tmp_path, monkeypatch):
+    def checkpoint(model):
+        return Checkpoint(model) if as_root else Checkpoint(model=model)
+
+    def made():
+        model = WithHelpers()
+        model(np.ones((1, 2), np.float32))
+        model.step_optimizer.build([model.helper.scale])
+        return model
+
+    model, other = made(), made()
+    model.helper.scale.assign(2.0)
+    model.listed[0].scale.assign(3.0)
+    model.step_optimizer.slots(model.helper.scale)["mu"].assign(4.0)
+    path = checkpoint(model).write(tmp_path / "c")
+    recent = "helper/scale", "step_optimizer/slots/{}helper/scale/mu"
+    prefix = "" if as_root else "model/"
+    names = CheckpointReader(path).names
+    assert {prefix + one.format(prefix) for one in recent} | {f"{prefix}listed/0/scale"} <= set(names)
+    assert not any("table" in name and "helper" in name or "generator" in name or "itself" in name for name in names)
+    checkpoint(other).restore(path).assert_consumed()
+    assert (float(other.helper.scale.numpy()), float(other.listed[0].scale.numpy())) == (2.0, 3.0)
+    assert float(other.step_optimizer.slots(other.helper.scale)["mu"].numpy()) == 4.0
+    with monkeypatch.context() as patch:  # an earlier version
+        patch.setattr("mirrored.checkpoint.objects._is_foreign", lambda value: False)
+        CheckpointManager(checkpoint(model), tmp_path / "former").save(1)
+    manager = CheckpointManager(checkpoint(made()), tmp_path / "former")
+    assert manager.restore_latest() == 1
+
+
+@pytest.mark.parametrize(("names", "is_refused"), [(["beta", "alpha"], True), (["one", "two"], False)])
+def test_keras_slots_of_variables_without_their_model_go_by_names(names, is_refused, tmp_path):
+    def program(names):
+        variables = [keras.Variable(np.ones(2, np.float32), name=name) for name in names]
+        optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+        optimizer.build(variables)
+        return variables, optimizer
+
+    variables, optimizer = program(["alpha", "beta"])
+    optimizer.apply([np.full(2, 1.0, np.float32), np.full(2, 10.0, np.float32)], variables)
+    path = Checkpoint(optimizer=optimizer).write(tmp_path / "c")
+    _, other = program(names)
+    if is_refused:
+        with pytest.raises(CheckpointMismatchError, match=":beta, :alpha in this order"):
+            Checkpoint(optimizer=other).restore(path)
+    else:
+        Checkpoint(optimizer=other).restore(path).assert_consumed()

@@ -377,6 +377,11 @@ def stored_variable(value: object) -> object:
     return value if ours is None else ours
 
 
+def is_generated(name: str) -> bool:
+    """Returns whether Keras or mirrored has generated the name of a variable, which a colon can precede."""
+    return _GENERATED.fullmatch(name.removeprefix(":")) is not None
+
+
 def _items_if_any(value: object) -> Iterator[object]:
     return _items(value) if is_container(value) else iter(())
 

@@ -16,6 +16,7 @@ from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
+from mirrored.checkpoint.objects import is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.checkpoint.slot_groups import check_groups, saved_path
@@ -269,7 +270,7 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
         there = [names.get(name, name) for name in saved]
         different = [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
         is_known = path == optimizer or all(name in names for name in saved)  # other names are those of other paths
-        if different and is_known and not any(name.startswith(":") for pair in different for name in pair):
+        if different and is_known and _are_comparable(here, there, different):
             raise CheckpointMismatchError(
                 called,
                 found=f"the optimizer {optimizer!r} was built with the variables {', '.join(here)} in this order, and "
@@ -278,6 +279,16 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
                 "its slots are saved by position",
                 remedy="build it in that order before it is used: optimizer.build([...])",
             )
+
+
+def _are_comparable(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
+    """Whether names tell that variables have another order, also names of variables in no part of the checkpoint.
+
+    Such names begin with a colon. A program can give its variables other names than the one that saved; the same names
+    in another order are those of the same variables, unless Keras has generated them.
+    """
+    without_part = [name for pair in different for name in pair if name.startswith(":")]
+    return not without_part or (sorted(here) == sorted(there) and not any(map(is_generated, without_part)))
 
 
 def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
