@@ -172,3 +172,27 @@ def test_a_step_may_set_the_rate_before_the_first_update(way, in_replica):
         step()
         assert float(variable.numpy()) == expected
         optimizer.learning_rate = 0.01
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [optax.inject_hyperparams(optax.sgd), lambda rate: optax.chain(optax.inject_hyperparams(optax.adam)(rate))],
+    ids=["given", "inside"],
+)
+@pytest.mark.parametrize("learning_rate", [0.1, lambda step: 0.1], ids=["number", "schedule"])
+def test_a_factory_that_keeps_its_first_rate_is_refused(factory, learning_rate):
+    optimizer = Optimizer(factory, learning_rate=learning_rate)
+    with pytest.raises(ArgumentError, match="keeps the first learning rate in its state"):
+        optimizer.apply_gradients([(1.0, mr.Variable(1.0))])
+
+
+def test_a_factory_may_inject_others_than_the_rate():
+    v = mr.Variable(1.0)
+    optimizer = Optimizer(
+        lambda rate: optax.chain(optax.inject_hyperparams(optax.trace)(decay=0.0), optax.scale(-rate)),
+        learning_rate=0.1,
+    )
+    optimizer.apply_gradients([(1.0, v)])
+    optimizer.learning_rate = 0.5
+    optimizer.apply_gradients([(1.0, v)])
+    assert float(v.numpy()) == pytest.approx(0.4)

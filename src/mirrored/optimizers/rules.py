@@ -339,9 +339,27 @@ def with_rate(factory: Callable[..., optax.GradientTransformation]) -> Transform
             updated: tuple[Any, Any] = inner(params).update(updates, state, params, **extra)
             return updated
 
-        return optax.GradientTransformationExtraArgs(lambda params: inner(params).init(params), update)
+        def init(params: optax.Params) -> optax.OptState:
+            state = inner(params).init(params)
+            _refuse_kept_rate(state)
+            return state
+
+        return optax.GradientTransformationExtraArgs(init, update)
 
     return make
+
+
+def _refuse_kept_rate(state: optax.OptState) -> None:
+    """Raises an error for a state with a learning rate, which `optax.inject_hyperparams` keeps from `init` on."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    is_scheduled = any(".hyperparams_states['learning_rate']" in path for path in paths)
+    if not is_scheduled and any(path.endswith(".hyperparams['learning_rate']") for path in paths):
+        raise ArgumentError(
+            "Optimizer",
+            found="a factory of optax.inject_hyperparams was passed with learning_rate=",
+            rule="its transformation keeps the first learning rate in its state, and would ignore every later one",
+            remedy="pass the factory itself: Optimizer(optax.adam, learning_rate=...), and inject only others",
+        )
 
 
 # Copies optimizers that have no state yet.
