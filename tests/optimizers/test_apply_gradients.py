@@ -474,3 +474,10 @@ def test_a_complex_variable_descends(way, make):
     now = complex(c.numpy())
     assert abs(now.real - now.imag) < 1e-6  # real and imaginary part are alike, and both shrink
     assert 0 < now.real < 0.8
+
+
+def test_a_component_is_no_variable():
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        v = mr.Variable(1.0, name="v")
+    with pytest.raises(VariableError, match="one replica's copy of the variable 'v"):
+        SGD(0.1).apply_gradients([(1.0, v.values[1])])

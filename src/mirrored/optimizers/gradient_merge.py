@@ -26,6 +26,7 @@ from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable
+from mirrored.variables.component import VariableComponent
 
 # Pairs gradients with variables.
 
@@ -212,6 +213,7 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
                 remedy="sum its gradients first: mirrored.aggregate_gradients([gradients_1, gradients_2])",
             )
         seen.add(id(variable))
+        _refuse_component(variable, called)
         if variable.per_replica or not jnp.issubdtype(variable.dtype, jnp.inexact):
             kind = "sync-on-read" if variable.per_replica else str(variable.dtype)
             raise VariableError(
@@ -220,6 +222,16 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
                 rule="an optimizer can update only mirrored variables of floating-point or complex numbers",
                 remedy="exclude it from the trained variables (trainable=False)",
             )
+
+
+def _refuse_component(variable: object, called: str) -> None:
+    if type(variable) is VariableComponent:  # for `isinstance` it is a variable
+        raise VariableError(
+            called,
+            found=f"{variable.name!r} is one replica's copy of the variable {variable.container.name!r}",
+            rule="an optimizer updates the copies of all replicas together",
+            remedy="pass the variable itself, which is the attribute `container` of the copy",
+        )
 
 
 def _arrays_for_variables(found: str, called: str) -> StructureError:
