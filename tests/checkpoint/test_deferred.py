@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import os
+import pickle
 import shutil
 import weakref
 
@@ -533,3 +535,39 @@ def test_views_of_parts_are_pytrees_as_what_they_show(tmp_path):
     by_other_order.restore(path)
     assert jax.tree.structure(by_other_order.params) == jax.tree.structure(checkpoint.params)
     assert jax.tree.map(float, checkpoint.parts)[0] == 2.0
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+def test_what_waits_may_be_copied_and_pickled(is_module, tmp_path):
+    def make(value):
+        variable = mr.Variable(value)
+        if not is_module:
+            return variable, variable
+        module = mr.tf.Module()
+        module.w = variable
+        return module, variable
+
+    path = Checkpoint(net=make(5.0)[0], extra=mr.Variable(1.0)).write(tmp_path / "c")
+    net, variable = make(0.0)
+    checkpoint = Checkpoint(net=net)
+    checkpoint.restore(path).expect_partial()
+    for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        own = copied.w if is_module else copied
+        assert own is not variable
+        assert float(own.numpy()) == 5.0
+
+
+def test_the_error_of_one_checkpoint_leaves_the_values_of_another(tmp_path):
+    first = Checkpoint(d={"w": mr.Variable(np.zeros(2))}, x=1).write(tmp_path / "first")
+    second = Checkpoint(d={"w": mr.Variable(5.0)}, x=1).write(tmp_path / "second")
+    parts = [{}, {}]
+    checkpoints = [Checkpoint(d=part, x=0) for part in parts]
+    for one, path in zip(checkpoints, (first, second), strict=True):
+        one.restore(path).expect_partial()
+    a, b = mr.Variable(np.zeros(3)), mr.Variable(0.0)
+    parts[0]["w"], parts[1]["w"] = a, b
+    with pytest.raises(CheckpointMismatchError):
+        a.numpy()
+    assert float(b.numpy()) == 5.0
+    with pytest.raises(CheckpointMismatchError):
+        a.numpy()

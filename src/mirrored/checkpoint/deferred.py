@@ -114,6 +114,16 @@ def noticing(value: object) -> Any:
 KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
+class _Kept(dict[int, "Waiting"]):
+    """The checkpoints that an object keeps alive; empty in copies of the object, which no checkpoint waits for."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return _Kept()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return dict, ()
+
+
 class Waiting(Protocol):
     """Protocol of a restored checkpoint that still has saved values for variables that do not exist yet."""
 
@@ -179,7 +189,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     _waiting[key] = weakref.ref(checkpoint, lambda _: _forget(key)), _fresh.count
     # Only these objects hold the checkpoint strongly, so deferred restoration ends when they are garbage-collected.
     for keeper in keepers:
-        vars(keeper).setdefault(KEPT, {})[key] = checkpoint
+        vars(keeper).setdefault(KEPT, _Kept())[key] = checkpoint
     set_watch(_made)
 
 
@@ -238,11 +248,20 @@ def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) ->
             new = [(one, number) for one, number in _fresh.untouched() if not one.is_withheld_from(settle)]
             for variable, _ in new:
                 variable.release()
-            with outside_of_everything():
-                for one, since in _all_waiting():
-                    later = [variable for variable, number in new if number > since]
+
+            def offered(one: Waiting, since: int) -> list[CheckpointError]:
+                later = [variable for variable, number in new if number > since]
+                try:
                     if later:
                         _offer(one, later, asking, is_asking=one is checkpoint)
+                except CheckpointError as error:  # the other checkpoints restore theirs before it is raised
+                    return [error]
+                return []
+
+            with outside_of_everything():
+                errors = [error for one, since in _all_waiting() for error in offered(one, since)]
+            if errors:
+                raise errors[0]
         finally:
             _fresh.is_settling = False
 
