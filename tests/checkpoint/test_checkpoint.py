@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import enum
 import types
 from collections import UserList, namedtuple
 
@@ -16,6 +17,7 @@ import pytest
 import mirrored as mr
 from checkpoint.programs import Model, Training
 from mirrored.checkpoint import Checkpoint, CheckpointReader, objects
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -579,6 +581,60 @@ def test_dataset_in_place_of_its_iterator():
 def test_part_with_the_name_of_a_method():
     with pytest.raises(ArgumentError, match="'save' is the name of a method"):
         Checkpoint(save=mr.Variable(1.0))
+
+
+@pytest.mark.parametrize("name", ["_net", "_parts", "__"])
+def test_part_with_a_private_name(name):
+    with pytest.raises(ArgumentError, match=f"the keyword argument '{name}' begins with an underscore"):
+        Checkpoint(**{name: mr.Variable(1.0)})
+
+
+def test_a_component_is_no_variable(tmp_path):
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        component = mr.Variable(1.0).values[0]
+    for save in (lambda one: one.write(tmp_path / "c"), begin_snapshot):
+        with pytest.raises(ArgumentError, match="one replica's copy of the variable"):
+            save(Checkpoint(holder={"first": component}))
+    path = Checkpoint(holder={"first": mr.Variable(1.0)}).write(tmp_path / "c")
+    with pytest.raises(ArgumentError, match="one replica's copy of the variable"):
+        Checkpoint(holder={"first": component}).restore(path)
+
+
+class Phase(enum.IntEnum):
+    WARM_UP = 1
+    TRAIN = 2
+
+
+def test_a_number_of_an_enum_is_restored_as_its_member(tmp_path):
+    checkpoint = Checkpoint(phase=Phase.TRAIN)
+    path = checkpoint.write(tmp_path / "c")
+    manifest = begin_snapshot(checkpoint).finish()
+    for restore in (lambda one: one.restore(path), lambda one: restore_snapshot(one, manifest)):
+        other = Checkpoint(phase=Phase.WARM_UP)
+        restore(other)
+        assert other.phase is Phase.TRAIN
+    with pytest.raises(CheckpointMismatchError, match="the number 7 in the checkpoint"):
+        Checkpoint(phase=Phase.TRAIN).restore(Checkpoint(phase=7).write(tmp_path / "c"))
+
+
+class Streams:
+    """Two streams, each of which has read so many elements."""
+
+    def __init__(self, **read):
+        self.read = read
+
+    def get_state(self):
+        return dict(self.read)
+
+    def set_state(self, state):
+        self.read = dict(zip(self.read, state.values(), strict=True))
+
+
+def test_the_keys_of_a_position_keep_their_order(tmp_path):
+    path = Checkpoint(v=mr.Variable(1.0), streams=Streams(train=10, eval=20)).write(tmp_path / "c")
+    streams = Streams(train=0, eval=0)
+    Checkpoint(v=mr.Variable(0.0), streams=streams).restore(path).assert_consumed()
+    assert streams.read == {"train": 10, "eval": 20}
 
 
 def test_keys_with_the_same_name(tmp_path):

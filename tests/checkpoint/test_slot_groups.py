@@ -134,3 +134,27 @@ def test_groups_without_counters_are_restored(tmp_path):
     restored.build("a", "b")
     restored.checkpoint().restore(path).assert_consumed()
     np.testing.assert_array_equal(continued(restored), continued(original))
+
+
+def test_variables_whose_names_are_numbers_keep_their_slots(tmp_path):
+    def program(order):
+        variables, optimizer = [mr.Variable([1.0]), mr.Variable([1.0])], mr.optimizers.Adam(0.1)
+        for index in order:
+            for _ in range(index + 1):
+                optimizer.apply_gradients([(jnp.full(1, 10.0 * (index + 1)), variables[index])])
+        return variables, optimizer
+
+    def state(variables, optimizer):
+        slots = [float(optimizer.slots(one)["mu"].numpy()[0]) for one in variables]
+        counts = {id(one): int(group.shared["count"]) for group in optimizer.made().groups for one in group.variables}
+        return slots, [counts[id(one)] for one in variables]
+
+    saved, restored = program([0, 1]), program([1, 0])
+    expected = state(*saved)
+    assert expected[1] == [1, 2]
+    for one in restored[0]:
+        for slot in restored[1].slots(one).values():
+            slot.assign(slot * 0)
+    path = Checkpoint(saved[0], optimizer=saved[1]).write(tmp_path / "c")
+    Checkpoint(restored[0], optimizer=restored[1]).restore(path).assert_consumed()
+    assert state(*restored) == expected

@@ -19,16 +19,8 @@ from mirrored.checkpoint.keras_slots import keras_slots
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
-from mirrored.checkpoint.objects import (
-    Part,
-    can_keep,
-    has_slots,
-    is_container,
-    is_open,
-    keras_leaf,
-    root_parts,
-)
-from mirrored.checkpoint.places import Attribute, Place, Root
+from mirrored.checkpoint.objects import Part, can_keep, has_slots, is_container, is_open, keras_leaf, root_parts
+from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
@@ -51,7 +43,8 @@ class Checkpoint:
     - the slots of optimizers, under the names of their variables,
     - iterators and generators with `get_state` and `set_state`, and `numpy.random.Generator`,
     - plain numbers that are parts of the checkpoint itself, items of dicts, lists and tuples, or attributes of an
-      object that holds no variables and is not part of one that does.
+      object that holds no variables and is not part of one that does. Variables that have their names in another part
+      do not count: the `step` of a trainer is state if the trainer's model is a part of the checkpoint, too.
 
     A mirrored variable is saved as one value, independent of the number of replicas. A sync-on-read variable is saved
     as its aggregate. On restore a SUM is divided among the replicas; any other aggregate is copied to each replica. A
@@ -67,7 +60,7 @@ class Checkpoint:
 
     Raises:
         ArgumentError: A part cannot hold state (None, a string, a dataset), or has the name of a method, or of another
-            part of the root.
+            part of the root, or one that begins with an underscore.
 
     Example:
         >>> import mirrored as mr, tempfile
@@ -104,6 +97,7 @@ class Checkpoint:
         if root is not None:
             self._root["root"] = _checked_root(root)
         for name, part in parts.items():
+            refuse_private(name)
             self._check_free(name, part)
             setattr(self, name, part)
 
@@ -410,8 +404,9 @@ class Checkpoint:
             restoration.proceed("Checkpoint.restore", wanted)
         except CheckpointError:
             # The caller that set the attribute gets the error; the new variables keep their initial values.
+            # Those that it does not hold may be waited for by another checkpoint.
             leaves = walk([Part("new", value, Root({"new": value}, "new"))]).leaves.values()
-            deferred.drop([leaf.variable for leaf in leaves if isinstance(leaf, VariableLeaf)])
+            deferred.drop(self.held_among([leaf.variable for leaf in leaves if isinstance(leaf, VariableLeaf)]))
             raise
         # Reading a variable restores further ones, which may have ended the restore already.
         if self._restoration is restoration and restoration.is_over():

@@ -13,7 +13,15 @@ import jax
 import numpy as np
 
 from mirrored.checkpoint.keras_slots import KerasGroup, keras_slots
-from mirrored.checkpoint.leaves import ArrayLeaf, Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
+from mirrored.checkpoint.leaves import (
+    ArrayLeaf,
+    Leaf,
+    NumberLeaf,
+    VariableLeaf,
+    is_number,
+    leaf_of,
+    refuse_component,
+)
 from mirrored.checkpoint.objects import (
     HasSlots,
     KerasLeaf,
@@ -53,6 +61,7 @@ class Graph:
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
         sets: The names of sets with variables or arrays that are in no other object, and so are not saved.
         recent: The names of variables that checkpoints of earlier versions do not have.
+        shared: The names of the state that optimizers keep once for a group of variables.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -65,13 +74,17 @@ class Graph:
     unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     sets: list[str] = dataclasses.field(default_factory=list)
     recent: set[str] = dataclasses.field(default_factory=set)
+    shared: set[str] = dataclasses.field(default_factory=set)
 
     def refuse_unsaved(self, called: str) -> None:
-        """Raises an error if the checkpoint's containers have arrays that would be left out.
+        """Raises an error if there is one replica's copy of a variable, or an array that would be left out.
 
         Raises:
-            ArgumentError: There is such an array.
+            ArgumentError: There is such a copy, or such an array in a container.
         """
+        for leaf in self.leaves.values():
+            if isinstance(leaf, VariableLeaf):
+                refuse_component(leaf.variable, called)
         for name, array in self.unsaved.items():
             raise ArgumentError(
                 called,
@@ -315,6 +328,7 @@ class _Walk:
         self.graph.groups[name] = [[self._name_of(variable) for variable in group.variables] for group in groups]
         for number, group in enumerate(groups):
             for label, slot in group.shared.items():
+                self.graph.shared.add(f"{name}/{SLOTS}/{number}/{label}")
                 self._add_slot(f"{name}/{SLOTS}/{number}/{label}", slot)
             if isinstance(group, KerasGroup):
                 for label, before in group.former.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
@@ -17,9 +18,10 @@ from mirrored.checkpoint.json_state import decode, encode
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.data.elements import keeps_values
-from mirrored.errors import LostStateError
+from mirrored.errors import ArgumentError, LostStateError
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation
+from mirrored.variables.component import VariableComponent
 
 Undo = Callable[[], None]
 _NUMBERS: Final = (bool, int, float, complex, np.generic)
@@ -125,6 +127,7 @@ class VariableLeaf(Leaf):
 
     def outline(self) -> Saved:
         """Returns a `Saved` with the variable's shape and dtype, without the value."""
+        refuse_component(self.variable, "Checkpoint")
         shape, dtype = shape_of(self.variable), self.variable.dtype
         if is_key_dtype(dtype):
             return Saved("key components" if self._by_component else "key", shape, implementation_of(dtype))
@@ -195,6 +198,21 @@ def _aggregated(saved: Saved, aggregation: object) -> Any:
         return saved.one()
     total = saved.value.sum(0) if aggregation is VariableAggregation.SUM else saved.value.mean(0)
     return np.asarray(total).astype(saved.value.dtype)
+
+
+def refuse_component(variable: object, called: str) -> None:
+    """Raises an error for an element of `variable.values`, which is a `Variable` for `isinstance`.
+
+    Raises:
+        ArgumentError: It is one replica's copy of a variable.
+    """
+    if type(variable) is VariableComponent:
+        raise ArgumentError(
+            called,
+            found=f"{variable.name!r} is one replica's copy of the variable {variable.container.name!r}",
+            rule="a checkpoint saves variables, whose value does not depend on the number of replicas",
+            remedy="pass the variable itself, which is the attribute `container` of the copy",
+        )
 
 
 def shape_of(variable: Variable) -> tuple[int, ...]:
@@ -295,8 +313,10 @@ class NumberLeaf(Leaf):
         return Saved("number", dtype=str(value.dtype) if isinstance(value, np.generic) else "")
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value is a number, which the dtype of a NumPy scalar can represent."""
-        dtype = self.outline().dtype
+        """Returns whether a saved value is a number that the dtype of a NumPy scalar, or an enum, can represent."""
+        dtype, kind = self.outline().dtype, type(self.place.get())
+        if saved.kind == "number" and issubclass(kind, enum.Enum) and not _is_of_enum(kind, decode(saved.value)):
+            return False
         return saved.kind == "number" and (not dtype or keeps_values(np.asarray(decode(saved.value)), np.dtype(dtype)))
 
     def read(self) -> Saved:
@@ -308,8 +328,16 @@ class NumberLeaf(Leaf):
         """Replaces the number by a saved one, and returns a function that undoes this."""
         place, before = self.place, self.place.get()
         value = decode(saved.value)
-        place.put(type(before)(value) if isinstance(before, np.generic) else value)
+        place.put(type(before)(value) if isinstance(before, (np.generic, enum.Enum)) else value)
         return lambda: place.put(before)
+
+
+def _is_of_enum(kind: type[enum.Enum], value: object) -> bool:
+    try:
+        kind(value)
+    except ValueError:
+        return False
+    return True
 
 
 class HasPosition(Protocol):

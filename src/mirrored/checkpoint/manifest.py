@@ -20,7 +20,7 @@ from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 FILE: Final = "mirrored.json"
 ARRAYS: Final = "arrays"
-MANIFEST_BEGIN: Final = b'{"checksum":'  # of every manifest: `to_json` sorts keys
+MANIFEST_BEGIN: Final = b'{"checksum":'  # of every manifest
 _FORMAT: Final = "mirrored checkpoint"
 _VERSION: Final = 1
 
@@ -67,7 +67,9 @@ class Manifest:
         body["leaves"] = {name: _leaf_to_json(saved) for name, saved in self.leaves.items()}
         text = to_json(body)
         head = {"format": _FORMAT, "version": _VERSION, "checksum": _crc(text.encode()), "contents": body}
-        (directory / FILE).write_text(to_json(head), encoding="utf-8")
+        # In the order of the dicts, which `set_state` of an iterator may rely on; the checksum ignores the order.
+        head = {name: head[name] for name in sorted(head)}
+        (directory / FILE).write_text(json.dumps(head, separators=(",", ":")), encoding="utf-8")
 
     @property
     def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:

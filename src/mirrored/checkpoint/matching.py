@@ -94,7 +94,9 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     missing: list[str] = []
     misfits: list[Misfit] = []
     for name, leaf in graph.leaves.items():
-        source = _source(paths_to(groups.source_path(name), others), manifest)
+        # The variables of a list have numbers as names, too.
+        path = groups.source_path(name) if name in graph.shared else name
+        source = _source(paths_to(path, others), manifest)
         if source is None:
             missing.append(name)
         elif leaf.accepts(manifest.leaves[source]):

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import MutableMapping
 from typing import Any
 
-from mirrored.errors import ArgumentTypeError
+from mirrored.errors import ArgumentError, ArgumentTypeError
 
 
 class Place(abc.ABC):
@@ -159,3 +159,18 @@ def _unchangeable(owner: object) -> ArgumentTypeError:
         rule="a restore must be able to replace values in the object that holds them",
         remedy="keep the values in a dict, a list, a tuple or an object with attributes",
     )
+
+
+def refuse_private(name: str) -> None:
+    """Raises an error for the name of a keyword argument of `Checkpoint` that begins with an underscore.
+
+    Raises:
+        ArgumentError: It does.
+    """
+    if name.startswith("_"):
+        raise ArgumentError(
+            "Checkpoint",
+            found=f"the keyword argument {name!r} begins with an underscore",
+            rule="attributes of a Checkpoint whose names begin with an underscore are none of its parts, and not saved",
+            remedy=f"pass the object under another name, such as {name.lstrip('_') or 'part'!r}",
+        )
