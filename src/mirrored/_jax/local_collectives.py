@@ -217,6 +217,20 @@ def is_from_jax(function: WrappedFun) -> bool:
     return str(function.debug_info.func_filename or "").startswith(_JAX)
 
 
+def has_rule_of_jax(rule: WrappedFun) -> bool:
+    """Returns whether the derivative rule inside a JAX `WrappedFun` is defined in JAX's own source files.
+
+    `defjvps` makes the rule itself, which closes over the tuple of the functions that it was given, one per argument.
+    """
+    held = [cell.cell_contents for cell in getattr(rule.f, "__closure__", None) or ()]
+    given = [one for values in held if isinstance(values, tuple) for one in values if one is not None]
+    return is_from_jax(rule) and all(_file_of(one).startswith(_JAX) for one in given)
+
+
+def _file_of(function: Any) -> str:
+    return str(getattr(getattr(function, "__code__", None), "co_filename", ""))
+
+
 def fill_stores(function: Any, by: Any) -> None:
     """Fills the empty stores (side results) of a JAX `WrappedFun` from those of an equal `WrappedFun` that has run."""
     for store, earlier in zip(function.stores, by.stores, strict=True):

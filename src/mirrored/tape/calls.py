@@ -87,7 +87,7 @@ def process_library(
     keys: list[Key],
     watched: tuple[int, ...],
 ) -> list[Any]:
-    """Applies a `jax.custom_jvp` function that is part of JAX, such as `jax.nn.relu`, after tracing it once.
+    """Applies a `jax.custom_jvp` function that, with its rule, is part of JAX, such as `jax.nn.relu`; traces it once.
 
     Such a function usually closes over nothing. If it closes over a traced value, its trace is not reused.
 
@@ -105,7 +105,7 @@ def process_library(
     """
     primitive, function, _ = call
     if watched and not any(isinstance(value, Tracer) for value in values):
-        operation = _library_operation(trace, bind, call, values)
+        operation = _library_operation(trace, bind, call, rule, values)
         if operation is not None:
             results = trace.perform(operation, values, keys, watched)
             reset_stores(rule)
@@ -114,7 +114,11 @@ def process_library(
 
 
 def _library_operation(
-    trace: TapeTrace, bind: Callable[..., list[Any]], call: tuple[Primitive, WrappedFun, bool], values: list[Any]
+    trace: TapeTrace,
+    bind: Callable[..., list[Any]],
+    call: tuple[Primitive, WrappedFun, bool],
+    rule: WrappedFun,
+    values: list[Any],
 ) -> Operation | None:
     """Returns the operation for a call of a JAX library function; None if the function closes over tracked values."""
     primitive, function, _ = call
@@ -125,7 +129,7 @@ def _library_operation(
         return catalogue.LibraryCall(Operation(program, str(primitive)), program.captured, function)
 
     with trace.under_parent(), caches.using(None):
-        found = catalogue.of_library_call((*call, avals, context_key()), make)
+        found = catalogue.of_library_call((*call, rule.f, avals, context_key()), make)
     if found is None or found.captured:
         return None
     fill_stores(function, found.function)

@@ -22,7 +22,7 @@ from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of,
 from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.inlining import program_of
 from mirrored._jax.jaxprs import aval_of
-from mirrored._jax.local_collectives import binder, is_from_jax
+from mirrored._jax.local_collectives import binder, has_rule_of_jax, is_from_jax
 from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, recording_parent, share_identity, swap_trace
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
@@ -154,7 +154,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs a `jax.custom_jvp` function under the tape; records the call if an operand is tracked."""
         bind = binder(primitive, (function, jvp), {"symbolic_zeros": symbolic_zeros})
         split = self.split_operands(registered_read(args, self.as_current))
-        if not is_from_jax(function):
+        if not is_from_jax(function) or not has_rule_of_jax(jvp):
             return calls.process(self, bind, function, *split, str(primitive))
         return calls.process_library(self, bind, (primitive, function, symbolic_zeros), jvp, *split)
 
