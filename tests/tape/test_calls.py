@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import mirrored as mr
+from mirrored.errors import TapeError
 
 X = jnp.asarray(2.0)
 
@@ -63,3 +65,49 @@ def test_a_rule_that_reads_a_variable_reads_its_present_value() -> None:
     found = [slope_of(function)]
     slope.assign(5.0)
     assert [*found, slope_of(function)] == [1.0, 5.0]
+
+
+# A function with a custom derivative that closes over a watched array, through a jitted function, inside `jit`.
+
+W, Y = jnp.array([2.0, 2.0]), jnp.array([1.0, 2.0])
+scaled = jax.jit(lambda v: v * W)
+
+
+@jax.custom_jvp
+def of_closure(v: Any) -> Any:
+    return scaled(v)
+
+
+of_closure.defjvp(lambda primals, tangents: (scaled(primals[0]), 3.0 * tangents[0]))
+
+
+def gradient(program: Any, which: Any, source: Any, **kept: Any) -> Any:
+    with mr.GradientTape(**kept) as tape:
+        tape.watch([W, Y])
+        results = program(Y)
+    return tape.gradient(results[which], source)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_each_result_of_a_program_with_closures_has_its_own_gradient(persistent: bool) -> None:
+    program = jax.jit(lambda v: (jnp.argmax(v), of_closure(v), 10.0 * v, v > 1, 5.0 * v))
+    found = [gradient(program, which, Y, persistent=persistent).tolist() for which in (1, 2, 4)]
+    assert found == [[3.0, 3.0], [10.0, 10.0], [5.0, 5.0]]
+
+
+CLOSED_OVER = {
+    "jit": jax.jit(lambda v: (W * of_closure(v),)),
+    "nested jit": jax.jit(lambda v: (jax.jit(lambda u: W * u)(of_closure(v)),)),
+    "scan": jax.jit(lambda v: (lax.scan(lambda c, _: (W * of_closure(c), None), v, None, length=2)[0],)),
+    "while_loop": lambda v: lax.while_loop(lambda state: state[1] < 2, lambda state: (of_closure(state[0]), 2), (v, 0)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED_OVER)
+def test_an_array_over_which_a_function_with_a_rule_closes_is_refused(name: str) -> None:
+    with pytest.raises(TapeError, match="closes over"):
+        gradient(CLOSED_OVER[name], 0, W)
+
+
+def test_the_argument_of_such_a_program_has_the_gradient_of_the_rule() -> None:
+    assert gradient(CLOSED_OVER["jit"], 0, Y).tolist() == [6.0, 6.0]

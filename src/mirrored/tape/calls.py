@@ -201,7 +201,7 @@ def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any
     if not used:
         return results
     values, keys, tracked = trace.split_operands(results)
-    record = PartialAliasRecord(keys, closed_over(used, name))
+    record = PartialAliasRecord(keys, tracked, closed_over(used, name))
     return trace.add(record, values, [position in tracked for position in range(len(values))])
 
 
@@ -244,6 +244,8 @@ def process_lifted(
         [*(recorder.known[id(array)][0] for array in arrays), *keys],
         (*range(count), *(position + count for position in watched)),
     )
+    if operation.custom_calls:
+        results = without_embedded(trace, results, params, operation.name)
     return results if primitive.multiple_results else results[0]
 
 
@@ -265,6 +267,8 @@ def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any
     step = _of_jaxpr(params["body_jaxpr"], "while body")
     while trace.apply(condition, [*condition_consts, *state])[0]:
         state = trace.apply(step, [*body_consts, *state])
+        if step.custom_calls:
+            state = without_embedded(trace, state, {"": params["body_jaxpr"]}, step.name)
     return state
 
 

@@ -213,16 +213,22 @@ class AliasRecord(Record):
 
 
 class PartialAliasRecord(Record):
-    """The tape record of an operation that passes cotangents unchanged to some inputs, and none to the others."""
+    """The tape record of an operation that passes cotangents unchanged to some inputs, and none to the others.
 
-    __slots__ = ("no_derivative",)
+    Attributes:
+        passed: For each watched input, the position of the result that is the input itself.
+    """
 
-    def __init__(self, in_keys: Sequence[Key], no_derivative: NoDerivative) -> None:
+    __slots__ = ("no_derivative", "passed")
+
+    def __init__(self, in_keys: Sequence[Key], passed: Sequence[int], no_derivative: NoDerivative) -> None:
         super().__init__(in_keys)
+        self.passed = passed
         self.no_derivative = no_derivative
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        return [(position, cotangent) for position, cotangent in enumerate(cotangents) if cotangent is not None]
+        given = enumerate(cotangents[result] for result in self.passed)
+        return [(position, cotangent) for position, cotangent in given if cotangent is not None]
 
 
 class FailedRecord(Record):
