@@ -92,3 +92,38 @@ def test_a_replica_function_of_several_steps_is_refused():
     step = mr.function(lambda x: x + 1, steps_per_call=2)
     with pytest.raises(mr.errors.ArgumentError, match=r"Strategy.run(.|\n)*steps_per_call=2"):
         strategy.run(step, args=(jnp.ones(2),))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 2), (2, 3)])
+def test_inside_another_function_the_results_are_those_at_top_level(devices: int, replicas: int, eager: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+
+    def values(first: int) -> Any:
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: jnp.float32(first + context.replica_id_in_sync_group)
+        )
+
+    def step(x: Any) -> Any:
+        return {"y": strategy.run(lambda v: v * 2.0, args=(x,)), "name": "step", "number": jnp.float32(3), "none": None}
+
+    several = mr.function(step, steps_per_call=3)
+    batches = [values(0), values(10), values(20)]
+    mr.run_functions_eagerly(eager)
+    try:
+        found = mr.function(lambda *batches: several(list(batches)))(*batches)
+    finally:
+        mr.run_functions_eagerly(False)
+    assert [one.tolist() for one in found["y"].values] == [[2 * r, 20 + 2 * r, 40 + 2 * r] for r in range(replicas)]
+    assert (found["name"], found["number"].tolist(), found["none"]) == ("step", [3.0, 3.0, 3.0], None)
+    at_top = several(batches)
+    assert [one.tolist() for one in at_top["y"].values] == [one.tolist() for one in found["y"].values]
+    assert (at_top["name"], at_top["number"].tolist()) == ("step", [3.0, 3.0, 3.0])
+
+
+def test_a_per_replica_result_inside_another_function_can_be_reduced() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    several = mr.function(lambda x: strategy.run(lambda v: v * 1.0, args=(x,)), steps_per_call=2)
+    batches = [mr.PerReplica((jnp.float32(i), jnp.float32(i + 1))) for i in (0, 10)]
+    reduced = mr.function(lambda *xs: strategy.reduce(mr.ReduceOp.SUM, several(list(xs)), axis=None))(*batches)
+    assert reduced.tolist() == [1.0, 21.0]

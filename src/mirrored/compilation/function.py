@@ -7,10 +7,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
-
 from mirrored._jax.traces import current_trace, put_trace, trace_settings
-from mirrored._jax.trees import tree_map
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
@@ -20,6 +17,7 @@ from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
 from mirrored.compilation.ragged import RunScales, check_eager_call, undone_after_errors
 from mirrored.compilation.retraces import log_ragged, log_retrace
+from mirrored.compilation.scan import stacked_steps
 from mirrored.compilation.signature import (
     Arguments,
     Ragged,
@@ -178,7 +176,7 @@ class Function(Code):
 
     def _steps_inline(self, here: Ambient, batches: Sequence[Any]) -> Any:
         results = [self._inline(here, args, {}) for args in self._steps(batches)]
-        return tree_map(lambda *leaves: jnp.stack(leaves), *results)
+        return stacked_steps(results)
 
     def _steps(self, batches: Sequence[Any]) -> list[tuple[Any, ...]]:
         return [self._fitted(args, {})[0] for args in steps_of(batches, self.steps_per_call, self._name)]

@@ -1,4 +1,4 @@
-"""The leaves of a program's result, and the scan that runs several steps of a function in one program."""
+"""The leaves of a program's result, and the results of several steps of a function in one call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from mirrored._jax.arrays import has_host_dtype
+from mirrored._jax.trees import tree_map
+from mirrored._typing import Leaf, PyTree
 from mirrored.runtime.staged_values import Bookkeeping, read_again
 from mirrored.values.distributed_values import PerReplica
 
@@ -82,3 +86,28 @@ class Scan:
             for value, result in zip(results, self.results, strict=True)
         ]
         return [*last, *moved]
+
+
+def stacked_steps(results: Sequence[PyTree]) -> Any:
+    """Stacks the results of steps that a caller has traced or run one by one, as `Scan` does.
+
+    Results have a leading dimension of steps, in each component of a per-replica result. Of static results (strings and
+    other objects), that of the first step is returned.
+    """
+    return tree_map(_stacked, *results, is_leaf=lambda value: isinstance(value, PerReplica))
+
+
+def _stacked(*steps: Leaf) -> Any:
+    first = steps[0]
+    if not isinstance(first, PerReplica):
+        return jnp.stack(steps) if _is_numeric(first) else first
+    where = first.device_assignment
+    if where is not None and all(step.is_stacked for step in steps):
+        return first.with_stacked(jnp.stack([step.stacked(where) for step in steps], axis=1))
+    components = zip(*(step.values for step in steps), strict=True)
+    return PerReplica.of_components([_stacked(*parts) for parts in components], where)
+
+
+def _is_numeric(value: Leaf) -> bool:
+    is_array = isinstance(value, (jax.Array, np.ndarray, np.generic)) and not has_host_dtype(value)
+    return is_array or isinstance(value, (bool, int, float, complex)) or hasattr(value, "__jax_array__")
