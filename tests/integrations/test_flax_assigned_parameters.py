@@ -226,3 +226,26 @@ def test_a_derivative_reaches_the_next_of_several_steps_per_call() -> None:
     with mr.GradientTape() as tape:
         loss = mr.function(step, steps_per_call=2)([(jnp.array(1.0),)] * 2)[1]
     assert numbers(tape.gradient(loss, variables, unconnected_gradients="zero")) == [24.0, 0.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("has_gradient", [False, True], ids=["plain", "custom gradient"])
+def test_a_function_with_a_custom_gradient_reads_the_assigned_value(has_gradient: bool, compiled: bool) -> None:
+    first, second, variables, _ = two_parameters()
+
+    @mr.custom_gradient
+    def scaled(x: Any) -> Any:
+        value = second.get_value()
+
+        def gradient(upstream: Any, variables: Any = None) -> Any:
+            return upstream * value**2, [2.0 * upstream * x * value]
+
+        return x * value**2, gradient
+
+    def step() -> Any:
+        with mr.GradientTape() as tape:
+            second.set_value(first.get_value() * 2.0)
+            y = scaled(jnp.array(1.0)) if has_gradient else second.get_value() ** 2
+        return tape.gradient(y, variables)
+
+    assert numbers((mr.function(step) if compiled else step)()) == [24.0, None]

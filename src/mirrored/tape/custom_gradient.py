@@ -255,7 +255,7 @@ class CustomRecord(Record):
         assert tape.recorder is not None
         self.variables = variables
         self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
-        self.in_keys = [*self.in_keys, *(tape.recorder.variable_key(variables[i]) for i in self.reached_variables)]
+        self.in_keys = [*self.in_keys, *(tape.recorder.read_key(variables[i]) for i in self.reached_variables)]
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
         full = completed(cotangents, self.avals)

@@ -378,11 +378,14 @@ class Recorder:
         if key is not None or id(variable) in self.reassigned:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
-    def _assigned(self, variable: ReadableVariable) -> Key | None:
-        """Returns the key of the tracked value that a variable holds, if its assignment has a derivative."""
-        _, keys = self.reassigned.get(id(variable), (None, {}))
+    def read_key(self, variable: ReadableVariable) -> Key:
+        """Returns the key for a read: that of the tracked value that it holds, if the assignment has a derivative."""
+        if id(variable) not in self.reassigned:
+            return self.variable_key(variable)
+        _, keys = self.reassigned[id(variable)]
         replica = _local_replica()
-        return keys.get(0 if replica is None and None not in keys else replica, keys.get(None))
+        assigned = keys.get(0 if replica is None and None not in keys else replica, keys.get(None))
+        return self.variable_key(variable) if assigned is None else assigned
 
     def variable_key(self, variable: ReadableVariable) -> Key:
         """Returns the key of `variable` on the tape, under which the cotangents of all its reads are summed."""
@@ -414,8 +417,7 @@ class Recorder:
             value = Box(owner, value, key)
         else:
             self.known[id(value)] = (key, value)
-        assigned = self._assigned(variable) if self.reassigned else None
-        record = AliasRecord((self.variable_key(variable) if assigned is None else assigned,))
+        record = AliasRecord((self.read_key(variable),))
         record.out_keys = (key,)
         self.records.append(record)
         return value
