@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import dataclasses
+import datetime
+import decimal
 import functools
 import gc
 import math
@@ -255,3 +258,39 @@ def test_a_cached_property_causes_no_other_trace():
     key = static_key(config)
     assert config.double == 2
     assert static_key(config) == key
+
+
+NOON = datetime.datetime(2024, 1, 1, 12, tzinfo=datetime.UTC)
+EASTERN = datetime.timezone(datetime.timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (array.array("d", [0.0]), array.array("d", [-0.0])),
+        lambda: (array.array("i", [2]), array.array("f", [2.0])),
+        lambda: (NOON, NOON.astimezone(EASTERN)),
+        lambda: (datetime.time(12, tzinfo=datetime.UTC), datetime.time(13, tzinfo=EASTERN)),
+        lambda: (datetime.datetime(2024, 10, 27, 2), datetime.datetime(2024, 10, 27, 2, fold=1)),
+        lambda: (datetime.UTC, datetime.timezone(datetime.timedelta(0), "here")),
+        lambda: (decimal.Decimal("0"), decimal.Decimal("-0")),
+        lambda: (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+        lambda: (memoryview(array.array("d", [0.0])), memoryview(array.array("d", [-0.0]))),
+        lambda: (memoryview(bytearray(b"a")), memoryview(bytearray(b"b"))),
+    ],
+    ids=["zeros", "types", "time zones", "times", "fold", "names", "signs", "digits", "views", "writable views"],
+)
+def test_what_a_program_can_tell_apart_is_not_equal(make):
+    (one, other), (again, _) = make(), make()
+    assert static_key(one) == static_key(again) != static_key(other)
+    assert hash(static_key(one)) == hash(static_key(again))
+    assert static_key({"at": [one]}) == static_key({"at": [again]}) != static_key({"at": [other]})
+
+
+def test_an_array_of_python_that_changes_is_another_argument():
+    values = array.array("d", [0.0])
+    inverse = mr.function(lambda data: 1.0 / jnp.asarray(data[0]))
+    found = [float(inverse(values))]
+    values[0] = -0.0
+    assert [*found, float(inverse(values)), inverse.trace_count] == [math.inf, -math.inf, 2]
+    assert [float(inverse(array.array("d", [-0.0]))), inverse.trace_count] == [-math.inf, 2]

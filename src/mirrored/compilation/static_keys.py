@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import copy
 import dataclasses
+import datetime
+import decimal
 import functools
 import pathlib
 import types
@@ -25,6 +28,9 @@ _CONTAINERS: Final = frozenset(
 )
 # The `==` of these classes compares the attributes.
 _BY_STATE: Final[tuple[object, ...]] = (types.SimpleNamespace.__eq__, argparse.Namespace.__eq__)
+# The `==` of these classes finds equal what a program can tell apart: 0.0 and -0.0, integers and floats, one instant in
+# two time zones. What `pickle` would store of them, the arguments of their constructors, differs.
+_BY_REDUCTION: Final = (array.array, datetime.datetime, datetime.time, datetime.timezone, decimal.Decimal)
 
 
 class Identity:
@@ -71,9 +77,10 @@ class _Content:
 def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
     """Returns the cache key of a non-array argument, computed from the argument's content even if it is mutable.
 
-    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. The content of an object with
-    its own ``==`` is its attributes and elements: ``==`` alone finds 2 equal to 2.0, also inside the object. An object
-    that hashes by identity is assumed not to change.
+    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. So are Python's arrays and
+    memory views, and times with their time zones. The content of an object with its own ``==`` is its attributes and
+    elements: ``==`` alone finds 2 equal to 2.0, also inside the object. An object that hashes by identity is assumed
+    not to change.
 
     Args:
         value: The argument.
@@ -178,11 +185,15 @@ def _opaque(value: object, around: tuple[int, ...]) -> Hashable:
         return Identity(value)
     if equals in _BY_STATE:
         return _state(value, around)
+    if isinstance(value, memoryview):
+        return (value.format, value.shape, value.tobytes())
     try:
         hash(value)
         own: Hashable = value
     except TypeError:
         own = _copied(value)
+    if isinstance(value, _BY_REDUCTION):
+        own = (own, static_key(value.__reduce_ex__(4)[1], around))
     state = None if isinstance(value, pathlib.PurePath) else _state(value, around)  # the slots of a path are caches
     return own if state is None else (own, state)
 
