@@ -89,6 +89,53 @@ def test_lists_of_numbers_and_arrays():
     assert step([]).tolist() == []
 
 
+BYTES = jax.ShapeDtypeStruct((2,), jnp.uint8)
+
+
+def test_arrays_in_lists_are_checked_as_numbers_are():
+    step = mr.function(lambda x: x, input_signature=[BYTES])
+    assert step([jnp.int32(200), 5]).tolist() == step([jnp.uint8(200), 5]).tolist() == [200, 5]
+    for value in ([jnp.int32(300), 5], [jnp.int32(-1), 5]):
+        with pytest.raises(mr.errors.SignatureError, match="requires uint8"):
+            step(value)
+        with pytest.raises(TypeError, match="was passed"):
+            step.get_concrete_function()(value)
+    assert mr.function(lambda x: step([x, 5]))(jnp.uint8(200)).tolist() == [200, 5]
+    with pytest.raises(mr.errors.SignatureError, match="requires uint8"):
+        mr.function(lambda x: step([x, 5]))(jnp.int32(200))
+
+
+def test_a_signature_has_one_program_for_numbers_and_weakly_typed_arrays():
+    product = mr.function(lambda x: x * jnp.ones((), jnp.bfloat16), input_signature=[SPEC])
+    assert {product(x).dtype.name for x in (2.0, jnp.asarray(2.0), np.float32(2.0))} == {"float32"}
+    assert product.trace_count == 1
+    several = mr.function(lambda x: x * 2, input_signature=[SPEC], steps_per_call=2)
+    assert several([1.0, jnp.asarray(2.0)]).tolist() == [2.0, 4.0]
+
+
+def test_a_weakly_typed_array_that_a_tape_watches_has_its_gradient():
+    x = jnp.asarray(3.0)
+    square = mr.function(lambda x: x * x, input_signature=[SPEC])
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        y = square(x)
+    assert float(tape.gradient(y, x)) == 6.0
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (None,)])
+def test_random_keys_have_a_signature(shape):
+    key = jax.random.key(1) if shape == () else jax.random.split(jax.random.key(1), 2)
+    spec = mr.data.ArraySpec(shape, key.dtype) if None in shape else jax.ShapeDtypeStruct(shape, key.dtype)
+    draw = mr.function(lambda key: jax.random.key_data(key) + jnp.uint32(1), input_signature=[spec])
+    expected = (jax.random.key_data(key) + jnp.uint32(1)).tolist()
+    assert draw(key).tolist() == draw.get_concrete_function()(key).tolist() == expected
+    assert draw.get_concrete_function(key)(key).tolist() == expected
+    with pytest.raises(mr.errors.SignatureError, match=re.escape(f"requires {key.dtype}")):
+        draw(jax.random.key_data(key)[..., 0])
+    with pytest.raises(mr.errors.SignatureError, match=re.escape(f"requires {key.dtype}")):
+        draw(3)
+
+
 def called_by_function(step):
     return mr.function(step)
 

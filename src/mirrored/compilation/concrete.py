@@ -16,7 +16,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import as_array
 from mirrored._jax.inlining import stage
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace
-from mirrored.compilation.input_signature import from_python
+from mirrored.compilation.input_signature import canonical, dtype_of, from_python
 from mirrored.compilation.program import Program
 from mirrored.compilation.static_keys import unchanging
 from mirrored.errors import ArgumentError, ArgumentTypeError
@@ -95,7 +95,7 @@ class ConcreteFunction:
             sizes = None if leaves[place].shape is None else _sizes(leaves[place].shape)
             if sizes is None or None in sizes:
                 return None
-            leaves[place] = jnp.zeros([size for size in sizes if size is not None], _dtype_of(leaves[place]))
+            leaves[place] = jnp.zeros([size for size in sizes if size is not None], dtype_of(leaves[place]))
         return self._treedef.unflatten(leaves)  # type: ignore[no-any-return]
 
     @property
@@ -161,7 +161,7 @@ class ConcreteFunction:
     def _fitted(self, wanted: Any, value: Any) -> Any:
         if isinstance(value, DistributedValues):
             return value
-        dtype = _dtype_of(wanted)
+        dtype = dtype_of(wanted)
         array = value if hasattr(value, "dtype") else from_python(value, dtype)
         if array is None:
             raise self._misfit(f"{value!r} was passed")
@@ -170,7 +170,7 @@ class ConcreteFunction:
         fits = sizes is None or (
             len(sizes) == len(shape) and all(one in (None, two) for one, two in zip(sizes, shape, strict=True))
         )
-        if not fits or jax.dtypes.canonicalize_dtype(array.dtype) != dtype:
+        if not fits or canonical(array.dtype) != dtype:
             raise self._misfit(f"an array {array.dtype}{list(shape)} was passed")
         return as_array(array, dtype)  # drops a weak type, which would cause another trace
 
@@ -196,7 +196,7 @@ class ConcreteFunction:
     def __repr__(self) -> str:
         arrays = (self._leaves[place] for place in self._places)
         named = {place: name for name, place in self._names.items()}
-        shown = (f"{named.get(i, f'arg{i}')}: {_dtype_of(one)}{_dims(one)}" for i, one in enumerate(arrays))
+        shown = (f"{named.get(i, f'arg{i}')}: {dtype_of(one)}{_dims(one)}" for i, one in enumerate(arrays))
         return f"<concrete function {self._name}({', '.join(shown)})>"
 
 
@@ -218,11 +218,6 @@ def _sizes(shape: Any) -> tuple[int | None, ...] | None:
         return tuple(None if size is None else int(size) for size in shape)
     except (TypeError, ValueError):
         return None
-
-
-def _dtype_of(value: Any) -> Any:
-    """Returns the dtype that an array has on a device: JAX has 64-bit dtypes only if they are enabled."""
-    return jax.dtypes.canonicalize_dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
 
 
 def _dims(value: Any) -> str:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import as_array
 from mirrored._typing import Leaf
 from mirrored.compilation.static_keys import static_key
 from mirrored.errors import SignatureError
@@ -76,7 +77,7 @@ def _fit(name: str, place: int, spec: object, arg: object) -> Any:
 
 
 def _converted(name: str, place: int, spec: Any, value: object) -> Any:
-    dtype = _dtype_of(spec)
+    dtype = dtype_of(spec)
     array = from_python(value, dtype)
     if array is None:
         raise _misfit(name, f"argument {place} is {value!r}", f"{dtype}[{_dims(_sizes(spec))}]")
@@ -88,6 +89,7 @@ def from_python(value: object, dtype: Any) -> Any:
 
     Returns:
         The array; None if `value` is something else, or if the cast would lose fractions, imaginary parts or magnitude.
+        An integer that is known only on the device must have a dtype whose numbers all fit.
     """
     try:
         on_device = any(isinstance(leaf, jax.Array) for leaf in structures.flatten(value)[0])
@@ -99,9 +101,12 @@ def from_python(value: object, dtype: Any) -> Any:
     if array.size and _rank(array.dtype) > _rank(dtype):
         return None
     cast = array.astype(dtype)
-    if on_device or not jnp.issubdtype(dtype, jnp.integer):
+    if not jnp.issubdtype(dtype, jnp.integer) or (on_device and np.can_cast(array.dtype, dtype)):
         return cast
-    return cast if np.array_equal(cast, array) else None
+    try:
+        return cast if np.array_equal(cast, array) else None
+    except jax.errors.TracerArrayConversionError:
+        return None
 
 
 def _rank(dtype: Any) -> Any:
@@ -112,7 +117,7 @@ def _rank(dtype: Any) -> Any:
 def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
     if isinstance(leaf, PerReplica):
         return leaf
-    dtype = _dtype_of(spec)
+    dtype = dtype_of(spec)
     array = leaf if _is_numpy_mirrored(leaf) or hasattr(leaf, "dtype") else _converted(name, place, spec, leaf)
     # JAX knows no dtype for some arrays of NumPy: those of the other byte order, masked ones and strings.
     described: Any = array.value if _is_numpy_mirrored(array) else array
@@ -121,18 +126,25 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
         len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
     )
     native = described.dtype.newbyteorder("=") if isinstance(described, np.ndarray) else described.dtype
-    if not fits or jax.dtypes.canonicalize_dtype(native) != dtype:
+    if not fits or canonical(native) != dtype:
         raise _misfit(name, f"argument {place} is {described.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
-    return array
+    # A weak type would cause another trace, whose results may have other dtypes.
+    return as_array(array, dtype) if isinstance(array, jax.Array) and getattr(array, "weak_type", False) else array
 
 
 def _is_numpy_mirrored(leaf: object) -> bool:
     return isinstance(leaf, Mirrored) and isinstance(leaf.value, np.ndarray)
 
 
-def _dtype_of(spec: Any) -> Any:
-    """Returns the dtype that arrays of a spec have: JAX has 64-bit dtypes only if they are enabled."""
-    return jax.dtypes.canonicalize_dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+def dtype_of(value: Any) -> Any:
+    """Returns the dtype that an array, or an array of a spec, has on a device."""
+    return canonical(getattr(value.dtype, "as_numpy_dtype", value.dtype))
+
+
+def canonical(dtype: Any) -> Any:
+    """Returns the dtype that arrays of `dtype` have on devices: JAX has 64-bit dtypes only if they are enabled."""
+    is_extended = not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.extended)  # of random keys
+    return dtype if is_extended else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _sizes(spec: Any) -> tuple[int | None, ...] | None:
