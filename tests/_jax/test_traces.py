@@ -273,3 +273,19 @@ def test_a_chain_of_operations_may_be_longer_than_the_recursion_limit() -> None:
 
     jax.make_jaxpr(traced)(1.0)
     assert found == [sys.getrecursionlimit()]
+
+
+@pytest.mark.parametrize("custom", ["relu", "custom_jvp", "custom_vjp"])
+def test_evaluates_calls_with_custom_derivatives(custom):
+    functions = {"relu": jax.nn.relu, "custom_jvp": jax.custom_jvp(jnp.abs), "custom_vjp": jax.custom_vjp(jnp.abs)}
+    functions["custom_jvp"].defjvps(lambda tangent, _result, _x: tangent)
+    functions["custom_vjp"].defvjp(lambda x: (jnp.abs(x), None), lambda _, cotangent: (cotangent,))
+    found = []
+
+    @jax.jit
+    def traced():
+        found.append(evaluate(functions[custom](jnp.array([0.0, 2.0]) + 1.0)))
+        return 0
+
+    traced()
+    assert found[0].tolist() == [1.0, 3.0]

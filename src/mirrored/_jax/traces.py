@@ -328,7 +328,7 @@ class _Evaluation:
                 raise NotConstant
             outputs: Any = np.int32(0)
         else:
-            outputs = equation.primitive.bind(*inputs, **equation.params)
+            outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
         outputs = outputs if equation.primitive.multiple_results else [outputs]
         for variable, output in zip(equation.outvars, outputs, strict=True):
             self._known[id(variable)] = output
