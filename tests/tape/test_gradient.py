@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -250,6 +251,50 @@ def test_output_gradients_must_fit(v):
     for weight in (jnp.array([1.0, 1j]), np.array([1.0, 1j]), [1.0, 1j]):
         with pytest.raises(StructureError, match="an output gradient has dtype complex.*, its target float32"):
             tape.gradient(y, v, output_gradients=weight)
+
+
+def weighted(names, output_gradients):
+    """Returns the gradient of x² and x³, named in this order, with respect to x = 2."""
+    x = jnp.asarray(2.0)
+    with GradientTape() as tape:
+        tape.watch(x)
+        targets = (x * x, x * x * x)
+        targets = dict(zip(names, targets, strict=True)) if isinstance(names, str) else list(targets)
+    return float(tape.gradient(targets, x, output_gradients=output_gradients))
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        ("ab", {"a": 1.0, "b": 0.0}),
+        ("ab", {"b": 0.0, "a": 1.0}),
+        ("za", {"z": 1.0, "a": 0.0}),
+        ("az", collections.OrderedDict(a=1.0, z=0.0)),
+        ("ab", [1.0, 0.0]),
+        ("ab", [[1.0], (0.0,)]),
+        (None, (1.0, 0.0)),
+        (None, [[1.0, 0.0]]),
+        (None, {"a": 1.0, "b": 0.0}),
+    ],
+)
+def test_output_gradients_are_paired_by_the_keys_of_dicts(names, given):
+    assert weighted(names, given) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        ("ab", {"b": 1.0, "c": 0.0}),
+        ("za", collections.OrderedDict(z=1.0, a=0.0)),
+        ("za", [1.0, 0.0]),
+        (None, {"z": 1.0, "a": 0.0}),
+        ("ab", {"a": [1.0, 0.0]}),
+    ],
+    ids=["other keys", "JAX sorts only dicts", "list for unsorted keys", "unsorted keys for a list", "one key"],
+)
+def test_output_gradients_with_other_keys_are_refused(names, given):
+    with pytest.raises(StructureError, match="would be paired with the target"):
+        weighted(names, given)
 
 
 def test_unconnected_sources_give_none_or_zeros(x, v):

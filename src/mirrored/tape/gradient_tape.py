@@ -15,6 +15,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, payload_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval, is_staging_above
+from mirrored._jax.trees import positions_in_order
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import StructureError, TapeError
 from mirrored.runtime.ambient import ReadableVariable
@@ -26,6 +27,7 @@ from mirrored.tape.backward import (
     announced,
     flatten_sources,
     flatten_targets,
+    is_leaf,
     is_variable,
     refuse_padded,
     shape_of,
@@ -329,9 +331,48 @@ def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree
             rule="output_gradients must have the structure of the target, with one per target; None means ones",
             remedy="pass one output gradient per target",
         )
+    if len(targets) > 1 or isinstance(structure, dict):
+        _check_names(structure, output_gradients)
     return [
         None if weight is None else _weight(weight, target) for weight, target in zip(weights, targets, strict=True)
     ]
+
+
+def _check_names(targets: PyTree, output_gradients: PyTree) -> None:
+    """Checks that output gradients, which are paired with targets by position, have the same keys in dicts.
+
+    Lists and tuples may be nested in other ways, as in TensorFlow, and take the place of a dict whose keys are sorted.
+    """
+    names, given = _names(targets), _names(output_gradients)
+    if names == given:
+        return
+    pairs = list(zip(names, given, strict=False))
+    differing = next(((one, other) for one, other in pairs if one != other and one and other), None)
+    if differing is None and _is_sorted(targets) and _is_sorted(output_gradients):
+        return
+    one, other = differing or next(((one, other) for one, other in pairs if one != other), ((), ()))
+    raise StructureError(
+        "GradientTape.gradient",
+        found=f"the output gradient {_shown(other)} would be paired with the target {_shown(one)}",
+        rule="output_gradients must have the structure of the target: JAX takes the values of a dict in the order of "
+        "its sorted keys",
+        remedy="pass a dict with the keys of the targets",
+    )
+
+
+def _names(structure: PyTree) -> list[tuple[Any, ...]]:
+    """Returns, for each leaf of a pytree, the keys of the dicts around it."""
+    places = jax.tree_util.tree_flatten_with_path(structure, is_leaf=is_leaf)[0]
+    return [tuple([one.key for one in path if isinstance(one, jax.tree_util.DictKey)]) for path, _ in places]
+
+
+def _is_sorted(structure: PyTree) -> bool:
+    positions = positions_in_order(structure, is_leaf=is_leaf)
+    return positions == tuple(range(len(positions)))
+
+
+def _shown(names: tuple[Any, ...]) -> str:
+    return repr("/".join(map(str, names))) if names else "of a list"
 
 
 def _is_leaf(value: object) -> bool:
