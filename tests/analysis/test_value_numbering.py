@@ -44,6 +44,20 @@ def counted(step, start):
     return run
 
 
+def over_pairs(step: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
+    """Scans an array inside a scan of the same array; `step` gets a carry and an element of both loops."""
+
+    def run(x: Any) -> Any:
+        xs = x + jnp.arange(3.0)
+
+        def outer(carry: Any, xi: Any) -> Any:
+            return lax.scan(lambda c, xj: (step(c, xi, xj), None), carry, xs)[0], None
+
+        return lax.scan(outer, (x, x), xs)[0]
+
+    return run
+
+
 EQUAL = {
     "two outputs of one custom_vjp call": lambda x: tuple(doubled(x)),
     "two outputs of one jitted call": lambda x: jax.jit(lambda x: (x * 2.0, x * 2.0))(x),
@@ -56,6 +70,8 @@ EQUAL = {
     "a carry that stays": counted(lambda i, a, b: (a, b), lambda x: (x, x + 0.0 * 1.0)[:1] * 2),
     "carries of a while": lambda x: lax.while_loop(lambda c: c[0] < 9.0, lambda c: (c[0] + 1.0, c[1] + 1.0), (x, x)),
     "stacked results of one scan": lambda x: lax.scan(lambda c, y: (c, (c + y, c + y)), x, jnp.arange(3.0))[1],
+    "one element of nested scans": over_pairs(lambda c, xi, xj: (0.5 * c[0] + xi * xj, 0.5 * c[1] + xi * xj)),
+    "scans of one array": lambda x: [lax.scan(lambda c, y: (c + y, None), x, jnp.arange(3.0))[0] for _ in range(2)],
     "a checkpointed function": lambda x: jax.checkpoint(lambda x: (jnp.sin(x), jnp.sin(x)))(x),
 }
 UNEQUAL = {
@@ -68,6 +84,7 @@ UNEQUAL = {
     "carries told apart by the first turn": counted(lambda i, a, b: (a * 2.0, b * 3.0), lambda x: (x, x)),
     "stacked results": lambda x: lax.scan(lambda c, y: (c, (c + y, c - y)), x, jnp.arange(3.0))[1],
     "carries of a while": lambda x: lax.while_loop(lambda c: c[0] < 9.0, lambda c: (c[0] + 1.0, c[1] + 2.0), (x, x)),
+    "elements of nested scans": over_pairs(lambda c, xi, xj: (0.5 * c[0] + xi, 0.5 * c[1] + xj)),
 }
 
 

@@ -117,7 +117,7 @@ class ValueNumbering:
                 results = [self._inside(branch, operands[1:], (*here, i)) for i, branch in enumerate(branches)]
                 return [self._chosen(operands[0], column) for column in zip(*results, strict=True)]
             case Scan(jaxpr, consts, carries):
-                scanned = [self._intern(("element", operand)) for operand in operands[consts + carries :]]
+                scanned = [self._intern((here, "element", operand)) for operand in operands[consts + carries :]]
                 entering = [*operands[: consts + carries], *scanned]
                 return self._loop(eqn, operands, _LoopNumbering(jaxpr, entering, consts, carries), here)
             case While(cond, first, jaxpr, consts):
