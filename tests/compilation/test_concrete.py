@@ -145,3 +145,17 @@ def test_static_arguments_keep_the_variables_of_their_objects(how):
     called = model.train if how == "method" else Step(1.0, model)
     apply.get_concrete_function(called, jax.ShapeDtypeStruct((), jnp.float32))(jnp.float32(2.0))
     assert float(model.w) == 3.0
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_a_variable_that_is_an_argument_can_be_assigned(replicas):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=replicas) if replicas else mr.get_strategy()
+    with strategy.scope():
+        v, other = mr.Variable(1.0), mr.Variable(7.0)
+    step = mr.function(lambda variable: variable.assign_add(2.0))
+    concrete = step.get_concrete_function(v)
+    assert [one is v for one in concrete.variables] == [True]
+    concrete(v)
+    assert (float(v.read_value()), step.trace_count) == (3.0, 1)
+    doubled = mr.function(lambda variable: variable * 2.0).get_concrete_function(v)
+    assert [float(doubled(one)) for one in (v, other, jnp.float32(5.0))] == [6.0, 14.0, 10.0]

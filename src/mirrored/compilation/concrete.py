@@ -31,7 +31,7 @@ from mirrored.variables import Variable
 
 def is_spec(leaf: object) -> bool:
     """Returns whether a leaf has a shape and dtype but no value, such as `jax.ShapeDtypeStruct`."""
-    return not isinstance(leaf, (jax.Array, np.ndarray)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return not isinstance(leaf, (jax.Array, np.ndarray, Variable)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 class ConcreteFunction:
@@ -159,7 +159,7 @@ class ConcreteFunction:
         return self.function(*args, **kwargs)
 
     def _fitted(self, wanted: Any, value: Any) -> Any:
-        if isinstance(value, DistributedValues):
+        if isinstance(value, DistributedValues) or (value is wanted and isinstance(value, Variable)):
             return value
         dtype = dtype_of(wanted)
         array = value if hasattr(value, "dtype") else from_python(value, dtype)
@@ -208,8 +208,8 @@ def parameters_of(python_function: Callable[..., Any]) -> list[inspect.Parameter
 
 
 def is_array(leaf: object) -> bool:
-    """Returns whether a leaf of the arguments is an array, a per-replica value, or the description of an array."""
-    return isinstance(leaf, (jax.Array, np.ndarray, DistributedValues)) or is_spec(leaf)
+    """Returns whether a leaf of the arguments is an array or variable, a per-replica value, or describes an array."""
+    return isinstance(leaf, (jax.Array, np.ndarray, DistributedValues, Variable)) or is_spec(leaf)
 
 
 def _sizes(shape: Any) -> tuple[int | None, ...] | None:
