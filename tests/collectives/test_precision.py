@@ -46,6 +46,38 @@ def test_all_means(way, dtype):
     assert float(variable.read_value()) == large
 
 
+@pytest.mark.ways(replicas=(2,))
+@pytest.mark.parametrize(("dtype", "number"), [(jnp.float16, 3e-5), (jnp.float8_e4m3fn, 256.0)])
+def test_means_at_the_ends_of_the_range(way, dtype, number):
+    one = jnp.asarray(number, dtype)
+    with way.strategy.scope():
+        variable = mr.Variable(jnp.zeros((), dtype), aggregation="MEAN")
+
+    def replica_step():
+        variable.assign(one)
+        with mr.GradientTape() as tape:
+            tape.watch(one)
+            mean = mr.get_replica_context().all_reduce("MEAN", one)
+        return one[None], mean, tape.gradient(mean, one, output_gradients=one)
+
+    def step():
+        values, *others = way.strategy.run(replica_step)
+        return [way.strategy.reduce("MEAN", values, axis=axis) for axis in (None, 0)], others
+
+    means, others = way.compile(step)()
+    found = [*means, variable.read_value()]
+    for each in others:
+        found += way.strategy.experimental_local_results(each)
+    assert {(float(x.astype(jnp.float32).sum()), x.dtype) for x in found} == {(float(one), jnp.dtype(dtype))}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_deterministic_sums_of_small_numbers(compiled):
+    strategy = mr.MirroredStrategy(jax.devices()[:2], deterministic=True)
+    total = lambda: strategy.reduce("SUM", strategy.run(lambda: jnp.float16(1.5e-5)), axis=None)  # noqa: E731
+    assert float((mr.function(total) if compiled else total)()) == 2 * float(np.float16(1.5e-5))
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [AllReduce(), NcclAllReduce(), HierarchicalCopyAllReduce(), ReductionToOneDevice(), OrderedTree()],

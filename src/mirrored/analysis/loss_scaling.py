@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.jaxprs import Call, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Plain, constants_of, kinds_of
+from mirrored._jax.rounding import ROUND
 from mirrored._jax.source_lines import source_line
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
@@ -34,7 +35,7 @@ from mirrored.analysis.divisions import Divisions
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "copy_p", "device_put", "expand_dims", "reshape", "squeeze"}
-    | {"reduce_precision", "slice", "split", "transpose", "unstack"}
+    | {"reduce_precision", ROUND, "slice", "split", "transpose", "unstack"}
 )
 _SUMS: Final = frozenset({"dot_general", "reduce_sum"})
 # What a program does to a sum of weights before it divides by it. A square root makes a norm or a deviation of it.

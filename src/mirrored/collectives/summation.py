@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored._jax.rounding import rounded_to
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.topology.slots import Slots
 
@@ -120,24 +121,16 @@ def widen(array: jax.Array) -> Any:
 
     The explicit rounding is needed because XLA may keep excess precision across a pair of conversions.
     """
-    info = _narrow_float(array.dtype)
-    if info is None:
-        return array
-    return lax.reduce_precision(array.astype(jnp.float32), exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    return rounded_to(array.astype(jnp.float32), array.dtype) if _is_narrow(array.dtype) else array
 
 
 def narrow(array: jax.Array, dtype: DTypeLike) -> Any:
     """Rounds a float32 sum back to a float `dtype` of at most 16 bits; for other dtypes returns the array unchanged."""
-    info = _narrow_float(dtype)
-    if info is None:
-        return array
-    return lax.reduce_precision(array, exponent_bits=info.nexp, mantissa_bits=info.nmant).astype(dtype)
+    return rounded_to(array, dtype).astype(dtype) if _is_narrow(dtype) else array
 
 
-def _narrow_float(dtype: DTypeLike) -> Any:
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize > 2:
-        return None
-    return jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+def _is_narrow(dtype: DTypeLike) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 2
 
 
 # Pairwise summation by a balanced binary tree.
