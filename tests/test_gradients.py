@@ -47,6 +47,15 @@ def test_sparse_gradients_become_dense():
         aggregate_gradients([[tf.IndexedSlices(one.values, one.indices)]])
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_means_of_16_bit_gradients_are_computed_in_float32(dtype):
+    large = jnp.full((2,), 40000.0, dtype)
+    (mean, mixed) = aggregate_gradients([[large, large], [large, A]], "mean")
+    assert (mean.dtype, mixed.dtype) == (dtype, jnp.float32)
+    assert mean.tolist() == large.tolist()
+    np.testing.assert_array_equal(mixed, (large.astype("f4") + A) / 2)
+
+
 def test_structures_are_kept():
     result = aggregate_gradients([{"w": A, "b": (None, B)}, {"w": B, "b": (None, B)}, {"w": A, "b": (None, None)}])
     np.testing.assert_allclose(result["w"], 2 * A + B)

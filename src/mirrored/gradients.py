@@ -14,6 +14,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.trees import in_order_of, positions_in_order
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
+from mirrored.collectives.summation import narrow, widen
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 from mirrored.optimizers.gradient_merge import PairsOf, scope_of, update_with_sums
 from mirrored.runtime.ambient import ambient
@@ -84,7 +85,7 @@ def _combination(op: ReduceOp | str | Callable[..., Any]) -> Callable[[list[Any]
     if reduce_op == ReduceOp.SUM:
         return _total
     if reduce_op == ReduceOp.MEAN:
-        return lambda arrays: _total(arrays) / len(arrays)
+        return _mean
     return lambda arrays: reduce_op(jnp.stack(arrays))
 
 
@@ -93,6 +94,11 @@ def _total(arrays: list[Any]) -> Any:
     for array in arrays[1:]:
         total = total + array
     return total
+
+
+def _mean(arrays: list[Any]) -> Any:
+    # The sum of 16-bit floats may overflow although their mean does not, so the sum is computed in float32.
+    return narrow(_total(list(map(widen, arrays))) / len(arrays), jnp.result_type(*arrays))
 
 
 def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], position: int) -> Any:
