@@ -182,6 +182,18 @@ def test_they_pass_through_jit(layout):
 # Structures
 
 
+@pytest.mark.parametrize("split", [("a", "b"), ("b",), ("b", "a"), (None, "a")])
+def test_components_of_an_array_of_any_sharding(split):
+    """JAX's functions on pytrees may move the stacked array; rows were repeated or lost."""
+    layout = make_device_assignment(["CPU:0", "CPU:1", "CPU:2", "CPU:3"], 4)
+    value = mr.PerReplica.from_stacked(jax.device_put(jnp.arange(16.0).reshape(4, 4), layout.sharded), layout)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    spec = jax.sharding.PartitionSpec(*split if None in split else [split])
+    moved = jax.device_put(value, jax.sharding.NamedSharding(mesh, spec))
+    found = np.stack([np.asarray(one) for one in moved.values])
+    np.testing.assert_array_equal(found, np.arange(16.0).reshape(4, 4))
+
+
 def test_select_and_regroup_are_inverse():
     structure = {"a": mr.PerReplica((1, 2)), "b": [mr.Mirrored(5, 2), None], "c": "same"}
     seen = [structures.select(structure, replica, lambda value, k: value.values[k]) for replica in range(2)]
@@ -213,7 +225,9 @@ def test_a_mirrored_value_has_a_numpy_array():
     assert total.numpy().tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("kind", ["constructor", "on devices", "broadcast_to", "broadcast_to of a list", "broadcast"])
+@pytest.mark.parametrize(
+    "kind", ["constructor", "on devices", "mirrored", "broadcast_to", "broadcast_to of a list", "broadcast"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "<U4"])
 def test_later_writes_to_numpy_arrays_do_not_change_values(kind, dtype):
     """The components were the caller's arrays, which it refilled for the next step."""
@@ -222,6 +236,7 @@ def test_later_writes_to_numpy_arrays_do_not_change_values(kind, dtype):
     value = {
         "constructor": lambda: mr.PerReplica([given, given]),
         "on devices": lambda: mr.PerReplica([given, given], strategy.device_assignment),
+        "mirrored": lambda: mr.Mirrored(given, 2),
         "broadcast_to": lambda: strategy.extended.broadcast_to(given, None),
         "broadcast_to of a list": lambda: strategy.extended.broadcast_to([given], None),
         "broadcast": lambda: tf.distribute.NcclAllReduce().broadcast(given, mr.PerReplica([1, 2])),

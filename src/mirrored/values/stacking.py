@@ -233,8 +233,12 @@ def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: Devi
         rows = whole_rows(stacked, device_assignment)
         return tuple(rows[device_assignment.slots.of(r)] for r in range(device_assignment.num_replicas))
     spread = stacked
-    if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # for example a gradient
-        spread = jax.device_put(stacked, device_assignment.sharded)
+    sharded = device_assignment.sharded
+    # A gradient, for example, is replicated, and `jax.device_put` gives the pytree of a value any sharding.
+    if len(device_assignment.devices) > 1 and not (
+        stacked.sharding == sharded or stacked.sharding.is_equivalent_to(sharded, stacked.ndim)
+    ):
+        spread = jax.device_put(stacked, sharded)
     shards = sorted(spread.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     replicas = [device_assignment.replicas_on(device) for device in device_assignment.addressable_devices]
     return tuple(movable(shard.data[k]) for shard, own in zip(shards, replicas, strict=True) for k in range(len(own)))
