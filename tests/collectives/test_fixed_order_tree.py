@@ -126,6 +126,26 @@ def test_the_order_of_a_plain_all_reduce_shows() -> None:
     assert len(bits) > 1
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_tape_records_the_sum_of_floats_beside_integers(devices: int, compiled: bool) -> None:
+    names = [f"CPU:{i}" for i in range(devices)]
+    strategy = mr.MirroredStrategy(names, num_replicas=2, deterministic=True)
+
+    def replica() -> Any:
+        x = jnp.float32(2.0)
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            parts = {"count": jnp.int32(3), "loss": x * x, "flags": jnp.zeros(0, jnp.int8)}
+            total = mr.get_replica_context().all_reduce("SUM", parts)
+            y = total["loss"] / total["count"]
+        return tape.gradient(y, x)
+
+    step = lambda: strategy.run(replica)  # noqa: E731
+    gradients = (mr.function(step) if compiled else step)()
+    np.testing.assert_allclose(strategy.experimental_local_results(gradients), [4 / 3] * 2, rtol=1e-6)
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_gradient_through_the_reduction_has_the_same_bits(devices: int) -> None:
     group, algorithm = group_of(devices, 8), OrderedTree()

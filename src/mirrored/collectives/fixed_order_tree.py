@@ -187,7 +187,12 @@ def _all_sum_forward(group: Group, arrays: list[list[Any]]) -> tuple[list[list[A
 
 
 def _all_sum_backward(group: Group, _: None, cotangents: list[list[Any]]) -> tuple[list[list[Any]]]:
-    return (_all_sum(group, cotangents),)
+    # JAX passes float0 arrays as the cotangents of integers. They are zeros without bits, which cannot be added.
+    results = list(cotangents)
+    places = [i for i, components in enumerate(cotangents) if components[0].dtype != jax.dtypes.float0]
+    for i, totals in zip(places, _all_sum(group, [cotangents[i] for i in places]), strict=True):
+        results[i] = totals
+    return (results,)
 
 
 _all_sum.defvjp(_all_sum_forward, _all_sum_backward)
