@@ -204,6 +204,29 @@ def test_bfloat16_gradients_are_added_in_float32():
     assert float(accumulator.variables[0].numpy()) == 259.0
 
 
+@pytest.mark.parametrize("optimizer", [SGD, Adam])
+def test_apply_and_reset_are_one_assignment(optimizer, monkeypatch):
+    v, w = mr.Variable(1.0), mr.Variable(1.0)
+    own, expected = optimizer(0.1), optimizer(0.1)
+    accumulator = GradientAccumulator([v])
+    accumulator.add([2.0], count=1)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches:
+        patches.setattr(GradientAccumulator, "reset", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            accumulator.apply(own)
+    assert (float(v), float(accumulator.result()[0])) == (1.0, 2.0)
+    for _ in range(2):
+        accumulator.apply(own)
+        assert all(float(one) == 0.0 for one in accumulator.variables)
+        expected.apply_gradients([(2.0, w)])
+        assert (float(v), int(own.iterations)) == (float(w), int(expected.iterations))
+        accumulator.add([2.0], count=1)
+
+
 @pytest.mark.long
 def test_what_the_accumulator_refuses():
     accumulator = GradientAccumulator([mr.Variable(1.0), mr.Variable([1.0, 2.0])])

@@ -277,15 +277,25 @@ class GradientAccumulator:
             pairs = PairsOf(zip(self._means(sums), self._variables, strict=True), in_key_order)
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
-        with unrecorded(), scope_of(self._variables):
+        def update_and_reset() -> None:
             sums = [total.read_value() for total in self.variables]
             update_with_sums(sums, update, "GradientAccumulator.apply", self, check_scale=False)
             self.reset()
 
+        with unrecorded(), scope_of(self._variables):
+            if ambient().runner is None:
+                together(update_and_reset)
+            else:  # The run stores its assignments atomically.
+                update_and_reset()
+
     def reset(self) -> None:
         """Sets the accumulated gradients and the number of examples to zero."""
-        for total in self.variables:
-            total.assign(jnp.zeros(total.shape, total.dtype), read_value=False)
+
+        def assign() -> None:
+            for total in self.variables:
+                total.assign(jnp.zeros(total.shape, total.dtype), read_value=False)
+
+        together(assign)
 
     def _means(self, sums: Sequence[Any]) -> list[jax.Array]:
         count = jnp.where(sums[-1] == 0, 1, sums[-1])
