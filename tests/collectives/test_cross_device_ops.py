@@ -193,6 +193,15 @@ def test_accumulation_function_is_used() -> None:
     np.testing.assert_array_equal(result, np.full((2, 3), 4.0))
 
 
+@pytest.mark.parametrize(
+    "add", [lambda parts: jnp.sum(jnp.stack(parts)), lambda parts: sum(parts).astype("f2"), lambda parts: 1.0]
+)
+def test_accumulation_function_must_keep_shape_and_dtype(add: Any) -> None:
+    """A gradient that had become a scalar was broadcast in the update, silently."""
+    with pytest.raises(ArgumentError, match="accumulation_fn returned"):
+        ReductionToOneDevice(accumulation_fn=add).reduce_arrays(ReduceOp.SUM, [[jnp.ones(3)] * 2], Group(None, 1, 2))
+
+
 def test_components_of_different_shapes_are_refused() -> None:
     with pytest.raises(StructureError, match=r"the components differ: float32\[2\], float32\[3\]"):
         AllReduce().reduce_arrays(ReduceOp.SUM, [[jnp.ones(2), jnp.ones(3)]], Group(None, 1, 2))

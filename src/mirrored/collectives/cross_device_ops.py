@@ -21,6 +21,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -116,7 +117,11 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     Args:
         reduce_to_device: Has no effect. It is accepted for compatibility with TensorFlow; every device reduces.
-        accumulation_fn: Maps a list of components to their sum. None adds them one after another.
+        accumulation_fn: Maps a list of components to their sum, of their shape and dtype. None adds them one after
+            another.
+
+    Raises:
+        ArgumentError: When the reduction runs, `accumulation_fn` returns another shape or dtype.
 
     Example:
         >>> import mirrored as mr
@@ -140,7 +145,24 @@ class ReductionToOneDevice(CrossDeviceOps):
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """Sums arrays over replicas with an all-gather and local additions."""
         add = self.accumulation_fn or functools.partial(functools.reduce, operator.add)
-        return for_each_local([add(list(stack_all(components, group))) for components in arrays], group)
+        totals = [add(list(stack_all(components, group))) for components in arrays]
+        for total, components in zip(totals, arrays, strict=True):
+            _check_total(total, components[0])
+        return for_each_local(totals, group)
+
+
+def _check_total(total: Any, component: jax.Array) -> None:
+    shape, dtype = getattr(total, "shape", None), getattr(total, "dtype", None)
+    if (shape, dtype) == (component.shape, component.dtype):
+        return
+    what = f"of shape {shape} and dtype {dtype}" if dtype is not None else "that is no array"
+    raise ArgumentError(
+        "ReductionToOneDevice",
+        found=f"accumulation_fn returned a {type(total).__name__} {what} for components of shape {component.shape} and "
+        f"dtype {component.dtype}",
+        rule="the sum must have the shape and dtype of one component",
+        remedy="add along axis 0 only, and keep the dtype: jnp.sum(jnp.stack(parts), axis=0, dtype=parts[0].dtype)",
+    )
 
 
 def check_packs(called: str, num_packs: object) -> None:
