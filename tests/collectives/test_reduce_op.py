@@ -134,6 +134,19 @@ def test_median_and_trimmed_mean_against_numpy(count: int) -> None:
     np.testing.assert_allclose(TrimmedMean(0)(jnp.asarray(stacked)), stacked.mean(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_medians_have_the_bits_of_jax_where_these_do_not_overflow(dtype: str, count: int) -> None:
+    random = np.random.default_rng(count).normal(size=(count, 50)).astype("f4")
+    special = np.resize(np.float32([np.inf, np.nan, -np.inf, 0.0, -0.0, np.inf, 1.0]), (count, 7))
+    values = jnp.asarray(np.concatenate([random, special], 1)).astype(dtype)
+    np.testing.assert_array_equal(Median()(values).astype("f4"), jnp.median(values, axis=0).astype("f4"))
+    assert Median()(values).dtype == dtype
+    largest = jnp.full((count, 2), jnp.finfo(dtype).max, dtype)
+    np.testing.assert_array_equal(jax.jit(Median())(largest), largest[0])
+    np.testing.assert_array_equal(jax.grad(lambda x: Median()(x).sum())(largest).sum(0), 1.0)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32"])
 @pytest.mark.parametrize("count", [3, 4, 6])
 def test_medians_and_trimmed_means_of_integers_are_exact(dtype: str, count: int) -> None:

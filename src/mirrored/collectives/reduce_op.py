@@ -318,7 +318,16 @@ class Median(ReduceOp):
         if jnp.issubdtype(per_replica.dtype, jnp.integer):
             count = per_replica.shape[0]
             return _mean(jnp.sort(per_replica, axis=0)[(count - 1) // 2 : count // 2 + 1])
-        return jnp.median(per_replica, axis=0).astype(per_replica.dtype)
+        if not jnp.issubdtype(per_replica.dtype, jnp.floating):
+            return jnp.median(per_replica, axis=0).astype(per_replica.dtype)
+        # As `jnp.median`, except where the sum of the middle two values overflows. (XLA would replace a sum of their
+        # halves by half of their sum.)
+        values = per_replica.astype(jnp.promote_types(per_replica.dtype, jnp.float32))
+        values = jnp.sort(jnp.where(jnp.any(jnp.isnan(values), axis=0, keepdims=True), jnp.nan, values), axis=0)
+        low, high = values[(len(values) - 1) // 2], values[len(values) // 2]
+        total = low + high
+        overflows = jnp.isinf(total) & jnp.isfinite(low) & jnp.isfinite(high)
+        return jnp.where(overflows, low + (high - low) * 0.5, total * 0.5).astype(per_replica.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
