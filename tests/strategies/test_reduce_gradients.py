@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.collectives import Median
+from mirrored.collectives import Median, ReduceOp
+from mirrored.strategies.merge_call import all_reduce_recorded
 
 _START = 0.7
 _OPS = ("SUM", "MEAN")
@@ -113,3 +114,18 @@ def test_values_that_the_tape_tracks_beside_others(deterministic: bool, op: Any)
     factor = 2.0 if op == "SUM" else 1.0
     assert [float(tracked), float(untracked), float(counted)] == [3.0 * factor, 1.5 * factor, 3.0 * factor]
     assert float(tape.gradient(loss, v)) == pytest.approx(1.5 * 1.5 * 3.0 * factor**3)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+def test_the_sum_over_workers_of_floats_beside_integers_has_a_gradient(op):
+    """JAX passes float0 arrays as cotangents of integers."""
+
+    def reduce(op, lists):
+        totals = [components[0] + components[1] for components in lists]
+        return [[total / 2 if op is ReduceOp.MEAN else total] * 2 for total in totals]
+
+    def quotient(x):
+        counts, sums = all_reduce_recorded(reduce, op, [[jnp.int32(3)] * 2, [x, 2 * x]])
+        return sums[0] / counts[0]
+
+    assert (float(quotient(jnp.float32(2.0))), float(jax.grad(quotient)(jnp.float32(2.0)))) == (1.0, 0.5)

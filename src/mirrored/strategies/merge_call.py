@@ -132,7 +132,15 @@ def all_reduce_recorded(
     def run(lists: Any) -> Any:
         return reduce(op, lists)
 
-    run.defvjp(lambda lists: (reduce(op, lists), None), lambda _, cotangents: (reduce(op, cotangents),))
+    def backward(_: None, cotangents: Lists) -> Any:
+        # The derivative of integers is zero. Their cotangents may be float0 arrays, which cannot be added.
+        results: list[Any] = [[None] * len(components) for components in arrays]
+        places = [i for i, (first, *_) in enumerate(arrays) if jnp.issubdtype(first.dtype, jnp.inexact)]
+        for i, totals in zip(places, reduce(op, [cotangents[i] for i in places]), strict=True):
+            results[i] = totals
+        return (results,)
+
+    run.defvjp(lambda lists: (reduce(op, lists), None), backward)
     return run([list(components) for components in arrays])  # type: ignore[no-any-return]
 
 
