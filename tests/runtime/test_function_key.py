@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -47,6 +48,12 @@ class Attribute:
         return self.value
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    number: Any
+    array: Any
+
+
 class Named(NamedTuple):
     number: Any
 
@@ -68,6 +75,11 @@ NUMBERS = {
     "helper in a tuple": lambda own: closure(((lambda x: x + 1.0) if own else (lambda x: x + 2.0),)),
     "helper of a helper": lambda own: nested(lambda: own),
     "attribute": lambda own: Attribute(lambda x: x + own),
+    "slice": lambda own: closure(slice(own, 2)),
+    "range": lambda own: closure((range(own),)),
+    "frozen dataclass": lambda own: closure(Frozen(own, jnp.ones(2))),
+    "helper that is a bound method": lambda own: closure(Attribute(own).__call__),
+    "attribute of a bound method": lambda own: Attribute(own).__call__,
     "default of a helper": lambda own: closure(lambda x, y=own: x + y),
 }
 
@@ -95,6 +107,16 @@ def test_a_merged_function_may_close_over_equal_numbers_and_code(kind: str) -> N
         return mr.get_replica_context().merge_call(lambda strategy: 3 if merged is not None else None)
 
     assert strategy.run(replica) == 3
+
+
+def test_the_object_of_a_bound_method_may_change_if_all_replicas_share_it() -> None:
+    strategy, shared = mr.MirroredStrategy(jax.devices()[:2]), Attribute(0)
+
+    def replica() -> Any:
+        shared.value += 1
+        return mr.get_replica_context().merge_call(shared.__call__)
+
+    assert strategy.run(replica) == 2
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])

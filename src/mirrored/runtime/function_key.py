@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -19,10 +20,12 @@ from mirrored.values.distributed_values import DistributedValues
 # Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the function objects differ.
 # Two functions are interchangeable if they have the same code, and if the numbers, strings, arrays and functions are
 # equal that they close over, have as defaults, or are bound to by `functools.partial`. A decorator's function and the
-# function that it wraps (`__wrapped__`) are both compared. Other objects, such as variables and models, are not
-# compared. Of lists and dicts, into which the function may put its results, the elements are compared that both have.
+# function that it wraps (`__wrapped__`) are both compared. Of the object of a bound method, and of frozen dataclasses,
+# the numbers and strings are compared. Other objects, such as variables and models, are not compared. Of lists and
+# dicts, into which the function may put its results, the elements are compared that both have.
 
 _SCALARS = (int, float, complex, str, bytes, NoneType)
+_FIXED = (tuple, set, frozenset, slice, range)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SHOWN_ELEMENTS = 4
 
@@ -60,7 +63,7 @@ class CodeKey:
 
 
 class Numbers:
-    """A comparison key of the numbers and strings in a container, which differ if elements differ that both have.
+    """A comparison key of the numbers and strings in a container or object; elements differ only if both have them.
 
     Elements are compared only if the containers are different objects: all replicas share what `run` closes over.
     """
@@ -77,13 +80,13 @@ class Numbers:
             return NotImplemented
         if self.container is other.container:
             return True
-        if not isinstance(self.container, (list, dict)) and self.items.keys() != other.items.keys():
+        if isinstance(self.container, _FIXED) and self.items.keys() != other.items.keys():
             return False
         common = self.items.keys() & other.items.keys()
         return all(_by_repr(self.items[key]) == _by_repr(other.items[key]) for key in common)
 
     def __repr__(self) -> str:
-        return repr(self.items if isinstance(self.container, dict) else list(self.items.values()))
+        return repr(list(self.items.values()) if isinstance(self.container, (list, *_FIXED)) else self.items)
 
 
 class ArrayKey:
@@ -199,6 +202,9 @@ def _bound(function: object, prefix: str, seen: set[int]) -> Iterator[tuple[str,
         while isinstance(function, functools.partial):
             named += [*enumerate(function.args), *function.keywords.items()]
             function = function.func
+        owner = getattr(function, "__self__", None) if isinstance(function, types.MethodType) else None
+        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+            yield f"{prefix}self", _attributes(owner, getattr(owner, "__dict__", {}))
         plain = _unbound(function)
         code = getattr(plain, "__code__", None)
         if isinstance(code, types.CodeType):
@@ -220,7 +226,10 @@ def _leaves(named: Iterable[tuple[object, object]], prefix: str, seen: set[int])
         elif _is_function(value):
             yield f"{prefix}{name}", CodeKey(value)
             yield from _bound(value, f"{prefix}{name}.", seen)
-        elif isinstance(value, (list, tuple, dict, set, frozenset)) and id(value) not in seen:
+        elif _is_frozen_dataclass(value):
+            fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+            yield f"{prefix}{name}", _attributes(value, fields)
+        elif isinstance(value, (list, dict, *_FIXED)) and id(value) not in seen:
             if isinstance(value, (list, dict)):  # only these can contain themselves
                 seen.add(id(value))
             inside = f"{prefix}{name}."
@@ -230,7 +239,17 @@ def _leaves(named: Iterable[tuple[object, object]], prefix: str, seen: set[int])
             yield from (leaf for leaf in leaves if not isinstance(leaf[1], _NUMBERS))
 
 
+def _attributes(owner: object, named: Mapping[str, object]) -> Numbers:
+    return Numbers(owner, {name: value for name, value in named.items() if isinstance(value, _SCALARS)})
+
+
+def _is_frozen_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen
+
+
 def _items(container: Any) -> list[tuple[object, object]]:
+    if isinstance(container, (slice, range)):
+        return [("start", container.start), ("stop", container.stop), ("step", container.step)]
     if isinstance(container, dict):
         return list(container.items())
     return list(enumerate(sorted(container, key=repr) if isinstance(container, (set, frozenset)) else container))

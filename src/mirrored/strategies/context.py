@@ -120,7 +120,9 @@ class ReplicaContext:
         Args:
             merge_fn: Receives the strategy and the merged arguments. A merged argument is a per-replica value of what
                 the replicas passed, or the object itself if all replicas passed the same object. Numbers, strings,
-                arrays and functions that it closes over must be equal on all replicas.
+                arrays and functions that it closes over must be equal on all replicas, and the numbers and strings in
+                frozen dataclasses and in the object of a bound method. Other objects are not compared: those of the
+                first replica are used.
             args: Positional arguments: structures of arrays and of any other objects.
             kwargs: Keyword arguments.
 
