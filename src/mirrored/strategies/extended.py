@@ -102,12 +102,18 @@ class StrategyExtended:
         return [self._delivered(value, result, destinations) for (value, destinations), result in pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Returns `tensor` as a mirrored value: the same array on all replicas. A NumPy array is copied.
+        """Returns `tensor` as a mirrored value: the same array on all replicas.
+
+        A NumPy array is copied, and a variable is read.
 
         Raises:
             ArgumentError: Integers of 64 bits do not fit into 32.
         """
-        return self._mirrored(structures.map_leaves(as_given, tensor))
+        return self._mirrored(
+            structures.map_leaves(
+                lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else as_given(leaf), tensor
+            )
+        )
 
     def _mirrored(self, value: object) -> Any:
         return value if value is None else Mirrored(value, self._strategy.num_replicas_in_sync)

@@ -358,7 +358,7 @@ class Mirrored(ArrayOperators, DistributedValues):
     """A value that is equal on every replica, and that can be used like an array in expressions.
 
     Args:
-        value: The value.
+        value: The value. A NumPy array is copied.
         num_replicas: The number of replicas that have it.
 
     Example:
@@ -371,7 +371,7 @@ class Mirrored(ArrayOperators, DistributedValues):
     __slots__ = ("_value", "_num_replicas")
 
     def __init__(self, value: Leaf, num_replicas: int) -> None:
-        self._value = value
+        self._value = frozen(value)
         self._num_replicas = num_replicas
 
     @property
@@ -423,6 +423,12 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
     return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by, batch)
 
 
+def _mirrored(num_replicas: int, children: Sequence[Any]) -> Mirrored:
+    made = object.__new__(Mirrored)  # without a copy: pytree functions may put anything for the array
+    made._value, made._num_replicas = children[0], num_replicas
+    return made
+
+
 def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
     kind, device_assignment, made_by, batch = aux_data
     if kind == "stacked":
@@ -435,9 +441,7 @@ def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
 
 jax.tree_util.register_pytree_node(PerReplica, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(LocalPerReplica, _flatten, _unflatten)
-jax.tree_util.register_pytree_node(
-    Mirrored, lambda m: ((m.value,), m.num_replicas), lambda count, children: Mirrored(children[0], count)
-)
+jax.tree_util.register_pytree_node(Mirrored, lambda m: ((m.value,), m.num_replicas), _mirrored)
 register_array_like(
     Mirrored,
     read=lambda mirrored: as_array(mirrored.value),
