@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +70,21 @@ def test_an_iterator_has_no_total() -> None:
     assert shown(out) == "2 steps\n"
     assert len(list(mr.progress(iter([1, 2]), total=7, console=out))) == 2
     assert shown(out) == "2 steps\n2 of 7 steps\n"
+
+
+@pytest.mark.parametrize("error", [TypeError, NotImplementedError])
+def test_a_loader_of_unknown_length_has_no_total(error: type[Exception]) -> None:
+    class Loader:
+        def __iter__(self) -> Any:
+            return iter([1, 2])
+
+        def __len__(self) -> int:
+            raise error("the dataset has no length")
+
+    out = console(terminal=False)
+    for _ in mr.progress(Loader(), console=out):
+        pass
+    assert shown(out) == "2 steps\n"
 
 
 @pytest.mark.long

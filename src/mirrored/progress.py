@@ -179,7 +179,10 @@ def _length(dataset: Any) -> int | None:
         cardinality = dataset.cardinality  # A property of distributed datasets, a method of others.
         count = cardinality() if callable(cardinality) else cardinality
         return int(count) if count >= 0 else None  # Negative constants: infinite or unknown.
-    return len(dataset) if hasattr(dataset, "__len__") else None
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):  # Without a length, or a loader of an iterable of unknown length.
+        return None
 
 
 def _rate(steps: int, seconds: float) -> str:

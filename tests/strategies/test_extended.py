@@ -116,6 +116,29 @@ def test_update_refuses_foreign_variables(two):
         two.extended.update(mr.Variable(1.0), lambda v: v.assign(2.0))
 
 
+def test_a_variable_is_broadcast_by_its_value(two):
+    v = variable(two, 1.0)
+    before = two.extended.broadcast_to([v], None)
+    v.assign(5.0)
+    assert float(before.value[0]) == 1.0
+
+
+@pytest.mark.parametrize("args", [np.ones(2), jnp.ones(2), mr.PerReplica([1.0, 2.0]), {"x": 1}, "text"])
+def test_arguments_must_be_in_a_list_or_tuple(two, args):
+    """The rows of an array were the arguments, silently."""
+    v = variable(two, 1.0)
+    calls = [
+        lambda: two.extended.update(v, lambda v, *x: None, args=args),
+        lambda: two.extended.update_non_slot(v, lambda *x: None, args=args),
+        lambda: two.run(lambda: mr.get_replica_context().merge_call(lambda strategy, *x: None, args=args)),
+    ]
+    if not isinstance(args, mr.PerReplica):
+        calls.append(lambda: two.extended.call_for_each_replica(lambda *x: None, args=args))
+    for call in calls:
+        with pytest.raises(ArgumentError, match=r"args=\(x,\)"):
+            call()
+
+
 def test_update_non_slot(two):
     assert two.extended.update_non_slot(two.extended.worker_devices, lambda x: x + 1, args=(1,)) == 2
     assert two.extended.update_non_slot(None, lambda: 3, group=False) == (3, 3)

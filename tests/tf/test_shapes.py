@@ -34,6 +34,12 @@ def test_unknown_rank() -> None:
         shape.as_list()
 
 
+@pytest.mark.parametrize("size", [2.5, np.float32(2.5)])
+def test_a_fraction_is_no_dimension(size: float) -> None:
+    with pytest.raises(TypeError, match="a dimension value must be an integer or None"):
+        tf.TensorShape([size])
+
+
 def test_equals_tuples_and_lists() -> None:
     assert tf.TensorShape([2, 3]) == (2, 3)
     assert tf.zeros([2, 3]).shape == tf.TensorShape([2, 3])

@@ -12,6 +12,7 @@
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
 - `checks`: contexts, diverging assignments, `out_specs`, nested meshes, shardings, arrays of a mesh with explicit axes.
+- `arguments`: checks the positional arguments of the methods above.
 - `gathered_shapes`: checks the shapes of gathered arrays.
 """
 

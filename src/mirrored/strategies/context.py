@@ -28,6 +28,7 @@ from mirrored.runtime.ambient import Ambient, ambient, within
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
+from mirrored.strategies.arguments import as_arguments
 from mirrored.strategies.gathered_shapes import as_axis, check_gathered
 from mirrored.strategies.merge_call import call_merged, enclosed_by, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_sums_rows, mean_of_rows, refuse_rows
@@ -148,7 +149,8 @@ class ReplicaContext:
         TensorFlow: calls the function of the first replica with whatever it closes over, and records nothing on tapes.
         """
         self._check("ReplicaContext.merge_call")
-        return call_merged(self, merge_fn, tuple(args), dict(kwargs or {}))
+        args = as_arguments("ReplicaContext.merge_call", args, "merge_call(merge_fn, args=(x,))")
+        return call_merged(self, merge_fn, args, dict(kwargs or {}))
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: object = None) -> Any:
         """Reduces the values of all replicas to one, and returns the result on every replica.

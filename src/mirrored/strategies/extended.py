@@ -12,6 +12,7 @@ from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import reducing
+from mirrored.strategies.arguments import as_arguments
 from mirrored.strategies.checks import refuse_in_replica
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored
@@ -137,7 +138,7 @@ class StrategyExtended:
                 False: a tuple with one result per replica.
 
         Raises:
-            ArgumentError: `var` is not a variable of this strategy.
+            ArgumentError: `var` is not a variable of this strategy, or `args` is not a list or tuple.
         """
         if not isinstance(var, Variable) or (
             self._strategy.device_assignment is not None and var.strategy is not self._strategy
@@ -148,11 +149,12 @@ class StrategyExtended:
                 rule="a strategy can update only variables that were created in its scope",
                 remedy="create the variable inside `with strategy.scope():`",
             )
+        args = as_arguments("StrategyExtended.update", args, "update(var, fn, args=(x,))")
         if var.per_replica and ambient().replica is None:
             results = self._strategy.run(fn, args=(var, *args), kwargs=kwargs)
             return results if group else self._strategy.experimental_local_results(results)
         own = structures.map_leaves(
-            lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (tuple(args), kwargs or {})
+            lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (args, kwargs or {})
         )
         result = self._cross_replica(lambda: fn(var, *own[0], **own[1]))
         if not group:
@@ -186,6 +188,7 @@ class StrategyExtended:
             kwargs: Keyword arguments.
             group: Whether to return the result once. False: a tuple that repeats it once per local replica.
         """
+        args = as_arguments("StrategyExtended.update_non_slot", args, "update_non_slot(var, fn, args=(x,))")
         result = self._cross_replica(lambda: fn(*args, **(kwargs or {})))
         return result if group else (result,) * self.num_local_replicas
 
@@ -306,7 +309,8 @@ class StrategyExtended:
         """Calls a function on every replica, like `Strategy.run`; `args` may also be a per-replica value of tuples."""
         if isinstance(args, DistributedValues):
             return self._strategy.run(lambda own, **named: fn(*own, **named), args=(args,), kwargs=kwargs)
-        return self._strategy.run(fn, args=tuple(args), kwargs=kwargs)
+        args = as_arguments("StrategyExtended.call_for_each_replica", args, "call_for_each_replica(fn, args=(x,))")
+        return self._strategy.run(fn, args=args, kwargs=kwargs)
 
     def local_results(self, value: object) -> tuple[Any, ...]:
         """Returns a tuple of this process's components of a distributed value, one per local replica.

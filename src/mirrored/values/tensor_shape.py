@@ -7,6 +7,8 @@ from typing import Any, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 
+from mirrored.errors import ArgumentTypeError
+
 Dims: TypeAlias = Iterable[SupportsIndex | None] | SupportsIndex | None
 """What `TensorShape` accepts: dimensions, another shape, a single size, or None for unknown rank."""
 
@@ -218,6 +220,13 @@ def _dimension(value: SupportsIndex | None) -> int | None:
     if value is None:
         return None
     size = int(value)
+    if isinstance(value, (float, np.floating)) and size != value:
+        raise ArgumentTypeError(
+            "TensorShape",
+            found=f"the dimension {value!r} is of type {type(value).__name__}",
+            rule="a dimension value must be an integer or None",
+            remedy="round it first: int(value), or math.ceil(value)",
+        )
     if size < -1:
         raise ValueError(f"Dimension {size} must be >= 0")
     return None if size == -1 else size
