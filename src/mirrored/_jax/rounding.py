@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import jax
@@ -40,7 +39,6 @@ def rounded_to(array: jax.Array, dtype: DTypeLike) -> Any:
     return _primitive.bind(array, dtype=jnp.dtype(dtype))
 
 
-@functools.partial(jax.jit, static_argnames="dtype")
 def _rounded(array: jax.Array, *, dtype: Any) -> Any:
     """Rounds the mantissa; then exactly what lies outside of the range of the dtype's normal numbers."""
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
@@ -54,8 +52,8 @@ def _rounded(array: jax.Array, *, dtype: Any) -> Any:
     return lax.select(lax.abs(result) > np.float32(largest), lax.sign(result) * np.float32(above), result)
 
 
-_primitive.def_impl(_rounded)
+_primitive.def_impl(jax.jit(_rounded, static_argnames="dtype"))
 _primitive.def_abstract_eval(lambda array, dtype: array)
 _ad.deflinear2(_primitive, lambda cotangent, _, dtype: [_primitive.bind(cotangent, dtype=dtype)])
 _batching.defvectorized(_primitive)
-_mlir.register_lowering(_primitive, _mlir.lower_fun(_rounded.__wrapped__, multiple_results=False))
+_mlir.register_lowering(_primitive, _mlir.lower_fun(_rounded, multiple_results=False))

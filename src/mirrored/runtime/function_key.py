@@ -227,8 +227,7 @@ def _leaves(named: Iterable[tuple[object, object]], prefix: str, seen: set[int])
             yield f"{prefix}{name}", CodeKey(value)
             yield from _bound(value, f"{prefix}{name}.", seen)
         elif _is_frozen_dataclass(value):
-            fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-            yield f"{prefix}{name}", _attributes(value, fields)
+            yield f"{prefix}{name}", _attributes(value, _fields_of(value))
         elif isinstance(value, (list, dict, *_FIXED)) and id(value) not in seen:
             if isinstance(value, (list, dict)):  # only these can contain themselves
                 seen.add(id(value))
@@ -243,8 +242,13 @@ def _attributes(owner: object, named: Mapping[str, object]) -> Numbers:
     return Numbers(owner, {name: value for name, value in named.items() if isinstance(value, _SCALARS)})
 
 
-def _is_frozen_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen
+def _is_frozen_dataclass(value: object) -> bool:
+    is_frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
+    return is_frozen is True and dataclasses.is_dataclass(value)
+
+
+def _fields_of(value: Any) -> dict[str, object]:
+    return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
 
 
 def _items(container: Any) -> list[tuple[object, object]]:
