@@ -318,14 +318,6 @@ def histogram_fixed_width_bins(
     values: jax.Array, value_range: Operand, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
     """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
-    known = values_now(value_range)
-    if known is not None and known.shape == (2,) and not known[0] < known[1]:
-        raise InvalidArgumentError.of(
-            "tf.histogram_fixed_width",
-            found=f"`value_range` is {known.tolist()}",
-            rule="the first number must be less than the second",
-            remedy="exchange them, or pass a wider range",
-        )
     low, high = _bounds(values, value_range)
     bins = jnp.floor((values - low) / (high - low) * nbins)
     return jnp.clip(bins, 0, nbins - 1).astype(array_dtype(dtype))
@@ -333,7 +325,16 @@ def histogram_fixed_width_bins(
 
 def _bounds(values: jax.Array, value_range: Operand) -> tuple[jax.Array, jax.Array]:
     """Returns the bounds of a range of values, in the dtype of the values if these are floats."""
-    low, high = as_tensor(value_range, values.dtype if values.dtype.kind == "f" else None)
+    bounds = as_tensor(value_range, values.dtype if values.dtype.kind == "f" else None)
+    known = values_now(bounds)
+    if known is not None and known.shape == (2,) and not known[0] < known[1]:
+        raise InvalidArgumentError.of(
+            "tf.histogram_fixed_width",
+            found=f"`value_range` is {known.tolist()}",
+            rule="the first number must be less than the second",
+            remedy="exchange them, or pass a wider range",
+        )
+    low, high = bounds
     return low, high
 
 
