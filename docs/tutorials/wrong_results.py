@@ -287,7 +287,8 @@ print("exit status", done.returncode)
 # | a replica assigns its own value to a mirrored variable | `ReplicaDivergenceError` | at trace time, eager by bits |
 # | functional state without `out_specs` | `DivergingStateWarning` | second call |
 # | a mean over one replica's examples | `LossScaleWarning`, Keras: `LossReductionWarning` | at trace time, compiled |
-# | a variable outside every scope is updated | `OutOfScopeWarning` | at trace time, compiled |
+# | gradients that are summed over the replicas twice | `LossScaleWarning` | at trace time, compiled |
+# | a variable outside every scope is updated | `OutOfScopeWarning` | at trace time, compiled; Keras: also eager |
 # | `MirroredStrategy` in one of several processes | `IndependentProcessesWarning` | when the strategy is created |
 # | collectives that only some replicas call | replication check, `MergeError` | at trace time |
 # | collectives that only some workers call | watchdog | within seconds if the mismatch is certain |

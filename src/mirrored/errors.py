@@ -37,7 +37,7 @@ Warning categories:
     IndependentProcessesWarning            several processes train independent models
     DivergingStateWarning                  several replicas train independent models
     OutOfScopeWarning                      replicas assign a variable that was created outside of the scope
-    LossScaleWarning                       gradients that are N times too large, for N replicas
+    LossScaleWarning                       gradients that are N times too large or too small, for N replicas
 
 Every error message states what was called, what was found, the rule, and the remedy. Each class has a page in
 ``docs/errors`` with a wrong program, its message, and the right program.
@@ -210,13 +210,18 @@ class DivergingStateWarning(UserWarning):
 class OutOfScopeWarning(UserWarning):
     """Warning issued when replicas assign a variable that was created outside of `strategy.scope()`.
 
-    A compiled run updates such a variable once. In an eager run the replicas update it one after another.
+    A compiled run updates such a variable once. In an eager run the replicas update it one after another, without a
+    warning, except that a Keras optimizer applies the sum of their gradients once and warns.
     """
 
 
 class LossScaleWarning(UserWarning):
     """Warning issued when a loss is averaged over one replica's examples, but its gradients are summed over replicas.
 
-    The gradients are then N times too large, for N replicas. Only compiled steps emit this warning: the check analyzes
-    their program, and an eager run has none. To check an eager step, compile it once with `mirrored.function`.
+    The gradients are then N times too large, for N replicas. So are gradients that are summed over replicas twice, by
+    an `all_reduce` and by an optimizer. They are N times too small if `GradientAccumulator(reduction="mean")` gets
+    those of a loss that is divided by the examples of all replicas.
+
+    Only compiled steps emit this warning: the check analyzes their program, and an eager run has none. To check an
+    eager step, compile it once with `mirrored.function`.
     """
