@@ -4,7 +4,7 @@ Recording, then differentiation:
 
 - `recording`: the block of a tape; `trace`: the JAX trace that receives every primitive in it.
 - `operation`, `catalogue`: forward and VJP rules of operations, derived by `jax.vjp` once per signature.
-- `record`: what the tape keeps of one operation.
+- `record`: what the tape keeps of one operation; `no_derivative`: why an operation has no derivative.
 - `gradient_tape`, `backward`: gradients and Jacobians from the records; `unrecorded`, which suspends all tapes.
 - `forward_accumulator`: directional derivatives.
 - `calls`, `custom_gradient`, `merging`: custom derivative rules, `lax.while_loop`, and merges of virtual replicas.

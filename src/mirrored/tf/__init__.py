@@ -3,7 +3,8 @@
     import mirrored.tf as tf
 
 A tensor is a `jax.Array`. Importing this module adds the methods `numpy()`, `get_shape()` and `set_shape()` to arrays,
-lets their operators take lists and tuples (`array - [0.5, 0.25]`), which JAX refuses, and changes nothing else
+and `assign()` to slices of variables (`variable[1:]`), lets the operators of arrays take lists and tuples
+(`array - [0.5, 0.25]`), which JAX refuses, and changes nothing else
 (`mirrored/patches.py` has the list; `mirrored.integrations.disconnect` takes it back). The names are built from tables
 (`mirrored.tf._names`). An unknown name raises an error that suggests the closest one.
 """

@@ -2,11 +2,12 @@
 
 A read goes through `Variable.read_value` to `access.read`, an assignment through `Variable.assign` to `access.write`:
 
-- `variable`: the class; `component`: the view of one replica's copy.
+- `variable`: the class; `operators`: its operators; `component`: the view of one replica's copy.
 - `access`: finds the variable store of the context, checks that the context allows the access, and reads or assigns.
 - `sync_on_read`: variables with a component per replica, in cross-replica context.
 - `rules`: synchronization, aggregation, and dtypes of assigned values.
 - `storage`, `state_lock`: the stored value, and the lock under which it is replaced.
+- `former`: the old values, which variables get back if a step that donates no buffers, or eager code, fails later.
 - `creation`, `copying`: creation by all replicas together, and copies.
 - `assigned`: finds the replicas' copies of an array that an assignment has returned outside of a run.
 - `scattering`, `slicing`: scatter updates, and slices that can be assigned.
