@@ -151,8 +151,8 @@ print(f"test accuracy {accuracy:.3f}")
 #
 # The state of an NNX model that is not a parameter follows these rules:
 #
-# - `RngKey` (dropout): replica r draws from the key folded with r. The replicas drop different units, as the rows of
-#   one large batch would.
+# - `RngKey` (dropout): replica 0 draws from the key, and replica r from the key folded with r. The replicas drop
+#   different units, as the rows of one large batch would.
 # - `BatchStat` (`nnx.BatchNorm`): each replica normalizes by the statistics of its own part of the batch. So the losses
 #   differ from those of one device, typically in the second digit. A read outside `run` returns the mean of the running
 #   statistics.
