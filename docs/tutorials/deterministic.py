@@ -117,6 +117,8 @@ figure.tight_layout()
 # - Sums over the replicas use a balanced binary tree over the replica indices: replicas 0 and 1, replicas 2 and 3, then
 #   both sums. The order does not depend on the devices.
 # - Fusion boundaries keep XLA from combining operations of different replicas, which would change the rounding.
+# - On CPUs each product is rounded before it is added: LLVM would contract some products with sums, and which ones
+#   depends on the kernel.
 #
 # ![The same tree of sums on four devices, two and one](../figures/replicas.svg)
 #
@@ -152,8 +154,9 @@ except AssertionError as error:
 # %% [markdown]
 # ## What it costs
 #
-# The fixed order of the sums needs log2(devices) exchanges between pairs of devices instead of one all-reduce, and the
-# fusion boundaries keep XLA from some optimizations. [Performance](../performance.md) has the measured cost per model.
+# On 2, 4 or 8 devices the fixed order of the sums needs log2(devices) exchanges between pairs of devices instead of one
+# all-reduce, and the fusion boundaries keep XLA from some optimizations. [Performance](../performance.md) has the
+# measured cost per model.
 #
 # ## Next
 #
