@@ -111,6 +111,20 @@ def test_histograms_of_64_bit_mode_are_computed_in_64_bits(dtype: str) -> None:
         assert tf.histogram_fixed_width(thousands, [0, 1000], 100).tolist() == [10] * 100
 
 
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("as_range", [lambda bounds, _: bounds, tf.constant])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_histograms_of_16_bit_floats_are_computed_in_32_bits(
+    dtype: Any, as_range: Callable[..., Any], x64: bool
+) -> None:
+    with jax.enable_x64(x64):
+        bounds = as_range([0.0, 1.0], dtype)
+        place = int(np.floor(np.float32(tf.constant(0.61, dtype)) * np.float32(100)))
+        assert tf.histogram_fixed_width_bins(tf.constant([0.61], dtype), bounds, 100).tolist() == [place]
+        counts = tf.histogram_fixed_width(tf.constant([0.0, 0.61, 1.0], dtype), bounds, 4096)
+        assert np.flatnonzero(counts).tolist() == [0, int(np.float32(tf.constant(0.61, dtype)) * 4096), 4095]
+
+
 def test_the_range_of_a_histogram_has_the_dtype_of_the_values() -> None:
     with jax.enable_x64(True):
         assert tf.histogram_fixed_width(np.asarray([0.1, 0.2]), [0.1, 0.3], 2).tolist() == [1, 1]

@@ -324,8 +324,14 @@ def histogram_fixed_width_bins(
 
 
 def _bounds(values: jax.Array, value_range: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns the bounds of a range of values, in the dtype of the values if these are floats."""
-    bounds = as_tensor(value_range, values.dtype if values.dtype.kind == "f" else None)
+    """Returns the bounds of a range of values; those of floats have the dtype of the values, but at least 32 bits.
+
+    What is computed from values and bounds has their larger dtype: floats of 16 bits do not have all numbers of bins.
+    """
+    floats = jnp.issubdtype(values.dtype, jnp.floating)
+    bounds = as_tensor(value_range, jnp.promote_types(values.dtype, jnp.float32) if floats else None)
+    if jnp.issubdtype(bounds.dtype, jnp.floating):
+        bounds = bounds.astype(jnp.promote_types(bounds.dtype, jnp.float32))
     known = values_now(bounds)
     if known is not None and known.shape == (2,) and not known[0] < known[1]:
         raise InvalidArgumentError.of(
