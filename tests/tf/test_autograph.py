@@ -630,6 +630,44 @@ def test_a_range_whose_bounds_are_sizes_may_have_no_iterations(kind, bounds):
     assert int(f(*map(tf.zeros, bounds))) == max(0, bounds[1] - bounds[0])
 
 
+@pytest.mark.parametrize("kind", [range, tf.range])
+def test_a_loop_that_is_known_to_have_no_iterations_is_not_traced(kind):
+    @tf.function
+    def f(x):
+        out = x[:0]
+        for i in kind(3, tf.constant(x.shape[0])):
+            out = tf.concat([out, [x[i] + x[i - 3]]], 0)
+        return out
+
+    assert f(tf.zeros(0)).shape == f(tf.zeros(2)).shape == f(tf.zeros(3)).shape == (0,)
+    assert f(tf.range(4.0)).tolist() == [3.0]
+
+
+def test_a_python_range_of_known_tensors_may_be_empty():
+    n, less = tf.constant([2, -2], tf.int8)
+
+    @tf.function
+    def f():
+        return range(5, n), range(less), range(n, 5, -1), tf.reduce_sum(tf.cast(range(5, n), tf.float32))
+
+    *ranges, total = f()
+    assert [(one.shape, one.dtype) for one in ranges] == [((0,), "int8")] * 3
+    assert float(total) == 0.0
+
+
+@pytest.mark.parametrize("limit", [0.5, 2.5])
+def test_a_range_of_known_tensors_with_fractions_is_refused(limit):
+    @tf.function
+    def f():
+        count = 0
+        for _ in tf.range(0, tf.constant(limit), dtype=tf.int32):
+            count += 1
+        return count
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="range of integers must begin"):
+        f()
+
+
 @pytest.mark.parametrize("bounds", [lambda n: (0, n, 1), lambda n: (n, None, 1)])
 def test_the_dtype_of_a_traced_range_may_be_passed_by_position(bounds):
     @tf.function

@@ -19,12 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from malt.operators import py_builtins
 
-from mirrored._typing import DTypeLike
+from mirrored._jax.traces import Tracer
+from mirrored._typing import DTypeLike, HostArray
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import is_number
 from mirrored.tf._autograph.truth import is_unknown
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import OPS
+from mirrored.tf._tensors import as_tensor
 
 if TYPE_CHECKING:
     from mirrored.tf._autograph.scope import FunctionScope
@@ -149,7 +151,15 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if not (is_unknown(bounds[2]) or np.all(bounds[2])) or all(map(is_number, bounds)):
             raise
         # Bounds that are known here may not be known on TensorFlow (sizes), where a loop over them has no iteration.
-        return TracedRange(*bounds, dtype=given.get("dtype"), error=error)
+        tensors = [as_tensor(one) for one in bounds]
+        is_known = not any(isinstance(one, Tracer) for one in tensors)
+        if is_known and not _is_empty(*map(np.asarray, tensors)):
+            raise
+        return TracedRange(*bounds, dtype=given.get("dtype"), error=error, is_empty=is_known)
+
+
+def _is_empty(start: HostArray, limit: HostArray, delta: HostArray) -> bool:
+    return bool(start > limit if delta > 0 else start < limit)
 
 
 def _python_range(
@@ -157,9 +167,10 @@ def _python_range(
 ) -> Any:
     """Evaluates `range`; with a traced bound, returns a `TracedRange`."""
     del function, kwargs, scope
-    if any(isinstance(one, jax.Array) for one in args):
-        return _range(OPS["range"].function, args, {})
-    return range(*args)
+    if not any(isinstance(one, jax.Array) for one in args):
+        return range(*args)
+    values = _range(OPS["range"].function, args, {})
+    return values.empty() if isinstance(values, TracedRange) and values.is_empty else values
 
 
 def _number(dtype: DTypeLike) -> Callable[..., Any]:

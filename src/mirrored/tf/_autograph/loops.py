@@ -112,7 +112,8 @@ def for_stmt(
     state = _Names("for", get_state, set_state, symbol_names)
     if isinstance(iter_, TracedRange):
         _refuse_limit(opts)
-        _over_range(iter_, extra_test, body, state)
+        if not iter_.is_empty:  # else the trace of a body that never runs could raise an error
+            _over_range(iter_, extra_test, body, state)
         return
     if hasattr(type(iter_), "__jax_array__"):
         iter_ = as_tensor(iter_)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._autograph.state import is_number
@@ -23,15 +24,24 @@ class TracedRange:
         delta: The step.
         dtype: The dtype of the values; None for that of the bounds.
         error: Raised when the range is used as a tensor, which needs a known size.
+        is_empty: Whether the bounds are known, and the range is empty.
     """
 
     def __init__(
-        self, start: Operand, limit: Operand, delta: Operand, *, dtype: DTypeLike | None, error: Exception
+        self,
+        start: Operand,
+        limit: Operand,
+        delta: Operand,
+        *,
+        dtype: DTypeLike | None,
+        error: Exception,
+        is_empty: bool = False,
     ) -> None:
         given = [one if is_number(one) else as_tensor(one) for one in (start, limit, delta)]
         common = jnp.result_type(*given) if dtype is None else array_dtype(dtype)
         self._start, self._limit, self._delta = (jnp.asarray(one, common) for one in (start, limit, delta))
         self._error = error
+        self.is_empty = is_empty
 
     @property
     def count(self) -> jax.Array:
@@ -46,6 +56,10 @@ class TracedRange:
         distance = jnp.where(falls, start - limit, limit - start)
         step = jnp.where(falls, -delta, delta)
         return jnp.where(rises | falls, (distance - 1) // step + 1, 0).astype(jnp.int32)
+
+    def empty(self) -> jax.Array:
+        """Returns a tensor without elements, which has the dtype of the range."""
+        return as_tensor(np.zeros(0, self._start.dtype))
 
     def at(self, place: Operand) -> jax.Array:
         """Returns the number at a given index of the range."""
