@@ -630,6 +630,18 @@ def test_a_range_whose_bounds_are_sizes_may_have_no_iterations(kind, bounds):
     assert int(f(*map(tf.zeros, bounds))) == max(0, bounds[1] - bounds[0])
 
 
+def test_a_loop_over_a_range_longer_than_len_can_return():
+    @tf.function
+    def f(x):
+        for i in range(10**20):
+            x = x + i
+            if i == 3:
+                break
+        return x
+
+    assert int(f(tf.constant(1))) == 7
+
+
 @pytest.mark.parametrize("kind", [range, tf.range])
 def test_a_loop_that_is_known_to_have_no_iterations_is_not_traced(kind):
     @tf.function

@@ -140,7 +140,7 @@ def _over_python(
     iter_: Iterable[Any], extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
 ) -> None:
     going: Any = True if extra_test is None else extra_test()
-    length = len(iter_) if isinstance(iter_, Sequence) else 0
+    length = _length(iter_)
     unknown = 0
     for number, element in enumerate(iter_ if truth(going) is not False else ()):
         if truth(going) is None:  # whether the loop has ended is known only at run time
@@ -154,6 +154,14 @@ def _over_python(
         going = True if extra_test is None else extra_test()
         if truth(going) is False:
             return
+
+
+def _length(values: Iterable[Any]) -> int:
+    """Returns the number of elements; 0 if it is not known, or more than `len` can return, as of ``range(10**20)``."""
+    try:
+        return len(values) if isinstance(values, Sequence) else 0
+    except OverflowError:
+        return 0
 
 
 def _too_long(length: int) -> UnimplementedError:
