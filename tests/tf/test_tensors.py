@@ -194,3 +194,19 @@ def test_integers_that_need_64_bits_do_not_wrap(value):
     with jax.enable_x64(True):
         assert int(tf.constant(2**40, tf.int64)) == 2**40
     assert tf.constant(np.array([2**31 - 1, -(2**31)])).numpy().tolist() == [2**31 - 1, -(2**31)]
+
+
+@pytest.mark.parametrize(
+    "filled",
+    [
+        lambda value: tf.pad(tf.constant([1]), [[1, 0]], constant_values=value)[0],
+        lambda value: tf.linalg.diag(tf.constant([1, 2]), padding_value=value)[0, 1],
+    ],
+    ids=["pad", "diag"],
+)
+def test_float_scalars_of_numpy_without_a_fraction_fill_tensors_of_integers(filled: Any) -> None:
+    for value in (np.float32(0), np.float64(-1), np.float16(3), np.asarray(2.0)):
+        assert int(filled(value)) == value
+    for fraction in (np.float32(2.5), np.float64(2.5), np.asarray(2.5), np.float64("inf")):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be integers"):
+            filled(fraction)

@@ -141,10 +141,14 @@ def operands(values: Sequence[Any]) -> list[Any]:
 def without_cutting(called: str, argument: str, value: Operand, dtype: DTypeLike) -> jax.Array:
     """Converts a value that becomes part of a tensor of `dtype`; refuses floats for integers, which JAX would cut off.
 
-    Python numbers and lists get the dtype of the tensor; tensors keep their own.
+    Python numbers and lists get the dtype of the tensor; tensors keep their own. A NumPy scalar without a fraction
+    counts as an integer.
     """
+    exact = not jnp.issubdtype(dtype, jnp.inexact)
+    if exact and isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind == "f" and value.shape == ():
+        value = int(value) if float(value).is_integer() else np.asarray(value)  # np.float64 is a Python float, too
     found = as_tensor(value, dtype if isinstance(value, (int, float, list, tuple)) else None)
-    if jnp.issubdtype(dtype, jnp.inexact) or not jnp.issubdtype(found.dtype, jnp.inexact):
+    if not exact or not jnp.issubdtype(found.dtype, jnp.inexact):
         return found
     raise InvalidArgumentError.of(
         called,
