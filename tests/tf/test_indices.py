@@ -259,6 +259,26 @@ def test_a_bound_beyond_the_range_of_integers_limits_nothing():
     assert tf.clip_by_value(tf.constant([largest, -largest]), -1e12, 1e12).tolist() == [largest, -largest]
 
 
+def test_a_slice_under_a_tape_does_not_wait_for_another_device_than_a_cpu(monkeypatch):
+    def no_host_read(array):
+        raise AssertionError("the host waits")
+
+    x, begin = tf.constant([1.0, 2.0, 3.0]), tf.constant([1])
+    monkeypatch.setattr("mirrored.tf._ops.indexing.values_now", lambda array: None)  # as on a GPU
+    for method in ("__array__", "__int__", "__index__"):
+        monkeypatch.setattr(type(begin), method, no_host_read)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.slice(x, begin, [2])
+        for known in ([2], np.asarray([2])):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="begin. is .2. and"):
+                tf.slice(x, known, [2])
+    gradient = tape.gradient(y, x)
+    monkeypatch.undo()
+    assert y.tolist() == [2.0, 3.0]
+    assert gradient.tolist() == [0.0, 1.0, 1.0]
+
+
 @pytest.mark.long
 def test_edges_of_what_is_allowed():
     """Recorded with TensorFlow 2.21."""

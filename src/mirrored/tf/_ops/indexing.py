@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from mirrored._jax.traces import NotConstant, Tracer, evaluate, is_eager
+from mirrored._jax.traces import NotConstant, Tracer, current_trace, evaluate, is_eval, recording_parent
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
@@ -255,10 +255,10 @@ def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
     A size of -1 means all remaining elements. `begin` may be traced: a slice that leaves the tensor is then moved
     inside, as in XLA.
     """
-    if isinstance(begin, jax.Array) and not isinstance(begin, Tracer) and not is_eager():
+    if isinstance(begin, jax.Array) and not isinstance(begin, Tracer) and not _runs_now():
         begin = np.asarray(begin)  # whose numbers are known while tracing; those of an array would be traced
     each = begin if isinstance(begin, (list, tuple, np.ndarray)) else as_tensor(begin)
-    starts = [one if isinstance(one, int) else as_tensor(one) for one in each]
+    starts = [_start(one) for one in each]
     fixed_starts = _known_starts(starts)
     if fixed_starts is not None:
         _check_slice(input_.shape, fixed_starts, size)
@@ -268,13 +268,25 @@ def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
     return jax.lax.dynamic_slice(input_, starts, size)
 
 
+def _start(value: Operand) -> Any:
+    """Returns an integer on the host as an int, which is known on every device, and anything else as a tensor."""
+    if isinstance(value, (np.integer, np.ndarray)) and value.shape == () and value.dtype.kind in "iu":
+        return int(value)
+    return value if isinstance(value, int) else as_tensor(value)
+
+
 def _known_starts(starts: Sequence[Any]) -> list[int] | None:
     """Returns where a slice begins; None if that is computed in compiled code, or on another device than a CPU."""
     if all(isinstance(one, int) or values_now(one) is not None for one in starts):
         return [int(one) for one in starts]
-    if is_eager() or any(isinstance(one, Tracer) for one in starts):
+    if _runs_now() or any(isinstance(one, Tracer) for one in starts):
         return None
     return [int(one) for one in starts]
+
+
+def _runs_now() -> bool:
+    """Returns whether operations execute immediately, also under a tape: the host should not wait for their results."""
+    return is_eval(recording_parent(current_trace()))
 
 
 def _check_slice(shape: tuple[int, ...], begin: Sequence[int], size: Sequence[int]) -> None:
