@@ -241,7 +241,7 @@ def outer():
     class Local: pass
 
     def f(x: Local, *rest: Local, flag: Local = True, **options: Local) -> Local:
-        def inner(a: int, b: Local) -> Local: ...
+        def inner(a: int, b: Local) -> Local: return b
         log.append(inner.__annotations__)
         return x + 1 if flag else x
 
@@ -260,3 +260,26 @@ def test_annotations_are_those_of_the_users_file(are_texts, tmp_path):
     assert float(tf.function(function)(tf.constant(1.0))) == 2.0
     expected = ("int", "Local", "Local") if are_texts else (int, local, local)
     assert tuple(module["log"][0].values()) == expected
+
+
+@pytest.mark.parametrize("are_texts", [False, True])
+def test_annotations_with_calls_are_evaluated_where_the_function_is_defined(are_texts, tmp_path):
+    path = tmp_path / f"annotated_by_calls_{are_texts}.py"
+    source = """
+def f(x) -> meta(0):
+    def inner(a: meta(1)) -> (meta(2), [float]):
+        def innermost() -> meta(3): return a
+        log.append(innermost.__annotations__)
+        if a > 0:
+            return a + 1
+        return a
+    log.append(inner.__annotations__)
+    return inner(x)
+"""
+    future = "from __future__ import annotations\n" * are_texts
+    path.write_text(future + "log, meta = [], lambda number: number" + source)
+    module = runpy.run_path(str(path), run_name=path.stem)
+    linecache.checkcache(str(path))
+    assert float(tf.function(module["f"])(tf.constant(1.0))) == 2.0
+    one, two, three = ("meta(1)", "(meta(2), [float])", "meta(3)") if are_texts else (1, (2, [float]), 3)
+    assert module["log"] == [{"a": one, "return": two}, {"return": three}]

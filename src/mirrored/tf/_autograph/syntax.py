@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from malt.pyct import anno, errors
 
@@ -65,6 +65,36 @@ class OuterNames(ast.NodeTransformer):
             whole = ast.Try(body=node.body[start:], handlers=[], orelse=[], finalbody=[last])
             node.body[start:] = [like(whole, node.body[start])]
         return node
+
+
+class ReturnAnnotations:
+    """Hides the return annotations of functions that contain calls from malt's passes.
+
+    The passes call in the scope of the function, which does not exist where Python evaluates the annotation.
+
+    Args:
+        namer: Creates names that the function does not have.
+    """
+
+    def __init__(self, namer: Any) -> None:
+        self._namer = namer
+        self._hidden: dict[str, ast.expr] = {}
+
+    def hide(self, node: ast.AST) -> None:
+        """Replaces the annotations in a tree by names."""
+        for one in ast.walk(node):
+            if not isinstance(one, ast.FunctionDef) or one.returns is None:
+                continue
+            if any(isinstance(part, ast.Call) for part in ast.walk(one.returns)):
+                name = self._namer.new_symbol("returns", ())
+                self._hidden[name] = one.returns
+                one.returns = ast.copy_location(ast.Name(name, ctx=ast.Load()), one.returns)
+
+    def show(self, node: ast.AST) -> None:
+        """Puts the annotations back in the converted tree."""
+        for one in ast.walk(node):
+            if isinstance(one, ast.FunctionDef) and isinstance(one.returns, ast.Name):
+                one.returns = self._hidden.get(one.returns.id, one.returns)
 
 
 def like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
