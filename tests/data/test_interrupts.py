@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,3 +178,30 @@ def test_an_interrupt_at_any_line_loses_no_element() -> None:
         if not came:
             break
     assert event > 5
+
+
+def test_a_source_without_positions_is_read_to_its_end(tmp_path: Path) -> None:
+    """Positions to which an interrupt would go back were asked for, and raised `OSError: Illegal seek`."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    expected = [b"%d" % n for n in range(50)]
+    writer = threading.Thread(target=path.write_bytes, args=(b"\n".join(expected),))
+    writer.start()
+    assert list(Dataset.from_text_lines(path)) == expected
+    writer.join()
+
+
+def test_a_pipe_is_not_read_again_after_an_interrupt(tmp_path: Path) -> None:
+    """It would be opened again, and wait for another writer for ever."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(b"0\n1\n2\n3\n4\n",))
+    writer.start()
+    iterator = iter(Dataset.from_text_lines(path).map(once(2)))
+    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+    writer.join()
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"has no position.*Illegal seek|closed|after it raised"):
+            next(iterator)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
+from mirrored.errors import InputError
 
 _MARKS_APART: Final = 20
 """How many times the duration of `get_state` passes between two marks, which hence take at most 5 % of the time."""
@@ -33,17 +34,18 @@ class RestartingCursor:
         self._place: int | None = 0  # the number of elements before the next one; None after an interrupt
         self._mark: tuple[int, Any] = (0, None)  # a number of elements, and the position after them, None at the start
         self._next_mark = 0.0
+        self._unmarked: Exception | None = None  # what the last attempt to set a mark raised
 
     def read(self, count: int) -> Element:
         """Returns the element after the first `count`.
 
         Raises:
-            InputError: After an interrupt, the source does not return the elements before it again.
+            InputError: After an interrupt, the source does not return the elements before it again, or has no position.
         """
         self._go_to(count)
         now = time.perf_counter()
         if now >= self._next_mark:
-            self._mark = count, self._reading.get_state()
+            self._set_mark(count)
             self._next_mark = now + _MARKS_APART * (time.perf_counter() - now)
         try:
             element = next(self._reading)
@@ -54,6 +56,12 @@ class RestartingCursor:
         except BaseException:
             self._place = None
             raise
+
+    def _set_mark(self, count: int) -> None:
+        try:
+            self._mark, self._unmarked = (count, self._reading.get_state()), None
+        except Exception as error:  # such as the position in a pipe; nobody has asked for it
+            self._unmarked = error
 
     def get_state(self, count: int) -> Any:
         """Returns the position after the first `count` elements."""
@@ -66,12 +74,16 @@ class RestartingCursor:
     def set_state(self, state: Any, count: int) -> None:
         """Moves to a position after `count` elements."""
         self._reading.set_state(state)
-        self._mark, self._place = (count, state), count
+        self._mark, self._place, self._unmarked = (count, state), count, None
 
     def _go_to(self, count: int) -> None:
         if self._place == count:
             return
         self._place = None
+        if (
+            self._unmarked is not None
+        ):  # opening a pipe again would wait for ever, or lose what the first reader has read
+            raise _refuse_again(self._unmarked) from self._unmarked
         self._reading.close()
         self._reading = self._open_cursor()
         marked, position = self._mark
@@ -88,3 +100,12 @@ class RestartingCursor:
     def close(self) -> None:
         """Closes the pipeline."""
         self._reading.close()
+
+
+def _refuse_again(error: Exception) -> InputError:
+    return InputError(
+        "DatasetIterator",
+        found=f"an interrupt stopped the computation of an element, and the dataset has no position: {error}",
+        rule="after an interrupt the elements since an earlier position are read again, which a pipe cannot do",
+        remedy="begin the iteration again with iter(dataset); to continue after interrupts, read regular files",
+    )
