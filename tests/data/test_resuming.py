@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import io
 import itertools
 import json
 import time
@@ -200,6 +201,28 @@ def test_batches_of_user_functions_resume_after_the_examples(name: str, before: 
     rest = [n for element in saved for n in numbers(element, strategy)]
     assert [n for element in restored for n in numbers(element, strategy)] == rest
     assert sorted(taken + rest) == list(range(24))
+
+
+@pytest.mark.parametrize(("rewinds", "before", "after"), [(True, 4, 4), (False, 4, 4), (True, 8, 4)])
+@pytest.mark.parametrize("then", [lambda d: d, lambda d: d.map(lambda x: x).repeat(1)])
+def test_generators_may_share_a_file(then: Any, rewinds: bool, before: int, after: int) -> None:
+    """A second generator, which showed the size of the first batch, moved the file that the restored one reads."""
+
+    def reading(size: int) -> Any:
+        file = io.BytesIO(bytes(range(24)))
+
+        def batches() -> Iterator[Any]:
+            if rewinds:
+                file.seek(0)
+            while data := file.read(size):
+                yield np.frombuffer(data, np.uint8)
+
+        return iter(strategy_of(1).experimental_distribute_dataset(then(Dataset.from_generator(batches))))
+
+    saved, restored = reading(before), reading(after)
+    next(saved)
+    restored.set_state(json.loads(json.dumps(saved.get_state())))
+    assert [n for element in restored for n in numbers(element, strategy_of(1))] == list(range(before, 24))
 
 
 @pytest.mark.parametrize("kind", ["generator", "class"])

@@ -167,14 +167,6 @@ class Iterators:
         self._last = made
         return made
 
-    @property
-    def can_repeat(self) -> bool:
-        """Whether another iterator can be created without an effect on the last one, which may be in use.
-
-        The iterators of Python itself have no such effect. A class whose `__iter__` returns `self` may begin again.
-        """
-        return self._last is None or type(self._last).__module__ == "builtins"
-
 
 LONGEST_WAIT = 30.0
 """How many seconds `taking_turn` waits for an element that another thread reads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -56,6 +57,13 @@ def read_again(cursor: Any) -> Any:
         return next(cursor)
     except StopIteration:
         raise beyond_end() from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """An exception in place of the element that raises it."""
+
+    error: Exception
 
 
 class PositionCursor:
@@ -123,10 +131,16 @@ class IterableCursor:
     Args:
         make: Creates the iterable; called for every iteration.
         convert: From a yielded value and its index to an element.
+        note_first: Receives the first yielded value when it is read again.
     """
 
-    def __init__(self, make: Callable[[], Any], convert: Callable[[Any, int], Element]) -> None:
-        self._make, self._convert = make, convert
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        convert: Callable[[Any, int], Element],
+        note_first: Callable[[Any], object] = lambda value: None,
+    ) -> None:
+        self._make, self._convert, self._note_first = make, convert, note_first
         self._iterator: Iterator[Any] | None = None
         self._count = self._failed = 0  # elements, and exceptions between them: of an iterator that goes on after them
         self._failed_since = 0  # exceptions after the last element
@@ -178,7 +192,9 @@ class IterableCursor:
         iterator, left_to_fail, left = self._begin(), failed, count
         while left:
             try:
-                read_again(iterator)
+                value = read_again(iterator)
+                if left == count:
+                    self._note_first(value)
                 left -= 1
             except InputError:
                 raise

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
-from mirrored.data.cursors import Cursor, beyond_end, has_passed
+from mirrored.data.cursors import Cursor, Failed, beyond_end, has_passed
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
@@ -51,13 +51,6 @@ class Cached(OneParent, CursorTransformation):
         return _CacheCursor(self, pinned(run))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Failed:
-    """An exception in place of the element that raises it."""
-
-    error: Exception
-
-
 class _CacheCursor:
     """An iterator over a sequential cache. Before `ignore_errors` an element that raises keeps its place."""
 
@@ -80,7 +73,7 @@ class _CacheCursor:
         self._fill(self._place + 1)
         self._place += 1
         element = self._read[self._place - 1]
-        if type(element) is _Failed:
+        if type(element) is Failed:
             raise element.error
         return element
 
@@ -101,7 +94,7 @@ class _CacheCursor:
                 # Without `ignore_errors` the iteration ends here. Otherwise it goes on, unless the parent cannot.
                 if not self._run.forgives or not has_passed(self._reading, before, error):
                     raise
-                self._read.append(_Failed(error))
+                self._read.append(Failed(error))
             except BaseException:
                 self._lacks = True
                 raise

@@ -19,7 +19,7 @@ from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.pipeline.nodes import nodes
 from mirrored.data.pipeline.streams import IterableSource, Rebatched
-from mirrored.data.pipeline.transformations import Mapping, Prefetched
+from mirrored.data.pipeline.transformations import Mapping, Prefetched, Repeated
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
@@ -128,22 +128,39 @@ class DatasetSource(Source):
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
         iterator = cast(DatasetIterator, cursor)
-        if state is None or not iterator.restore(state):
+        if state is None:
             return False
-        if full is None or not state["count"] or self._first_size(iterator) in (None, full):
+        counts = full is not None and state["count"] and is_batched(self.dataset.node) is None
+        source = self._source_of_batches()
+        size = self._first_size(iterator, state) if counts and source is None else None
+        if source is not None:
+            source.take_size()  # of an earlier position
+        if not iterator.restore(state):
+            return False
+        if source is not None:
+            size = source.take_size()
+        if not counts or size in (None, full):
             return True
         iterator.set_state({**state, "position": None, "count": 0})  # the position counts batches of another size
         return False
 
-    def _first_size(self, iterator: DatasetIterator) -> int | None:
-        """Returns the size of the first batch; None if the steps of the dataset fix it, or it cannot be read again."""
-        steps = list(nodes(self.dataset.node))
-        if is_batched(self.dataset.node) is not None or any(step.keeps_elements for step in steps):
-            return None
-        if not all(step.can_repeat for step in steps if isinstance(step, IterableSource)):
+    def _source_of_batches(self) -> IterableSource | None:
+        """Returns the user's iterable if each of its elements becomes a batch; it is read again up to a position."""
+        node = self.dataset.node
+        while isinstance(node, Mapping | Prefetched | Repeated):
+            node = node.parent
+        return node if isinstance(node, IterableSource) else None
+
+    def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
+        """Returns the size of the first batch of the pass of a position; None if reading it could have an effect.
+
+        A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
+        So another one is read only without such a source, and before the position is restored.
+        """
+        if any(step.keeps_elements or isinstance(step, IterableSource) for step in nodes(self.dataset.node)):
             return None
         try:
-            return batch_size(iterator.first_again())
+            return batch_size(iterator.first_of(state))
         except Exception:  # the iteration that begins again raises it, or this element has been left out
             return None
 

@@ -275,10 +275,10 @@ class DatasetIterator:
         if before[0] is not None:
             before[0].close()
 
-    def first_again(self) -> Element:
-        """Reads the first element of the same pass in a separate iterator; raises StopIteration if there is none."""
-        seeds = dict(zip(self._seeds, self.seeds, strict=True))
-        cursor = self._node.cursor(Run((self._iteration,), (), seeds, True, keys=self._keys))
+    def first_of(self, state: dict[str, Any]) -> Element:
+        """Reads the first element of the pass of a position in a separate iterator; may raise StopIteration."""
+        seeds = {**self._seeds, **dict(zip(map(id, seeded(self._node)), state["seeds"], strict=True))}
+        cursor = self._node.cursor(Run((state["iteration"],), (), seeds, True, keys=state.get("keys", 1)))
         try:
             return next(cursor)
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final
@@ -13,6 +15,7 @@ from mirrored.data import specs
 from mirrored.data.calling import Iterators, call
 from mirrored.data.cursors import (
     Cursor,
+    Failed,
     InterleaveCursor,
     IterableCursor,
     RebatchCursor,
@@ -69,6 +72,7 @@ class IterableSource(CursorNode):
     def __post_init__(self) -> None:
         object.__setattr__(self, "_iterators", Iterators(self.make, self.called))
         object.__setattr__(self, "_warned", set())
+        object.__setattr__(self, "_sizes", collections.deque(maxlen=1))
 
     @property
     def cardinality(self) -> int:
@@ -78,13 +82,17 @@ class IterableSource(CursorNode):
     def spec(self) -> Any:
         return self.signature if self.signature is not None else specs.spec_of(first_element(self))
 
-    @property
-    def can_repeat(self) -> bool:
-        """Whether the source can be read in a second iterator without an effect on the last one."""
-        return bool(self._iterators.can_repeat)  # type: ignore[attr-defined]
-
     def open_cursor(self, run: Run) -> Cursor:
-        return IterableCursor(self._make, self._convert)
+        return IterableCursor(self._make, self._convert, self._note_first)
+
+    def take_size(self) -> int | None:
+        """Returns the size of the first batch, if it was read again (for a position) since the last call; else None."""
+        sizes = self._sizes  # type: ignore[attr-defined]
+        return sizes.pop() if sizes else None
+
+    def _note_first(self, value: PyTree) -> None:
+        with contextlib.suppress(Exception):  # elements without a size, or of unknown types
+            self._sizes.append(batch_size(own_element(value, self.called)))  # type: ignore[attr-defined]
 
     def _make(self) -> Any:
         return _Noting(self._iterators, self.called, self._warned)  # type: ignore[attr-defined]
@@ -367,13 +375,6 @@ class Windowed(StreamStep):
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Failed:
-    """An exception in place of the element that raises it."""
-
-    error: Exception
-
-
 class WindowCursor:
     """An iterator that groups another iterator's elements into windows (lists), like `tf.data.Dataset.window`.
 
@@ -405,7 +406,7 @@ class WindowCursor:
         self._windows += 1
         self._leave(self._shift)
         for element in window:
-            if type(element) is _Failed:
+            if type(element) is Failed:
                 raise element.error
         return window
 
@@ -422,7 +423,7 @@ class WindowCursor:
                 if not self._forgives or place == self._failed_at or has_ended_generator(error):
                     raise
                 self._failed_at = place
-                self._ahead.append(_Failed(error))
+                self._ahead.append(Failed(error))
             else:
                 # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
                 self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
