@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import queue
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from data.readings import plain, read
 from interrupts import interrupted_at
-from mirrored.data import Dataset
+from mirrored.data import Dataset, engine
 from mirrored.data.pipeline import interrupts
 from mirrored.errors import InputError
 
@@ -177,6 +179,42 @@ def test_an_interrupt_at_any_line_loses_no_element() -> None:
         assert [int(x) for x in iterator] == ([1, 2, 3] if came else [2, 3])
         if not came:
             break
+    assert event > 5
+
+
+def test_an_interrupt_while_a_prefetched_element_is_awaited_loses_nothing() -> None:
+    """The source was read again, of which a live one has other elements; those that were prefetched were lost."""
+    items = queue.SimpleQueue[int | None]()
+
+    def put(*numbers: int | None) -> None:
+        for number in numbers:
+            items.put(number)
+
+    put(0, 1)
+    iterator = iter(Dataset.from_generator(lambda: iter(items.get, None)).prefetch(2))
+    found = [int(next(iterator)) for _ in range(2)]
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for _ in range(2):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+            assert iterator.get_state()["position"]["count"] == 2
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    put(*range(2, 8), None)
+    assert found + [int(x) for x in iterator] == list(range(8))
+
+
+def test_an_interrupt_at_any_line_loses_no_prefetched_element() -> None:
+    files = {interrupts.__file__, engine.__file__}
+    came, event = True, 0
+    while came:
+        iterator = iter(stream(4).prefetch(1))
+        assert next(iterator) == 0
+        came, _ = interrupted_at(event, lambda iterator=iterator: next(iterator), files)  # type: ignore[misc]
+        assert [int(x) for x in iterator] == ([1, 2, 3] if came else [2, 3])
+        event += 1
     assert event > 5
 
 

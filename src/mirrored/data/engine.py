@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import queue
+import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -163,6 +167,17 @@ def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
     caught = CursorDataset(lambda: _Caught(iter(parent)), "prefetch")
     read = experimental.ThreadPrefetchIterDataset(caught, prefetch_buffer_size=size)
     return CursorDataset(lambda: _Raising(iter(read)), "prefetch")
+
+
+def only_waited(error: BaseException) -> bool:
+    """Returns whether an interrupt of `next` on a `thread_prefetch` came in the wait, before an element was taken."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = _Raising.__next__.__code__
+    # What the thread raises has its frames, which begin at `_Caught`.
+    if own not in codes or _Caught.__next__.__code__ in codes:
+        return False
+    within = codes[codes.index(own) :]
+    return (queue.Queue.get.__code__, threading.Condition.wait.__code__) in itertools.pairwise(within)
 
 
 def is_grain_dataset(source: object) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
+from mirrored.data.extra import engine
 from mirrored.errors import InputError
 
 _MARKS_APART: Final = 20
@@ -26,10 +27,11 @@ class RestartingCursor:
 
     Args:
         open_cursor: Opens the pipeline at the start.
+        is_prefetched: Whether its last step prefetches. An interrupt while it waits for its thread stops nothing.
     """
 
-    def __init__(self, open_cursor: Callable[[], Cursor]) -> None:
-        self._open_cursor = open_cursor
+    def __init__(self, open_cursor: Callable[[], Cursor], is_prefetched: bool = False) -> None:
+        self._open_cursor, self._is_prefetched = open_cursor, is_prefetched
         self._reading = open_cursor()
         self._place: int | None = 0  # the number of elements before the next one; None after an interrupt
         self._mark: tuple[int, Any] = (0, None)  # a number of elements, and the position after them, None at the start
@@ -53,8 +55,10 @@ class RestartingCursor:
             return element
         except Exception:
             raise
-        except BaseException:
+        except BaseException as error:
             self._place = None
+            if self._is_prefetched and engine().only_waited(error):
+                self._place = count
             raise
 
     def _set_mark(self, count: int) -> None:

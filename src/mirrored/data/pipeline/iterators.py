@@ -25,6 +25,7 @@ from mirrored.data.pipeline.positions import (
     outline,
     recorded_of,
 )
+from mirrored.data.pipeline.transformations import Prefetched
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 
@@ -236,11 +237,10 @@ class DatasetIterator:
             self._move_to(state)
 
     def _move_to(self, state: dict[str, Any]) -> None:
-        steps = seeded(self._node)
-        if len(state.get("seeds", ())) < len(steps):
+        steps, seeds = seeded(self._node), state.get("seeds", ())
+        if len(seeds) < len(steps):
             # Positions saved by earlier versions have no seeds of the steps that make inner datasets.
             steps = [step for step in steps if not step.makes_datasets]
-        seeds = state.get("seeds", ())
         if state.get("version") != _VERSION or state.get("pipeline") != self._outline or len(seeds) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
@@ -368,7 +368,8 @@ class DatasetIterator:
         if self._reading is None:
             seeds = dict(zip(self._seeds, self.seeds, strict=True))
             run = Run((self._iteration,), (), seeds, self._continues, keys=self._keys)
-            self._reading = RestartingCursor(functools.partial(self._node.cursor, run))
+            open_cursor = functools.partial(self._node.cursor, run)
+            self._reading = RestartingCursor(open_cursor, isinstance(self._node, Prefetched))
             close_at_exit(self)
         return self._reading
 
