@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,6 +103,55 @@ def test_streams_are_read_in_the_order_of_the_epoch_that_the_user_sets(strategy:
     for epoch in (0, 0, 2, 1):
         stream.set_epoch(epoch)
         assert numbers(batches, "x") == [100 * epoch + n for n in range(8)]
+
+
+class SavedStream(Stream):
+    """Has positions, of which it ignores those of other epochs, as `datasets.IterableDataset` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start: dict[str, int] | None = None
+        self.state = {"examples": 0, "epoch": 0}
+
+    def with_format(self, type: str) -> SavedStream:
+        return SavedStream()
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state
+
+    def __iter__(self) -> Iterator[Any]:
+        start = self.start["examples"] if self.start and self.start["epoch"] == self.epoch else 0
+        for n in range(start, 8, 4):
+            self.state = {"examples": n + 4, "epoch": self.epoch}
+            yield {"x": np.arange(n, n + 4) + 100 * self.epoch}
+
+
+SavedStream.__module__ = Stream.__module__
+
+
+@pytest.mark.parametrize("options", [None, InputOptions(batch_size=4)])
+@pytest.mark.parametrize("epochs", [(3, None), (3, 3), (0, 3), (0, None)])
+def test_a_position_in_a_stream_is_one_in_its_epoch(strategy: Any, options: Any, epochs: Any) -> None:
+    """The dataset had the epoch of the user's again, in a new process 0, and began it."""
+    readings = []
+    for epoch in epochs:
+        stream = SavedStream()
+        dataset = strategy.experimental_distribute_dataset(stream, options)
+        if epoch is not None:
+            stream.set_epoch(epoch)
+        readings.append((stream, dataset, iter(dataset)))
+    next(readings[0][2])
+    restored, dataset, iterator = readings[1]
+    iterator.set_state(json.loads(json.dumps(readings[0][2].get_state())))
+    assert numbers(iterator, "x") == [100 * epochs[0] + n for n in range(4, 8)]
+    restored.set_epoch(5)
+    again = iter(dataset)
+    again.set_state(json.loads(json.dumps(iter(dataset).get_state())))
+    assert numbers(again, "x") == [500 + n for n in range(8)]
+    assert numbers(dataset, "x") == [500 + n for n in range(8)]
 
 
 def test_a_dict_of_splits_is_refused(strategy: Any) -> None:

@@ -92,14 +92,10 @@ def hugging_face(data: Any, size: int | None, called: str) -> Callable[[], Curso
         )
     formatted = _in_numpy(data)
     made = formatted if size is None else _InBatches(formatted, size)
-
-    def begin() -> Any:
-        # `with_format` makes a new streaming dataset, of epoch 0; the user calls `set_epoch` of the original.
-        if formatted is not data and hasattr(formatted, "set_epoch"):
-            formatted.set_epoch(int(getattr(data, "epoch", getattr(data, "_epoch", 0))))
-        return made
-
-    return lambda: ForeignCursor(made, begin)
+    if formatted is data or not hasattr(formatted, "set_epoch"):
+        return lambda: ForeignCursor(made)
+    # `with_format` makes a new streaming dataset, of epoch 0; the user calls `set_epoch` of the original.
+    return lambda: _EpochCursor(made, formatted, lambda: int(getattr(data, "epoch", getattr(data, "_epoch", 0))))
 
 
 def _in_numpy(data: Any) -> Any:
@@ -169,6 +165,43 @@ class ForeignCursor(IterableCursor):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._data.load_state_dict(copy.deepcopy(state["loader"]))
+
+
+class _EpochCursor(ForeignCursor):
+    """An iterator over a streaming Hugging Face dataset, whose position is one in the order of an epoch.
+
+    Such a dataset ignores a position of another epoch than its own, and begins.
+
+    Args:
+        made: The dataset, or its batches.
+        stream: The dataset.
+        epoch: Returns the epoch that the user has set.
+    """
+
+    def __init__(self, made: Any, stream: Any, epoch: Callable[[], int]) -> None:
+        super().__init__(made, self._in_epoch)
+        self._stream, self._epoch_of_user = stream, epoch
+        self._epoch: int | None = None  # of this pass, once it has begun or a position is restored
+
+    def _in_epoch(self) -> Any:
+        if self._epoch is None:
+            self._epoch = self._epoch_of_user()
+        self._stream.set_epoch(self._epoch)
+        return self._data
+
+    def get_state(self) -> Any:
+        if self._epoch is None:  # not begun: the stream still has its position in the epoch before
+            return None
+        return super().get_state() or {**IterableCursor.get_state(self), "epoch": self._epoch}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if "loader" not in state:
+            self._epoch = state["epoch"]
+            IterableCursor.set_state(self, state)
+            return
+        super().set_state(state)
+        if isinstance(state["loader"], dict):
+            self._epoch = state["loader"].get("epoch")
 
 
 def _converted(value: PyTree, index: int) -> Element:
