@@ -135,7 +135,7 @@ def test_dropping_keeps_the_rest_of_a_batch_of_another_size(after: int, expected
 
 
 @pytest.mark.parametrize("rule", ["drop", "pad", "split"])
-@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8), (8, 6), (8, 8)])
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8), (8, 6), (8, 8), (8, 16)])
 @pytest.mark.parametrize("then", [lambda d: d, lambda d: d.prefetch(1), lambda d: d.map(lambda x: x).prefetch(1)])
 def test_a_full_batch_has_the_new_size_of_rebatch(rule: Any, before: int, after: int, then: Any) -> None:
     strategy = strategy_of(1)

@@ -276,7 +276,7 @@ class GlobalBatches:
         self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
             size = self._regrouped_to
-            self._full = state["full"] if state.get("regrouped_to", size) == size else None
+            self._full = state["full"] if state.get("regrouped_to", size) == size else size
             self._to_skip = state["leave_out"]
         else:
             self._full, self._to_skip = None, self._consumed
