@@ -231,3 +231,16 @@ def test_iterations_of_a_loader_without_persistent_workers_are_independent(strat
     dataset = strategy.experimental_distribute_dataset(Loader(), InputOptions(prefetch=0))
     earlier, later = iter(dataset), iter(dataset)
     assert numbers([next(earlier), next(later), next(earlier)]) == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_loader_of_the_user_that_returns_the_same_iterator_is_refused(strategy: Any) -> None:
+    class Loader(DataLoader):
+        persistent_workers = False
+
+        def __iter__(self) -> _Iterator:
+            return self.iterator
+
+    dataset = strategy.experimental_distribute_dataset(Loader())
+    assert numbers(dataset) == list(range(24))
+    with pytest.raises(InputError, match="a second iteration got the same iterator"):
+        list(dataset)

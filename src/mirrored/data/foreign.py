@@ -12,6 +12,7 @@ import numpy as np
 
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
+from mirrored.data.calling import Iterators
 from mirrored.data.cursors import Cursor, IterableCursor
 from mirrored.data.elements import Element, as_element
 from mirrored.errors import ArgumentError, InputError
@@ -40,6 +41,7 @@ class LoaderIterators:
 
     def __init__(self, loader: Any, called: str) -> None:
         self._loader, self.called = loader, called
+        self._new = Iterators(lambda: loader, called)
         self._has_one = bool(getattr(loader, "persistent_workers", True))
         self.lock = threading.Lock()
         self.latest: object = None
@@ -47,7 +49,7 @@ class LoaderIterators:
     def __call__(self) -> Iterator[Any]:
         """Returns an iterator of the loader for a new epoch."""
         if not self._has_one:
-            return iter(self._loader)
+            return self._new()
         with self.lock:
             made = self.latest = _Turn(self, iter(self._loader))
         return made
