@@ -589,3 +589,31 @@ def test_a_position_after_a_part_that_drops_examples_keeps_the_batch_size(first:
         reading(2).set_state(before.get_state())
     same.set_state(before.get_state())
     assert strategy.gather(next(same), axis=0).tolist() == [104, 105, 106, 107]
+
+
+@pytest.mark.parametrize("kind", ["chain", "prefetched chain", "zip", "exact", "before"])
+def test_parts_that_drop_examples_are_found_in_nested_positions(kind: str) -> None:
+    """The outer part 0 hid the inner part 1; parts in lists were not seen; nothing was known to drop no examples."""
+    strategy = mr.MirroredStrategy(["CPU:0"])
+
+    def reading(size: int) -> Any:
+        first = Dataset.range(8) if kind == "exact" else streamed(10)
+        others = (streamed(108).skip(100) if kind == "exact" else Dataset.range(100, 108), Dataset.range(200, 208))
+        made, *parts = [part.batch(size, drop_remainder=True) for part in (first, *others)]
+        for part in parts:
+            made = made.concatenate(part)
+        made = {"zip": lambda: Dataset.zip((made,) * 2), "prefetched chain": lambda: made.prefetch(1)}.get(
+            kind, lambda: made
+        )()
+        return iter(strategy.experimental_distribute_dataset(made))
+
+    before = reading(4)
+    for _ in range(2 if kind == "before" else 3):
+        next(before)
+    after, state = reading(2), json.loads(json.dumps(before.get_state()))
+    if kind in ("exact", "before"):
+        after.set_state(state)
+        assert np.asarray(next(after)).tolist() == ([104, 105] if kind == "exact" else [8, 9])
+        return
+    with pytest.raises(ArgumentError, match="in each epoch or part"):
+        after.set_state(state)

@@ -190,8 +190,9 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     saved = str(state.get("pipeline")).split(" < ")
     grouping = state.get("grouping", _grouping_of(node))  # positions of earlier versions have none
     dropped_then = any(_DROPS in one for one in grouping)
+    begun = _past_first_parts(node, state["position"]) if state["count"] else set[int]()
     for repeat in steps:
-        for step in _ended_before_others(repeat, state["position"]):
+        for step in _ended_before_others(repeat, begun):
             if _DROPS not in step.grouping and not (dropped_then and isinstance(step, Batched)):
                 continue
             place = len(steps) - steps.index(step)  # from the source: another strategy can add a step at the end
@@ -204,29 +205,61 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     return False
 
 
-def _ended_before_others(node: Node, position: Any) -> list[Node]:
+def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
     """Returns the steps of a `repeat`, and of the first parts of a `concatenate`, whose data may end before a position.
 
     `slices` has the lengths of the first parts of an indexed `concatenate`.
     """
     if isinstance(node, Repeated) and node.count != 1:
         return list(nodes(node.parent))
-    if isinstance(node, Concatenated) and not node.is_indexed and not _is_in_first_parts(position):
+    if isinstance(node, Concatenated) and not node.is_indexed and id(node) in begun:
         return [step for member in node.members[:-1] for step in nodes(member)]
     return []
 
 
-def _is_in_first_parts(position: Any) -> bool:
-    """Returns whether a position is in the first part of the last `concatenate`, or the first epoch of a `repeat`."""
-    if not isinstance(position, dict):
-        return True
-    return position["part"] == 0 if "part" in position else all(map(_is_in_first_parts, position.values()))
+def _past_first_parts(node: Node, position: Any) -> set[int]:
+    """Returns the ids of the `concatenate` steps of which a position may be past the first part."""
+    if position is None:  # nothing has been read here
+        return set()
+    part = position.get("part") if isinstance(position, dict) else None
+    if isinstance(node, Concatenated) and part is not None:
+        members = node.members[:part]
+        found = {id(step) for member in members for step in nodes(member)} | ({id(node)} if part else set())
+        inner = _past_first_parts(node.members[part], position["inner"]) if part < len(node.members) else set()
+        return found | inner
+    if isinstance(node, Repeated) and part == 0:
+        return _past_first_parts(node.parent, position["inner"])
+    if isinstance(position, dict) and not isinstance(node, Concatenated | Repeated):
+        if len(node.parents) == 1:
+            below = position.get("parent", position) if part is None else position
+            return _past_first_parts(node.parents[0], below)
+        places = position.get("parents", ())
+        if len(places) == len(node.parents):
+            return {
+                one
+                for parent, place in zip(node.parents, places, strict=True)
+                for one in _past_first_parts(parent, place)
+            }
+    return {id(step) for step in nodes(node)}  # not known
+
+
+def _last(node: Node) -> Node:
+    """Returns the last step that does more than mapping."""
+    while isinstance(node, Mapping | Prefetched):
+        node = node.parent
+    return node
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
     """Returns whether no examples are known to be dropped in the first `count` batches of `size`, or of `step.size`."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
+    if isinstance(repeat, Concatenated):
+        known = any(
+            _last(member) is step for one in nodes(repeat) if isinstance(one, Concatenated) for member in one.members
+        )
+        if known and isinstance(step, Batched) and size and step.parent.cardinality >= 0:
+            return step.parent.cardinality % size == step.parent.cardinality % step.size == 0
     if not count or not isinstance(step, Batched) or repeat is not step or not size:
         return not count
     examples = step.parent.cardinality
