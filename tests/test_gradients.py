@@ -227,6 +227,41 @@ def test_apply_and_reset_are_one_assignment(optimizer, monkeypatch):
         accumulator.add([2.0], count=1)
 
 
+class _Decaying(SGD):
+    def apply_gradients(self, grads_and_vars, *args, **options):
+        pairs = list(grads_and_vars)
+        result = super().apply_gradients(pairs, *args, **options)
+        for _, variable in pairs:
+            variable.assign(variable * 0.5)
+        return result
+
+
+class _InTwoSteps:
+    def __init__(self, rate):
+        self.rate = rate
+
+    def apply_gradients(self, grads_and_vars, skip_gradients_aggregation=False):
+        for gradient, variable in grads_and_vars:
+            variable.assign_sub(0.5 * variable)
+            variable.assign_sub(self.rate * gradient)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("optimizer", "expected"), [(_Decaying, 0.25), (_InTwoSteps, 0.0)])
+def test_apply_with_an_optimizer_that_reads_what_it_has_assigned(optimizer, expected, compiled):
+    v = mr.Variable(1.0)
+    accumulator = GradientAccumulator([v])
+    accumulator.add([0.5], count=1)
+    own = optimizer(1.0)
+
+    def step():
+        accumulator.apply(own)
+
+    (mr.function(step) if compiled else step)()
+    assert float(v) == expected
+    assert all(float(one) == 0.0 for one in accumulator.variables)
+
+
 @pytest.mark.long
 def test_what_the_accumulator_refuses():
     accumulator = GradientAccumulator([mr.Variable(1.0), mr.Variable([1.0, 2.0])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.summation import narrow, widen
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
+from mirrored.optimizers import Optimizer
 from mirrored.optimizers.gradient_merge import PairsOf, scope_of, update_with_sums
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, has_strategy
@@ -24,9 +25,6 @@ from mirrored.tape import unrecorded
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 from mirrored.variables.state_lock import together
-
-if TYPE_CHECKING:
-    from mirrored.optimizers import Optimizer
 
 
 def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[[Any], Any] = ReduceOp.SUM) -> Any:
@@ -283,9 +281,12 @@ class GradientAccumulator:
             self.reset()
 
         with unrecorded(), scope_of(self._variables):
-            if ambient().runner is None:
+            # A run stores its assignments atomically. Another `apply_gradients` than the library's may read what it has
+            # assigned, and `together` would return the old values.
+            is_own = getattr(optimizer.apply_gradients, "__func__", None) is Optimizer.apply_gradients
+            if ambient().runner is None and is_own:
                 together(update_and_reset)
-            else:  # The run stores its assignments atomically.
+            else:
                 update_and_reset()
 
     def reset(self) -> None:
