@@ -196,10 +196,23 @@ def test_accumulation_function_is_used() -> None:
 @pytest.mark.parametrize(
     "add", [lambda parts: jnp.sum(jnp.stack(parts)), lambda parts: sum(parts).astype("f2"), lambda parts: 1.0]
 )
-def test_accumulation_function_must_keep_shape_and_dtype(add: Any) -> None:
+def test_accumulation_function_must_keep_the_shape_and_not_narrow_the_dtype(add: Any) -> None:
     """A gradient that had become a scalar was broadcast in the update, silently."""
     with pytest.raises(ArgumentError, match="accumulation_fn returned"):
         ReductionToOneDevice(accumulation_fn=add).reduce_arrays(ReduceOp.SUM, [[jnp.ones(3)] * 2], Group(None, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("add", "dtype"),
+    [
+        (lambda parts: sum(part.astype("f4") for part in parts), "bfloat16"),
+        (lambda parts: jnp.sum(jnp.stack(parts), axis=0), "int8"),
+    ],
+)
+def test_accumulation_function_may_add_in_a_wider_dtype(add: Any, dtype: str) -> None:
+    algorithm = ReductionToOneDevice(accumulation_fn=add)
+    first = algorithm.reduce_arrays(ReduceOp.SUM, [[jnp.full(3, 100, dtype)] * 2], Group(None, 1, 2))[0][0]
+    np.testing.assert_array_equal(first, np.full(3, 200.0))
 
 
 def test_components_of_different_shapes_are_refused() -> None:

@@ -117,11 +117,11 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     Args:
         reduce_to_device: Has no effect. It is accepted for compatibility with TensorFlow; every device reduces.
-        accumulation_fn: Maps a list of components to their sum, of their shape and dtype. None adds them one after
-            another.
+        accumulation_fn: Maps a list of components to their sum, of their shape and of their dtype or a wider one. None
+            adds them one after another.
 
     Raises:
-        ArgumentError: When the reduction runs, `accumulation_fn` returns another shape or dtype.
+        ArgumentError: When the reduction runs, `accumulation_fn` returns another shape or a narrower dtype.
 
     Example:
         >>> import mirrored as mr
@@ -153,14 +153,15 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 def _check_total(total: Any, component: jax.Array) -> None:
     shape, dtype = getattr(total, "shape", None), getattr(total, "dtype", None)
-    if (shape, dtype) == (component.shape, component.dtype):
+    # A wider dtype is right: 16-bit floats may be added in float32, and `jnp.sum` returns int32 for small integers.
+    if dtype is not None and shape == component.shape and jnp.promote_types(dtype, component.dtype) == dtype:
         return
     what = f"of shape {shape} and dtype {dtype}" if dtype is not None else "that is no array"
     raise ArgumentError(
         "ReductionToOneDevice",
         found=f"accumulation_fn returned a {type(total).__name__} {what} for components of shape {component.shape} and "
         f"dtype {component.dtype}",
-        rule="the sum must have the shape and dtype of one component",
+        rule="the sum must have the shape of one component, and its dtype or a wider one",
         remedy="add along axis 0 only, and keep the dtype: jnp.sum(jnp.stack(parts), axis=0, dtype=parts[0].dtype)",
     )
 
