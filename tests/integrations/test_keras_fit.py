@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -437,31 +436,6 @@ def test_an_epoch_ends_with_the_data_if_a_pass_is_shorter_than_the_first(
     with pytest.warns(UserWarning, match="ran out of data"):
         model.fit(dataset, epochs=2, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=begin)])
     assert int(model.optimizer.iterations.value) == 2 + 4
-
-
-@pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize(("lengths", "warned"), [((2, 2), 0), ((3, 2), 1), ((2, 3), 1), ((3, 3), 1), ((1, 2), 0)])
-def test_an_epoch_that_is_longer_than_the_counted_pass_is_cut_with_a_warning(
-    lengths: tuple[int, ...], warned: int
-) -> None:
-    length = 2  # in the pass that counts the batches
-
-    def batches() -> Any:
-        for _ in range(length):
-            yield np.eye(EXAMPLES, dtype="float32"), np.ones((EXAMPLES, 1), np.float32)
-
-    def begin(epoch: int, logs: object) -> None:
-        nonlocal length
-        length = lengths[epoch]
-
-    model = linear_model(None, 0.0)
-    dataset = mr.data.Dataset.from_generator(batches, output_signature=None)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        model.fit(dataset, epochs=2, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=begin)])
-    cut = [one.filename for one in found if "after 2 batches, and the dataset has more" in str(one.message)]
-    assert cut == [__file__] * warned
-    assert int(model.optimizer.iterations.value) == sum(min(one, 2) for one in lengths)
 
 
 def test_fit_warns_that_it_does_not_shuffle_a_dataset() -> None:

@@ -120,9 +120,8 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
     def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         cardinality = int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
-        # An unknown length is determined by one pass over the data, as Keras takes that of the first epoch. A later,
-        # shorter pass ends with its data, and a longer one is cut, with a warning.
-        self._is_counted = cardinality < -1
+        # An unknown length is determined by one pass over the data. A later, shorter pass ends with its data, and a longer
+        # one is cut, without a check: to read one more batch may fail, wait for a timeout, or run code of the user.
         self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
         self._dataset = dataset
         self.has_bare_elements = _has_bare_elements(dataset)
@@ -146,26 +145,6 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         except StopIteration:
             raise EndOfData from None
         return tree_map(_whole, batch, is_leaf=_is_split)
-
-    def on_epoch_end(self) -> None:
-        """Warns if an epoch has ended before the data, because this pass is longer than the one that was counted.
-
-        It reads one more batch of a pass that has ended: the next epoch begins another pass.
-        """
-        if not self._is_counted or self._iterator is None or self._next != self._count:
-            return
-        try:
-            next(self._iterator)
-        except Exception:  # StopIteration, or the error of a batch that is not used
-            return
-        self._is_counted = False
-        warnings.warn(
-            f"keras.Model.fit: an epoch has ended after {self._count} batches, and the dataset has more\n"
-            "  rule:   if the length of a dataset is unknown, one pass over it determines the batches of every epoch\n"
-            "  remedy: pass steps_per_epoch and a dataset with repeat(): fit(dataset.repeat(), steps_per_epoch=n)",
-            UserWarning,
-            stacklevel=user_stacklevel(),
-        )
 
     def get_state(self) -> Any:
         """Returns the position in the dataset after the last batch that was read; None before the first batch."""
