@@ -120,8 +120,8 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
     def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         cardinality = int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
-        # An unknown length is determined by one pass over the data. A later, shorter pass ends with its data, and a longer
-        # one is cut, without a check: to read one more batch may fail, wait for a timeout, or run code of the user.
+        # An unknown length is determined by one pass over the data. A later, shorter pass ends with its data, and a
+        # longer one is cut, without a check: to read one more batch may fail or wait for a timeout.
         self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
         self._dataset = dataset
         self.has_bare_elements = _has_bare_elements(dataset)
