@@ -287,6 +287,20 @@ def test_what_a_program_can_tell_apart_is_not_equal(make):
     assert static_key({"at": [one]}) == static_key({"at": [again]}) != static_key({"at": [other]})
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda: array.array("d", [math.nan, 1.0]), lambda: decimal.Decimal("NaN"), lambda: decimal.Decimal("sNaN")],
+    ids=["array", "Decimal", "signaling"],
+)
+def test_an_array_or_decimal_with_nan_is_equal_to_itself(make):
+    step = mr.function(lambda x, data: x)
+    value = make()
+    for one in (value, value, make()):
+        step(jnp.ones(2), one)
+    assert step.trace_count == 1
+    assert static_key([value]) == static_key([make()])
+
+
 def test_an_array_of_python_that_changes_is_another_argument():
     values = array.array("d", [0.0])
     inverse = mr.function(lambda data: 1.0 / jnp.asarray(data[0]))

@@ -31,6 +31,8 @@ _BY_STATE: Final[tuple[object, ...]] = (types.SimpleNamespace.__eq__, argparse.N
 # The `==` of these classes finds equal what a program can tell apart: 0.0 and -0.0, integers and floats, one instant in
 # two time zones. What `pickle` would store of them, the arguments of their constructors, differs.
 _BY_REDUCTION: Final = (array.array, datetime.datetime, datetime.time, datetime.timezone, decimal.Decimal)
+# What `pickle` would store of these identifies them. Their `==` is not asked, because a NaN differs from itself.
+_REDUCED_WHOLE: Final = (array.array, decimal.Decimal)
 
 
 class Identity:
@@ -187,6 +189,8 @@ def _opaque(value: object, around: tuple[int, ...]) -> Hashable:
         return _state(value, around)
     if isinstance(value, memoryview):
         return (value.format, value.shape, value.tobytes())
+    if type(value) in _REDUCED_WHOLE:
+        return static_key(value.__reduce_ex__(4)[1], around)
     try:
         hash(value)
         own: Hashable = value
