@@ -109,5 +109,23 @@ def test_an_array_over_which_a_function_with_a_rule_closes_is_refused(name: str)
         gradient(CLOSED_OVER[name], 0, W)
 
 
+BESIDE = {
+    "jit": jax.jit(lambda v: (W * v, of_closure(v))),
+    "nested jit": jax.jit(lambda v: jax.jit(lambda u: (W * u, jnp.sum(of_closure(u))))(v)),
+    "checkpoint": jax.checkpoint(lambda v: (W * v, of_closure(v))),
+    "stop_gradient": jax.jit(lambda v: (W * v + lax.stop_gradient(of_closure(v)), v)),
+}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_result_beside_that_of_such_a_function_has_its_gradient(name: str, persistent: bool) -> None:
+    assert gradient(BESIDE[name], 0, W, persistent=persistent).tolist() == [1.0, 2.0]
+    assert gradient(BESIDE[name], 0, Y, persistent=persistent).tolist() == [2.0, 2.0]
+    if name != "stop_gradient":
+        with pytest.raises(TapeError, match="closes over"):
+            gradient(BESIDE[name], slice(None), W)
+
+
 def test_the_argument_of_such_a_program_has_the_gradient_of_the_rule() -> None:
     assert gradient(CLOSED_OVER["jit"], 0, Y).tolist() == [6.0, 6.0]

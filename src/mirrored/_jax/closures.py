@@ -192,6 +192,37 @@ def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
     return found
 
 
+def depends_on_opaque(primitive: Primitive, params: Mapping[str, Any], arrays: Sequence[Any], count: int) -> list[bool]:
+    """Returns, for each of `count` results of a primitive, whether functions that close over arrays lead to it.
+
+    Args:
+        primitive: The primitive. The results of `jit` and `checkpoint` are told apart, those of others are not.
+        params: Its parameters.
+        arrays: The arrays over which custom-derivative functions in `params` close (`opaque_arrays`).
+        count: The number of results.
+    """
+    if primitive not in (primitives.jit_p, primitives.remat_p) or _opened(params["jaxpr"]).effects:
+        return [True] * count
+    ids = frozenset(map(id, arrays))
+    return _behind_opaque(params["jaxpr"], [False] * len(_opened(params["jaxpr"]).invars), ids)
+
+
+def _behind_opaque(jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[bool], ids: frozenset[int]) -> list[bool]:
+    jaxpr = _opened(jaxpr)
+    behind = {variable for variable, is_behind in zip(jaxpr.invars, inputs, strict=True) if is_behind}
+    for equation in jaxpr.eqns:
+        primitive, params = equation.primitive, equation.params
+        operands = [not isinstance(atom, Literal) and atom in behind for atom in equation.invars]
+        inside = (embedded_arrays if primitive in _OPAQUE else opaque_arrays)(params)
+        closes_over = any(id(array) in ids for array in inside)
+        results = [(any(operands) or closes_over) and primitive is not stop_gradient_p] * len(equation.outvars)
+        if closes_over and primitive in (primitives.jit_p, primitives.remat_p):
+            results = _behind_opaque(params["jaxpr"], operands, ids)
+        pairs = zip(equation.outvars, results, strict=True)
+        behind.update(variable for variable, is_behind in pairs if is_behind and is_inexact(variable.aval))
+    return [not isinstance(atom, Literal) and atom in behind for atom in jaxpr.outvars]
+
+
 def _arrays_of(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Any, ...]:
     """Returns the concrete arrays inside an open or closed jaxpr, cached per jaxpr."""
     arrays = _embedded_arrays.get(jaxpr)

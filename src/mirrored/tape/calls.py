@@ -9,7 +9,7 @@ import jax
 
 from mirrored._jax import caches
 from mirrored._jax.boxes import another_object, while_p
-from mirrored._jax.closures import Lifted, custom_calls, opaque_arrays, used_constants
+from mirrored._jax.closures import Lifted, custom_calls, depends_on_opaque, opaque_arrays, used_constants
 from mirrored._jax.inlining import as_function, program_of
 from mirrored._jax.jaxprs import ClosedJaxpr, aval_of, context_key, is_inexact
 from mirrored._jax.local_collectives import fill_stores, reset_stores, stores_kept
@@ -190,19 +190,27 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
     return list(touched)
 
 
-def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
+def without_embedded(
+    trace: TapeTrace, primitive: Primitive, results: list[Any], params: dict[str, Any], name: str
+) -> list[Any]:
     """Records that a primitive's custom-derivative functions have no gradient for tracked arrays they close over.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
-    arrays through the program.
+    arrays through the program. Results that do not depend on such a function stay as they are.
     """
     known = trace.recorder.known if trace.recorder is not None else {}
-    used = [known[id(array)][0] for array in opaque_arrays(params) if id(array) in known]
-    if not used:
+    arrays = [array for array in opaque_arrays(params) if id(array) in known]
+    if not arrays:
         return results
+    used = [known[id(array)][0] for array in arrays]
+    behind = depends_on_opaque(primitive, params, arrays, len(results))
     values, keys, tracked = trace.split_operands(results)
-    record = PartialAliasRecord(keys, tracked, closed_over(used, name))
-    return trace.add(record, values, [position in tracked for position in range(len(values))])
+    passed = [position for position in tracked if behind[position]]
+    record = PartialAliasRecord(
+        [key for key, position in zip(keys, tracked, strict=True) if behind[position]], passed, closed_over(used, name)
+    )
+    added = trace.add(record, values, [position in passed for position in range(len(values))])
+    return [one if is_behind else other for one, other, is_behind in zip(added, results, behind, strict=True)]
 
 
 def _untracked_object(trace: TapeTrace, value: Leaf) -> Any:
@@ -245,7 +253,7 @@ def process_lifted(
         (*range(count), *(position + count for position in watched)),
     )
     if operation.custom_calls:
-        results = without_embedded(trace, results, params, operation.name)
+        results = without_embedded(trace, primitive, results, params, operation.name)
     return results if primitive.multiple_results else results[0]
 
 
@@ -268,7 +276,7 @@ def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any
     while trace.apply(condition, [*condition_consts, *state])[0]:
         state = trace.apply(step, [*body_consts, *state])
         if step.custom_calls:
-            state = without_embedded(trace, state, {"": params["body_jaxpr"]}, step.name)
+            state = without_embedded(trace, while_p, state, {"": params["body_jaxpr"]}, step.name)
     return state
 
 

@@ -128,7 +128,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         operation = catalogue.of_primitive(primitive, params)
         results = self.perform(operation, values, keys, watched)
         if operation.custom_calls:
-            results = calls.without_embedded(self, results, params, operation.name)
+            results = calls.without_embedded(self, primitive, results, params, operation.name)
         return results if primitive.multiple_results else results[0]
 
     def _stop_gradient(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
