@@ -297,6 +297,13 @@ def test_output_gradients_with_other_keys_are_refused(names, given):
         weighted(names, given)
 
 
+def test_output_gradients_may_omit_a_dict_with_one_key(x):
+    with GradientTape() as tape:
+        tape.watch(x)
+        targets = {"out": {"b": x * x, "a": 5.0 * x}}
+    assert float(tape.gradient(targets, x, output_gradients={"b": 0.0, "a": 1.0})) == 5.0
+
+
 def test_unconnected_sources_give_none_or_zeros(x, v):
     y = jnp.ones([2, 2])
     with GradientTape(persistent=True) as tape:

@@ -344,7 +344,8 @@ def _check_names(targets: PyTree, output_gradients: PyTree) -> None:
     Lists and tuples may be nested in other ways, as in TensorFlow, and take the place of a dict whose keys are sorted.
     """
     names, given = _names(targets), _names(output_gradients)
-    if names == given:
+    is_wrapped = len({one[:1] for one in names}) == 1  # in a dict with one key, which may be left out
+    if names == given or (is_wrapped and [one[1:] for one in names] == given):
         return
     pairs = list(zip(names, given, strict=False))
     differing = next(((one, other) for one, other in pairs if one != other and one and other), None)
