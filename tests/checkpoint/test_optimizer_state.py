@@ -97,6 +97,22 @@ def test_a_failed_restore_leaves_the_learning_rate(tmp_path: Path) -> None:
     assert rate(optimizer) == 0.5
 
 
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_learning_rate_without_a_variable_is_no_common_name(is_built: bool, tmp_path: Path) -> None:
+    w, saved = mr.Variable(1.0), SGD(0.1)
+    saved.learning_rate = 0.25
+    if is_built:
+        saved.build([w])
+    path = Checkpoint(model={"w": w}, optimizer=saved).write(tmp_path / "c")
+    optimizer = SGD(0.5)
+    with pytest.raises(mr.errors.CheckpointMismatchError, match=r"(?s)no name in common.*\n0 of 1 names"):
+        Checkpoint(net={"w": mr.Variable(0.0)}, optimizer=optimizer).restore(path)
+    assert rate(optimizer) == 0.5
+    # There is nothing else to compare on one side.
+    Checkpoint(optimizer=optimizer).restore(path).expect_partial()
+    assert rate(optimizer) == 0.25
+
+
 @pytest.mark.parametrize("slots_first", [True, False])
 def test_variables_of_a_subclass_and_of_a_schedule_are_saved(slots_first: bool, tmp_path: Path) -> None:
     w, optimizer = mr.Variable(3.0), Scaled(Warm())

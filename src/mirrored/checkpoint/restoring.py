@@ -237,18 +237,33 @@ class Restoration:
 
 
 def _check(found: Match, directory: Path, called: str, *, strict: bool, first: bool) -> None:
-    here, there = found.here.keys() - {COUNTER}, found.saved.keys() - {COUNTER}
-    nothing = first and bool(here and there) and not found.pairs.keys() - {COUNTER} and not found.misfits
+    certain = _without_rates(found)
+    here, there = certain.here.keys() - {COUNTER}, certain.saved.keys() - {COUNTER}
+    nothing = first and bool(here and there) and not certain.pairs.keys() - {COUNTER} and not found.misfits
     if not (found.misfits or nothing or (strict and not found.is_complete)):
         return
     what = "has no name in common with the program" if nothing else "does not match the program"
     raise CheckpointMismatchError(
         called,
-        found=f"{directory} {what}; nothing was restored\n{found.report()}",
+        found=f"{directory} {what}; nothing was restored\n{(certain if nothing else found).report()}",
         rule="state with the same name must have the same shape and dtype in the program and in the checkpoint"
         + (", and both must have the same names" if strict else ""),
         remedy="build the same objects under the same names as when it was saved"
         + (", or restore only matching names with partial=True" if strict and not (found.misfits or nothing) else ""),
+    )
+
+
+def _without_rates(found: Match) -> Match:
+    """Returns `found` without the learning rates of optimizers that are not built.
+
+    Most programs have one under the same name, so it does not tell whether the checkpoint is one of this program.
+    """
+    rates = {name: source for name, (source, leaf) in found.pairs.items() if isinstance(leaf, RateLeaf)}
+    return dataclasses.replace(
+        found,
+        pairs={name: pair for name, pair in found.pairs.items() if name not in rates},
+        saved={source: one for source, one in found.saved.items() if source not in rates.values()},
+        here={name: one for name, one in found.here.items() if name not in rates},
     )
 
 
