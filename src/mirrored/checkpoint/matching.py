@@ -109,8 +109,9 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested}
     if nested.issubset(missing):  # a checkpoint of an earlier version, which did not save them
         missing = [name for name in missing if name not in nested]
-    if graph.recent.issubset(missing):  # as above
-        missing = [name for name in missing if name not in graph.recent]
+    recent = graph.recent - optional
+    if recent.issubset(missing):  # as above
+        missing = [name for name in missing if name not in recent]
     used = {source for source, _ in pairs.values()} | {one.source for one in misfits}
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items() if name not in optional}
