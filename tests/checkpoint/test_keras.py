@@ -434,6 +434,24 @@ def test_variables_of_objects_in_attributes_of_a_model_are_saved(as_root, tmp_pa
     assert manager.restore_latest() == 1
 
 
+class OptimizerFirst(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.optimizer_of_helpers = mr.optimizers.Adam(0.1)
+        self.first, self.second = Helper(), Helper()
+        self.optimizer_of_helpers.build([self.first.scale, self.second.scale])
+
+
+def test_slots_have_the_names_of_variables_in_later_attributes(tmp_path):
+    model, other = OptimizerFirst(), OptimizerFirst()
+    model.optimizer_of_helpers.slots(model.second.scale)["mu"].assign(4.0)
+    path = Checkpoint(model=model).write(tmp_path / "c")
+    slots = "model/optimizer_of_helpers/slots/model"
+    assert {f"{slots}/first/scale/mu", f"{slots}/second/scale/mu"} <= set(CheckpointReader(path).names)
+    Checkpoint(model=other).restore(path).assert_consumed()
+    assert float(other.optimizer_of_helpers.slots(other.second.scale)["mu"].numpy()) == 4.0
+
+
 @pytest.mark.parametrize(("names", "is_refused"), [(["beta", "alpha"], True), (["one", "two"], False)])
 def test_keras_slots_of_variables_without_their_model_go_by_names(names, is_refused, tmp_path):
     def program(names):

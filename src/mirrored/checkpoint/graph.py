@@ -181,24 +181,29 @@ class _Walk:
         self._recent: deque[Part] = deque()
         self._is_in_recent = False
         self._visit_all()
+        self._add_all_slots()
         self._is_in_recent = True
         while self._recent:
             self._queue.append((self._recent.popleft(), _Zone(numbers=False)))
             self._visit_all()
+        self._add_all_slots()
         if outside is None:
             self.graph.sets.extend(self._sets_with_other_state())
         self._drop_configuration()
 
     def _visit_all(self) -> None:
-        """Visits what is in the queues, then names the slots of the optimizers that were found."""
-        before = len(self.graph.optimizers)
+        """Visits what is in the queues."""
         while self._queue or self._late:
             if self._queue:
                 self._visit(*self._queue.popleft())
             else:
                 self._visit_parts(*self._late.popleft())
-        for name, optimizer in list(self.graph.optimizers.items())[before:]:
-            self._add_slots(name, optimizer)
+
+    def _add_all_slots(self) -> None:
+        """Names the slots of the optimizers that were found, after the variables, whose names they contain."""
+        for name, optimizer in self.graph.optimizers.items():
+            if name not in self.graph.groups:
+                self._add_slots(name, optimizer)
 
     def _visit(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
