@@ -136,6 +136,30 @@ def test_groups_without_counters_are_restored(tmp_path):
     np.testing.assert_array_equal(continued(restored), continued(original))
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_slots_of_variables_whose_names_are_numbers_are_no_counters(is_nested, tmp_path):
+    def program(*groups, optimizer):
+        variables = [mr.Variable([1.0]), mr.Variable([2.0])]
+        for group in groups:
+            optimizer.apply_gradients([(jnp.full(1, 10.0 + index), variables[index]) for index in group])
+        return [{"kernel": one} for one in variables] if is_nested else variables, variables, optimizer
+
+    def momentum():
+        return mr.optimizers.SGD(0.1, momentum=0.9)
+
+    listed, saved, optimizer = program([0], [1], optimizer=momentum())
+    path = Checkpoint(listed, optimizer=optimizer).write(tmp_path / "c")
+    listed, restored, other = program([0, 1], optimizer=momentum())
+    Checkpoint(listed, optimizer=other).restore(path).assert_consumed()
+    assert [one.numpy().tolist() for one in restored] == [one.numpy().tolist() for one in saved]
+    # The counters of Adam are still refused.
+    listed, _, optimizer = program([0], [1], optimizer=mr.optimizers.Adam(0.1))
+    path = Checkpoint(listed, optimizer=optimizer).write(tmp_path / "d")
+    listed, _, other = program([0, 1], optimizer=mr.optimizers.Adam(0.1))
+    with pytest.raises(CheckpointMismatchError, match="it has 2"):
+        Checkpoint(listed, optimizer=other).restore(path)
+
+
 def test_variables_whose_names_are_numbers_keep_their_slots(tmp_path):
     def program(order):
         variables, optimizer = [mr.Variable([1.0]), mr.Variable([1.0])], mr.optimizers.Adam(0.1)

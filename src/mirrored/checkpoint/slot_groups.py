@@ -66,6 +66,7 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
         path = saved_path(optimizer, others, manifest)
         saved = manifest.groups.get(path, [])
         owner = {member: number for number, members in enumerate(saved) for member in members}
+        labels = {name.rpartition("/")[2] for name in graph.shared if name.startswith(f"{optimizer}/{SLOTS}/")}
         numbers: list[int | None] = []
         for members in groups:
             by_number: dict[int, list[str]] = {}
@@ -73,7 +74,7 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
                 number = owner.get(source_of(member) or member)
                 if number is not None:
                     by_number.setdefault(number, []).append(member)
-            if len(by_number) > 1 and _have_state(manifest, path, list(by_number)):
+            if len(by_number) > 1 and _have_state(manifest, path, list(by_number), labels):
                 found.joined.append(Joined(optimizer, list(by_number.values())))
             numbers.append(min(by_number, default=None))
         for number, matched in enumerate(numbers):
@@ -94,9 +95,18 @@ def saved_path(optimizer: str, others: Mapping[str, list[str]], manifest: Manife
     return next((path for path in paths if path in manifest.groups), optimizer)
 
 
-def _have_state(manifest: Manifest, optimizer: str, numbers: list[int]) -> bool:
-    prefixes = tuple(f"{optimizer}/{SLOTS}/{number}/" for number in numbers)
-    return any(name.startswith(prefixes) for name in manifest.leaves)
+def _have_state(manifest: Manifest, optimizer: str, numbers: list[int], labels: set[str]) -> bool:
+    """Returns whether the checkpoint has shared state of these groups; `labels` are those of such state in the program.
+
+    A variable of a list has a number as its name, or as the first part of it, so its slots have the prefix of a group.
+    """
+    members = {member for group in manifest.groups.get(optimizer, ()) for member in group}
+    heads = {f"{optimizer}/{SLOTS}/{number}": str(number) in members for number in numbers}
+    for name in manifest.leaves:
+        head, _, label = name.rpartition("/")
+        if head in heads and (label in labels or not heads[head]):
+            return True
+    return False
 
 
 def check_groups(joined: Sequence[Joined], directory: Path, called: str) -> None:
