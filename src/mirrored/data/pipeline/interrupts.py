@@ -64,7 +64,7 @@ class RestartingCursor:
     def _set_mark(self, count: int) -> None:
         try:
             self._mark, self._unmarked = (count, self._reading.get_state()), None
-        except Exception as error:  # such as the position in a pipe; nobody has asked for it
+        except Exception as error:  # such as: a pipe has no position. It matters only after an interrupt
             self._unmarked = error
 
     def get_state(self, count: int) -> Any:
