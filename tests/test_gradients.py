@@ -290,3 +290,25 @@ def test_a_dict_has_the_order_of_its_keys_in_lists_of_gradients(nested):
     assert accumulator.result() == [2.0, 20.0]
     accumulator.apply(SGD(1.0))
     assert (float(w_out), float(bias)) == (-1.0, -18.0)
+
+
+class _Interrupted(SGD):
+    calls = 0
+
+    def apply_gradients(self, grads_and_vars, *args, **options):
+        super().apply_gradients(grads_and_vars, *args, **options)
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_override_of_apply_gradients_changes_nothing():
+    v = mr.Variable(1.0)
+    accumulator = GradientAccumulator([v])
+    accumulator.add([0.5], count=1)
+    own = _Interrupted(1.0)
+    with pytest.raises(KeyboardInterrupt):
+        accumulator.apply(own)
+    assert (float(v), float(accumulator.variables[0])) == (1.0, 0.5)
+    accumulator.apply(own)
+    assert (float(v), float(accumulator.variables[0])) == (0.5, 0.0)

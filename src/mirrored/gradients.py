@@ -19,12 +19,13 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 from mirrored.optimizers import Optimizer
 from mirrored.optimizers.gradient_merge import PairsOf, scope_of, update_with_sums
 from mirrored.runtime.ambient import ambient
+from mirrored.runtime.merge import or_undone
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.strategies.context import all_reduce_for
 from mirrored.tape import unrecorded
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
-from mirrored.variables.state_lock import together
+from mirrored.variables.state_lock import together, turn
 
 
 def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[[Any], Any] = ReduceOp.SUM) -> Any:
@@ -284,10 +285,13 @@ class GradientAccumulator:
             # A run stores its assignments atomically. Another `apply_gradients` than the library's may read what it has
             # assigned, and `together` would return the old values.
             is_own = getattr(optimizer.apply_gradients, "__func__", None) is Optimizer.apply_gradients
-            if ambient().runner is None and is_own:
+            if ambient().runner is not None:
+                update_and_reset()
+            elif is_own:
                 together(update_and_reset)
             else:
-                update_and_reset()
+                with turn():
+                    or_undone(update_and_reset)
 
     def reset(self) -> None:
         """Sets the accumulated gradients and the number of examples to zero."""

@@ -154,6 +154,17 @@ def test_a_position_in_a_stream_is_one_in_its_epoch(strategy: Any, options: Any,
     assert numbers(dataset, "x") == [500 + n for n in range(8)]
 
 
+@pytest.mark.parametrize("size", [4, 2])
+def test_examples_that_are_skipped_are_those_of_the_position_s_epoch(strategy: Any, size: int) -> None:
+    saved_stream = Stream()
+    saved_stream.set_epoch(3)
+    saved = iter(strategy.experimental_distribute_dataset(saved_stream, InputOptions(batch_size=4)))
+    next(saved)
+    restored = iter(strategy.experimental_distribute_dataset(Stream(), InputOptions(batch_size=size)))
+    restored.set_state(json.loads(json.dumps(saved.get_state())))
+    assert numbers(restored, "x") == [300 + n for n in range(4, 8)]
+
+
 def test_a_dict_of_splits_is_refused(strategy: Any) -> None:
     with pytest.raises(ArgumentError, match=r"the splits \['test', 'train'\](.|\n)*dataset\['test'\]"):
         strategy.experimental_distribute_dataset(DatasetDict(test=Table(), train=Table()), InputOptions(batch_size=4))

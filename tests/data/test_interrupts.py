@@ -229,6 +229,18 @@ def test_a_source_without_positions_is_read_to_its_end(tmp_path: Path) -> None:
     writer.join()
 
 
+def test_the_end_before_that_of_a_source_without_positions(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(b"0\n1\n2\n3\n",))
+    writer.start()
+    iterator = iter(Dataset.from_text_lines(path).take(2))
+    assert list(iterator) == [b"0", b"1"]
+    with pytest.raises(OSError, match="seek"):
+        iterator.get_state()
+    writer.join()
+
+
 def test_a_pipe_is_not_read_again_after_an_interrupt(tmp_path: Path) -> None:
     """It would be opened again, and wait for another writer for ever."""
     path = tmp_path / "pipe"

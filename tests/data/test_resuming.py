@@ -225,6 +225,43 @@ def test_generators_may_share_a_file(then: Any, rewinds: bool, before: int, afte
     assert [n for element in restored for n in numbers(element, strategy_of(1))] == list(range(before, 24))
 
 
+def test_a_map_behind_a_generator_makes_the_batch() -> None:
+    """The size of the generator's number, which is none, was compared with that of the batch."""
+
+    def reading(size: int) -> Any:
+        starts = Dataset.from_generator(lambda: iter(range(0, 24, size)))
+        batches = starts.map(lambda start: np.arange(start, start + size))
+        return iter(strategy_of(1).experimental_distribute_dataset(batches))
+
+    saved, restored = reading(8), reading(4)
+    next(saved), next(saved)
+    restored.set_state(json.loads(json.dumps(saved.get_state())))
+    assert [n for element in restored for n in numbers(element, strategy_of(1))] == list(range(16, 24))
+
+
+@pytest.mark.parametrize(
+    ("rewinds", "after", "expected"),
+    [(False, 8, [8, 9, 10, 11, 16, 17, 18, 19]), (True, 4, [8, 9, 12, 13, 16, 17, 20, 21])],
+)
+def test_a_map_behind_a_generator_changes_the_size(rewinds: bool, after: int, expected: list[int]) -> None:
+    def reading(size: int) -> Any:
+        file = io.BytesIO(bytes(range(24)))
+
+        def batches() -> Iterator[Any]:
+            if rewinds:
+                file.seek(0)
+            while data := file.read(size):
+                yield np.frombuffer(data, np.uint8)
+
+        halves = Dataset.from_generator(batches).map(lambda batch: batch[: len(batch) // 2])
+        return iter(strategy_of(1).experimental_distribute_dataset(halves))
+
+    saved, restored = reading(8), reading(after)
+    next(saved)
+    restored.set_state(json.loads(json.dumps(saved.get_state())))
+    assert [n for element in restored for n in numbers(element, strategy_of(1))] == expected
+
+
 @pytest.mark.parametrize("kind", ["generator", "class"])
 def test_a_source_that_can_be_read_only_once_is_restored(kind: str) -> None:
     class Restarting:

@@ -97,7 +97,7 @@ def hugging_face(data: Any, size: int | None, called: str) -> Callable[[], Curso
     if formatted is data or not hasattr(formatted, "set_epoch"):
         return lambda: ForeignCursor(made)
     # `with_format` makes a new streaming dataset, of epoch 0; the user calls `set_epoch` of the original.
-    return lambda: _EpochCursor(made, formatted, lambda: int(getattr(data, "epoch", getattr(data, "_epoch", 0))))
+    return lambda: EpochCursor(made, formatted, lambda: int(getattr(data, "epoch", getattr(data, "_epoch", 0))))
 
 
 def _in_numpy(data: Any) -> Any:
@@ -169,7 +169,7 @@ class ForeignCursor(IterableCursor):
         self._data.load_state_dict(copy.deepcopy(state["loader"]))
 
 
-class _EpochCursor(ForeignCursor):
+class EpochCursor(ForeignCursor):
     """An iterator over a streaming Hugging Face dataset, whose position is one in the order of an epoch.
 
     Such a dataset ignores a position of another epoch than its own, and begins.
@@ -197,13 +197,16 @@ class _EpochCursor(ForeignCursor):
         return super().get_state() or {**IterableCursor.get_state(self), "epoch": self._epoch}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if "loader" not in state:
-            self._epoch = state["epoch"]
+        self.begin_epoch_of(state)
+        if "loader" in state:
+            super().set_state(state)
+        else:
             IterableCursor.set_state(self, state)
-            return
-        super().set_state(state)
-        if isinstance(state["loader"], dict):
-            self._epoch = state["loader"].get("epoch")
+
+    def begin_epoch_of(self, state: dict[str, Any]) -> None:
+        """Lets this pass, which has not begun, be one in the epoch of a position."""
+        found = state.get("loader", state)
+        self._epoch = found.get("epoch") if isinstance(found, dict) else None
 
 
 def _converted(value: PyTree, index: int) -> Element:

@@ -21,7 +21,15 @@ from mirrored.data.calling import Iterators
 from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.foreign import ForeignCursor, GrainCursor, LoaderIterators, comes_from, hugging_face, is_torch_loader
+from mirrored.data.foreign import (
+    EpochCursor,
+    ForeignCursor,
+    GrainCursor,
+    LoaderIterators,
+    comes_from,
+    hugging_face,
+    is_torch_loader,
+)
 from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import NoElementError, map_specs, spec_of
@@ -221,7 +229,11 @@ class _IterableSource(Source):
         del cursor
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
-        if state is None or (full is not None and self._batch_size() != full):
+        if state is None:
+            return False
+        if full is not None and self._batch_size() != full:
+            if isinstance(cursor, EpochCursor):
+                cursor.begin_epoch_of(state)  # the examples to skip are those of this epoch
             return False
         cursor.set_state(state)
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from mirrored._jax import distributed
@@ -17,9 +17,9 @@ from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import nodes
+from mirrored.data.pipeline.nodes import Run, nodes
 from mirrored.data.pipeline.streams import IterableSource, Rebatched
-from mirrored.data.pipeline.transformations import Mapping, Prefetched, Repeated
+from mirrored.data.pipeline.transformations import Mapped, Mapping, Prefetched, Repeated
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
@@ -131,25 +131,31 @@ class DatasetSource(Source):
         if state is None:
             return False
         counts = full is not None and state["count"] and is_batched(self.dataset.node) is None
-        source = self._source_of_batches()
+        source, functions = self._source_of_batches()
         size = self._first_size(iterator, state) if counts and source is None else None
         if source is not None:
-            source.take_size()  # of an earlier position
+            source.take_first()  # of an earlier position
         if not iterator.restore(state):
             return False
         if source is not None:
-            size = source.take_size()
+            size = _size_after(functions, source.take_first())
         if not counts or size in (None, full):
             return True
         iterator.set_state({**state, "position": None, "count": 0})  # the position counts batches of another size
         return False
 
-    def _source_of_batches(self) -> IterableSource | None:
-        """Returns the user's iterable if each of its elements becomes a batch; it is read again up to a position."""
+    def _source_of_batches(self) -> tuple[IterableSource | None, list[Mapped]]:
+        """Returns the user's iterable if each of its elements becomes a batch, and the functions that make the batch.
+
+        The iterable is read again up to a position, its first element, too.
+        """
         node = self.dataset.node
-        while isinstance(node, Mapping | Prefetched | Repeated):
+        functions: list[Mapped] = []
+        while isinstance(node, Mapped | Prefetched | Repeated):
+            if isinstance(node, Mapped):
+                functions.insert(0, node)
             node = node.parent
-        return node if isinstance(node, IterableSource) else None
+        return (node if isinstance(node, IterableSource) else None), functions
 
     def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
         """Returns the size of the first batch of the pass of a position; None if reading it could have an effect.
@@ -163,6 +169,18 @@ class DatasetSource(Source):
             return batch_size(iterator.first_of(state))
         except Exception:  # the iteration that begins again raises it, or this element has been left out
             return None
+
+
+def _size_after(functions: Sequence[Mapped], first: Element | None) -> int | None:
+    """Returns the size of the first batch, which these functions make of the first element; None if it is unknown."""
+    if first is None:
+        return None
+    try:
+        for node in functions:
+            first = node.function_of(Run())(0, first)
+        return batch_size(first)
+    except Exception:  # the iteration raises it, or this element has been left out
+        return None
 
 
 def source_of_arrays(arrays: PyTree, examples_per_batch: int) -> Source:

@@ -75,6 +75,13 @@ class RestartingCursor:
         self._go_to(count)
         return self._reading.get_state()
 
+    def get_end(self, count: int) -> Any:
+        """Returns the position after all elements, or the exception of a source without positions (`position_of`)."""
+        try:
+            return self.get_state(count)
+        except Exception as error:  # such as: a pipe has no position, and can be read nevertheless
+            return error
+
     def set_state(self, state: Any, count: int) -> None:
         """Moves to a position after `count` elements."""
         self._reading.set_state(state)
@@ -113,3 +120,14 @@ def _refuse_again(error: Exception) -> InputError:
         rule="after an interrupt the elements since an earlier position are read again, which a pipe cannot do",
         remedy="begin the iteration again with iter(dataset); to continue after interrupts, read regular files",
     )
+
+
+def position_of(end: Any) -> Any:
+    """Returns a position at the end of the data, which `RestartingCursor.get_end` returned.
+
+    Raises:
+        Exception: The source has no positions.
+    """
+    if isinstance(end, Exception):
+        raise end
+    return end

@@ -14,7 +14,7 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
-from mirrored.data.pipeline.interrupts import RestartingCursor
+from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, nodes, seeded
 from mirrored.data.pipeline.positions import (
     check_recorded,
@@ -116,7 +116,7 @@ class DatasetIterator:
             try:
                 element = self._read()
             except StopIteration:
-                self._end = self._cursor().get_state(self._count)
+                self._end = self._cursor().get_end(self._count)
                 self._release()
                 raise stop_iteration(self._ended) from None
             except Exception:
@@ -198,7 +198,7 @@ class DatasetIterator:
                 "count": self._count,
                 "cardinality": self._cardinality,
                 "epochs": self._lengths,
-                "position": self._cursor().get_state(self._count) if self._end is None else self._end,
+                "position": self._cursor().get_state(self._count) if self._end is None else position_of(self._end),
             }
 
     def restore(self, state: dict[str, Any]) -> bool:

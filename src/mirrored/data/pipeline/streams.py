@@ -72,7 +72,7 @@ class IterableSource(CursorNode):
     def __post_init__(self) -> None:
         object.__setattr__(self, "_iterators", Iterators(self.make, self.called))
         object.__setattr__(self, "_warned", set())
-        object.__setattr__(self, "_sizes", collections.deque(maxlen=1))
+        object.__setattr__(self, "_firsts", collections.deque(maxlen=1))
 
     @property
     def cardinality(self) -> int:
@@ -85,14 +85,14 @@ class IterableSource(CursorNode):
     def open_cursor(self, run: Run) -> Cursor:
         return IterableCursor(self._make, self._convert, self._note_first)
 
-    def take_size(self) -> int | None:
-        """Returns the size of the first batch, if it was read again (for a position) since the last call; else None."""
-        sizes = self._sizes  # type: ignore[attr-defined]
-        return sizes.pop() if sizes else None
+    def take_first(self) -> Element | None:
+        """Returns the first element, if it was read again (for a position) since the last call; else None."""
+        firsts = self._firsts  # type: ignore[attr-defined]
+        return firsts.pop() if firsts else None
 
     def _note_first(self, value: PyTree) -> None:
-        with contextlib.suppress(Exception):  # elements without a size, or of unknown types
-            self._sizes.append(batch_size(own_element(value, self.called)))  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):  # elements of unknown types
+            self._firsts.append(own_element(value, self.called))  # type: ignore[attr-defined]
 
     def _make(self) -> Any:
         return _Noting(self._iterators, self.called, self._warned)  # type: ignore[attr-defined]
