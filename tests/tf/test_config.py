@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,7 @@ import textwrap
 import pytest
 
 import mirrored.tf as tf
+from mirrored.errors import ContextError
 from mirrored.tf import _config
 
 
@@ -137,6 +139,28 @@ def test_switches_are_kept() -> None:
     assert tf.config.optimizer.get_jit() == "autoclustering"
     tf.config.experimental.enable_op_determinism()
     assert tf.test.gpu_device_name() == ""
+
+
+@pytest.mark.parametrize(("has_plugin", "expected"), [(True, "--xla_gpu_deterministic_ops=true"), (False, "")])
+def test_the_flag_for_deterministic_kernels_is_set_before_jax_starts(
+    monkeypatch: pytest.MonkeyPatch, has_plugin: bool, expected: str
+) -> None:
+    """The GPUs were listed first, which starts JAX."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(_config, "has_devices", lambda: False)
+    monkeypatch.setattr(_config, "_has_accelerator_plugin", lambda: has_plugin)
+    monkeypatch.setattr(_config, "list_physical_devices", lambda kind: pytest.fail("starts JAX"))
+    tf.config.experimental.enable_op_determinism()
+    assert os.environ["XLA_FLAGS"] == expected
+
+
+def test_deterministic_kernels_after_jax_has_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(_config.jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ContextError, match="already started"):
+        tf.config.experimental.enable_op_determinism()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    tf.config.experimental.enable_op_determinism()
 
 
 def test_functions_can_run_eagerly() -> None:

@@ -57,6 +57,30 @@ def test_variables_made_in_a_scope_carry_its_name() -> None:
     assert tf.Variable(1.0, name="v").name.startswith("v")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replicas_that_wait_within_a_shared_scope_stay_themselves(compiled: bool) -> None:
+    """The first replica to leave the scope closed that of another one, and continued as that replica."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    class Net(tf.Module):
+        @tf.Module.with_name_scope
+        def __call__(self, x: Any) -> Any:
+            return tf.distribute.get_replica_context().all_reduce("SUM", x)
+
+    net = Net()
+
+    def replica() -> Any:
+        before = tf.distribute.get_replica_context().replica_id_in_sync_group
+        net(tf.constant(1.0))
+        return tf.stack([before, tf.distribute.get_replica_context().replica_id_in_sync_group])
+
+    def step() -> Any:
+        return strategy.run(replica)
+
+    found = (tf.function(step) if compiled else step)()
+    assert [one.numpy().tolist() for one in strategy.experimental_local_results(found)] == [[0, 0], [1, 1]]
+
+
 def test_a_scope_may_be_entered_again_while_it_is_open() -> None:
     scope = tf.name_scope("s")
     with scope, scope:

@@ -318,11 +318,24 @@ def enable_op_determinism() -> None:
     """Makes XLA use deterministic GPU kernels; must be called before JAX starts.
 
     The kernels of CPUs and TPUs are always deterministic.
+
+    Raises:
+        ContextError: JAX has already started on GPUs, and reads no flags any more.
     """
     flag = "--xla_gpu_deterministic_ops=true"
     present = os.environ.get("XLA_FLAGS", "")
-    if flag not in present and list_physical_devices("GPU"):
-        os.environ["XLA_FLAGS"] = f"{present} {flag}".strip()
+    if flag in present:
+        return
+    if not has_devices():  # listing the GPUs would start JAX, which then reads no flag any more
+        if _has_accelerator_plugin():
+            os.environ["XLA_FLAGS"] = f"{present} {flag}".strip()
+    elif jax.default_backend() == "gpu":
+        raise ContextError(
+            "tf.config.experimental.enable_op_determinism",
+            found="JAX has already started on GPUs",
+            rule="XLA reads its flags when JAX starts",
+            remedy=f"call it at the beginning of the program, or set XLA_FLAGS={flag}",
+        )
 
 
 def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: object = None) -> bool:

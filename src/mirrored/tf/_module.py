@@ -47,7 +47,7 @@ class name_scope:
     def __init__(self, name: str = "", default_name: str | None = None, values: object = None) -> None:
         del values
         self._name = name or default_name or ""
-        self._open: list[contextlib.ExitStack] = []
+        self._open: dict[int, list[contextlib.ExitStack]] = {}  # by thread: replica threads can share a scope
 
     @property
     def name(self) -> str:
@@ -64,12 +64,17 @@ class name_scope:
         if mine:
             stack.enter_context(jax.named_scope(mine[-1]))
             stack.enter_context(variable_creator_scope(functools.partial(_prefixed, mine)))
-        self._open.append(stack)
+        self._open.setdefault(threading.get_ident(), []).append(stack)
         return "/".join(mine) + "/" if mine else ""
 
     def __exit__(self, *error: object) -> None:
         """Closes the scope."""
-        self._open.pop().close()
+        here = threading.get_ident()
+        stacks = self._open[here]
+        stack = stacks.pop()
+        if not stacks:
+            del self._open[here]
+        stack.close()
 
 
 def _set_names(names: tuple[str, ...]) -> None:

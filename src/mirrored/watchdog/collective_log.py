@@ -137,7 +137,10 @@ class CollectiveLog:
 
     def _is_computing(self) -> bool:
         token = self._token
-        return token is not None and not token.is_deleted() and not token.is_ready()
+        try:
+            return token is not None and not token.is_deleted() and not token.is_ready()
+        except RuntimeError:  # another thread has donated it after the first check, to a later step
+            return False
 
 
 collective_log = CollectiveLog()

@@ -63,7 +63,7 @@ class Watchdog:
         self._heartbeat_seconds = heartbeat_seconds
         self._name = f"{socket.gethostname()}, process {os.getpid()}"
         self._beat = 0
-        self._has_ended = False
+        self._has_ended = self._leaves = False
         self._wake = threading.Event()
         self._board: dict[int, WorkerProgress] = {}
         self._changed_at: dict[int, float] = {}
@@ -84,7 +84,12 @@ class Watchdog:
         in_forked_children(self._reset)
 
     def stop(self) -> None:
-        """Stops the watchdog's threads; waits until the thread that uses JAX's client has ended."""
+        """Stops the watchdog's threads; waits until the thread that uses JAX's client has ended.
+
+        This worker leaves its job to join another one. Its program has not ended, and posts no end: workers that have
+        not left yet still look at the posts.
+        """
+        self._leaves = True
         atexit.unregister(self._end)
         self._end()
 
@@ -129,6 +134,8 @@ class Watchdog:
         while True:
             self._beat += 1
             has_ended = self._has_ended
+            if has_ended and self._leaves:
+                return
             progress = collective_log.progress(beat=self._beat, has_ended=has_ended, name=self._name)
             found: dict[str, str] | None
             try:
@@ -146,8 +153,9 @@ class Watchdog:
 
     def _take(self, board: dict[int, WorkerProgress]) -> None:
         now = self._answered_at = time.monotonic()
+        earlier, self._board = self._board, board  # before `_changed_at`, whose workers the other thread looks up here
         for worker, progress in board.items():
-            before = self._board.get(worker)
+            before = earlier.get(worker)
             if before is None or before.beat != progress.beat:
                 self._changed_at[worker] = now
                 self._reported_silent.discard(worker)
@@ -155,7 +163,6 @@ class Watchdog:
                 progress.count, progress.inside, progress.has_ended
             ):  # fmt: skip
                 self._moved_at = now
-        self._board = board
 
     def _detect(self) -> None:
         while True:
@@ -201,7 +208,8 @@ class Watchdog:
         if now - self._answered_at > limit:
             silent = [0]
         else:
-            since = {worker: now - at for worker, at in self._changed_at.items() if not self._board[worker].has_ended}
+            changed, board = dict(self._changed_at), self._board
+            since = {worker: now - at for worker, at in changed.items() if not board[worker].has_ended}
             silent = hang_detection.without_heartbeat(since, limit)
         for worker in silent:
             if worker in self._reported_silent or worker == self._worker:
