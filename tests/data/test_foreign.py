@@ -200,11 +200,11 @@ class DataLoader:
 DataLoader.__module__ = "torch.utils.data.dataloader"
 
 
-class OwnLoader(DataLoader):
+class DerivedLoader(DataLoader):
     pass
 
 
-@pytest.mark.parametrize("kind", [DataLoader, OwnLoader])
+@pytest.mark.parametrize("kind", [DataLoader, DerivedLoader])
 def test_a_loader_with_persistent_workers_has_many_epochs(strategy: Any, kind: Any) -> None:
     dataset = strategy.experimental_distribute_dataset(kind())
     assert dataset.element_spec is not None
